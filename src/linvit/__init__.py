@@ -1,0 +1,53 @@
+"""linvit: every linear attention, in every vision backbone, on every task, behind one contract.
+
+`import linvit` is cheap: classes that need torch are imported when they are first touched.
+"""
+
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from linvit.errors import UserError
+from linvit.registry import attentions, backbones, heads
+
+if TYPE_CHECKING:
+    from linvit.attention.base import Attention, Grid
+    from linvit.layers.attention_layer import AttentionLayer
+
+__version__ = version("linvit")
+
+register_attention, list_attentions, create_attention = attentions.register, attentions.names, attentions.create
+register_backbone, list_backbones, create_backbone = backbones.register, backbones.names, backbones.create
+register_head, list_heads, create_head = heads.register, heads.names, heads.create
+
+_LAZY = {
+    "Attention": "linvit.attention.base",
+    "AttentionLayer": "linvit.layers.attention_layer",
+    "Grid": "linvit.attention.base",
+}
+
+__all__ = [
+    "Attention",
+    "AttentionLayer",
+    "Grid",
+    "UserError",
+    "create_attention",
+    "create_backbone",
+    "create_head",
+    "list_attentions",
+    "list_backbones",
+    "list_heads",
+    "register_attention",
+    "register_backbone",
+    "register_head",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'linvit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

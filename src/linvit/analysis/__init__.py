@@ -1,0 +1,6 @@
+"""Looking at a mechanism from outside: its equivalent matrix, rank, effective rank, entropy."""
+
+from linvit.analysis.attention_matrix import attention_matrix
+from linvit.analysis.rank import effective_rank, entropy, rank
+
+__all__ = ["attention_matrix", "effective_rank", "entropy", "rank"]

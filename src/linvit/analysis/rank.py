@@ -1,0 +1,66 @@
+"""Rank, effective rank and entropy of attention matrices: pure functions over the last two dimensions."""
+
+import torch
+from torch import Tensor
+
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Singular values (..., min(N, M)) in descending order; NaN for a matrix with a non-finite entry.
+
+    Raises:
+        TypeError: For half precision: the rank of a rounded product is not the rank of the product.
+    """
+    if matrix.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(
+            f"a rank read from a {matrix.dtype} matrix is the rank of its rounding errors; "
+            f"form the matrix in float32 or float64 (linvit.analysis.attention_matrix does)"
+        )
+    finite = matrix.isfinite().all(-1).all(-1)
+    clean = torch.where(finite[..., None, None], matrix, torch.zeros_like(matrix))
+    values = torch.linalg.svdvals(clean.double())
+    return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
+
+
+def rank_tolerance(matrix: Tensor) -> float:
+    """Relative tolerance below which a singular value is rounding: max(N, M) times epsilon of the matrix's dtype."""
+    return max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
+
+
+def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
+    """Number of singular values above `rtol` times the largest, (...,) float64; NaN for a non-finite matrix.
+
+    Args:
+        matrix: (..., N, M) in float32 or float64, in the precision it was *formed* in: a float32 product cast to
+            float64 has full rank by its rounding errors.
+        rtol: Relative tolerance; None means `rank_tolerance(matrix)`.
+    """
+    return rank_of(singular_values(matrix), rank_tolerance(matrix) if rtol is None else rtol)
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    """`exp(entropy(s / sum s))` of the singular values s, (...,); between 1 and the rank (Roy & Vetterli 2007)."""
+    return effective_rank_of(singular_values(matrix))
+
+
+def rank_of(values: Tensor, rtol: float) -> Tensor:
+    """Rank from singular values (..., r)."""
+    count = (values > rtol * values.amax(-1, keepdim=True)).sum(-1).double()
+    return torch.where(values.isnan().any(-1), torch.nan, count)
+
+
+def effective_rank_of(values: Tensor) -> Tensor:
+    """Effective rank from singular values (..., r); 0 for the zero matrix."""
+    total = values.sum(-1, keepdim=True)
+    shares = values / total.clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.where(total.squeeze(-1) == 0, 0.0, torch.special.entr(shares).sum(-1).exp())
+
+
+def entropy(matrix: Tensor) -> Tensor:
+    """Mean Shannon entropy of the rows in nats, (...,): 0 if each query sees one key, log M if all alike.
+
+    Rows are normalised by their absolute sum, since linear mechanisms may have negative weights.
+    """
+    weights = matrix.abs()
+    shares = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    return torch.where(matrix.isfinite().all(-1).all(-1), torch.special.entr(shares).sum(-1).mean(-1), torch.nan)

@@ -1,0 +1,1 @@
+"""Attention mechanisms: one file each, opening with formula, paper and cost."""

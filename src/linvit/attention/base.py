@@ -1,0 +1,97 @@
+"""The contract that every attention mechanism meets."""
+
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+
+
+class Grid(NamedTuple):
+    """Where the tokens lie in the image. Spatial size is passed down, never recovered from a token count.
+
+    Tokens are row-major: the prefix (class and register tokens) first, then patch `row * W + column`.
+
+    Attributes:
+        size: Patch grid of the queries, (H, W).
+        kv_size: Patch grid of the keys and values; None means `size`. Differs under spatial reduction.
+        num_prefix: Class and register tokens before the patch tokens, in q, k and v alike.
+    """
+
+    size: tuple[int, int]
+    kv_size: tuple[int, int] | None = None
+    num_prefix: int = 0
+
+    @property
+    def keys_size(self) -> tuple[int, int]:
+        """Patch grid of the keys and values, (H, W)."""
+        return self.size if self.kv_size is None else self.kv_size
+
+    @property
+    def num_queries(self) -> int:
+        """Query tokens N, prefix included."""
+        return self.num_prefix + self.size[0] * self.size[1]
+
+    @property
+    def num_keys(self) -> int:
+        """Key and value tokens M, prefix included."""
+        height, width = self.keys_size
+        return self.num_prefix + height * width
+
+
+class Attention(nn.Module):
+    """Mixes tokens that are already projected and split into heads.
+
+    A subclass supplies `forward`; options are keyword arguments of its constructor with defaults. What a mechanism
+    cannot do, it declares here, and hosts, analysis and tests read the declaration.
+
+    Args:
+        dim: Channels C of the values over all heads.
+        num_heads: Heads h; `dim` must be a multiple.
+        grid: The nominal grid, for parameters of fixed length. The grid of a call may differ.
+        key_dim: Channels of q and k per head; None means C / h.
+
+    Attributes:
+        projections: What the host projects. "qkv"; "qv": k is q (SOFT); "kv": q is the layer's input itself (Poly-NL).
+        takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
+        takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
+        channelwise: Whether the equivalent matrix differs from channel to channel.
+        probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
+            `attention_matrix(q, k, v, grid)`.
+        out_dim: Channels of the output over all heads.
+    """
+
+    projections: ClassVar[Literal["qkv", "qv", "kv"]] = "qkv"
+    takes_bias: ClassVar[bool] = False
+    takes_input: ClassVar[bool] = False
+    channelwise: bool = False
+    probeable: bool = True
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise UserError(
+                f"dim {dim} is not divisible by num_heads {num_heads}; "
+                f"{dim} can be split into {', '.join(str(h) for h in range(1, dim + 1) if dim % h == 0)} heads"
+            )
+        self.dim = dim
+        self.num_heads = num_heads
+        self.grid = grid
+        self.head_dim = dim // num_heads
+        self.key_dim = self.head_dim if key_dim is None else key_dim
+        self.out_dim = dim
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, out_dim / h)."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Thin factors (B, h, N, r), (B, h, M, r) with equivalent matrix `left @ right.mT`, or None if there are none.
+
+        With factors the rank at thousands of tokens is a matter of milliseconds.
+        """
+        return None
+
+    def extra_repr(self) -> str:
+        """Shows the constructor's sizes in `print(model)`."""
+        return f"dim={self.dim}, num_heads={self.num_heads}, grid={tuple(self.grid)}"

@@ -1,0 +1,146 @@
+"""Focused linear attention (FLatten): `o = phi_p(q) (phi_p(k)^T v) / (phi_p(q) mean phi_p(k) + eps) + DWC(v)`.
+
+`phi_p(x) = f_p(relu(x))` with `f_p(x) = ||x|| x^p / ||x^p||` sharpens the directions of q and k, and a depthwise
+convolution (DWC) of the values brings the rank of the map back from d to N.
+
+Paper: Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention", Eqs. 4-9.
+Cost: (N + M) C d + k^2 N C MACs. Rank: N per channel (d without the convolution).
+
+Paper and code differ, and the default here is the code: the norms of f_p run over all heads together
+(`norm_scope="per_head"` is the paper), q and k are divided by a learnable scale per channel (`learn_scale`), and k gets
+a learnable position encoding (`pos_enc`).
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.functional import focus, linear_attention, resize_tokens
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+
+class FocusedAttention(Attention):
+    """Focused linear attention with a depthwise convolution of the values, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
+        key_dim: Channels of q and k per head; None means C / h.
+        focusing_factor: The power p >= 1; 1 changes nothing.
+        dwc_kernel: Side k of the depthwise kernel, odd.
+        dwc: Add the depthwise convolution of v. One kernel per channel of a head, shared by the heads; it reads and
+            writes patch tokens only.
+        focus: Apply f_p; False leaves plain relu features (the paper's ablation).
+        norm_scope: "all_heads": the norms of f_p run over all C channels (the reference code); "per_head": over d (the
+            paper).
+        pos_enc: Add the learnable position encoding (1, M, C) to k. Prefix tokens get none.
+        learn_scale: Divide q and k by softplus of the learnable scale (1, 1, C).
+        relu_eps: Added to the relu features.
+        eps: Added to the denominator.
+        denominator: "mean" over the keys (the reference since 2024) or "sum" (before): eps then weighs 1/M as much.
+        stable_power: Divide by the largest entry before the power: the same function, safe at every p. False is the
+            reference's order of operations, which gives NaN for p >= 8.
+        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d" along the
+            flattened tokens (the reference) or "bilinear2d".
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        focusing_factor: float = 3,
+        dwc_kernel: int = 5,
+        dwc: bool = True,
+        focus: bool = True,
+        norm_scope: Literal["all_heads", "per_head"] = "all_heads",
+        pos_enc: bool = True,
+        learn_scale: bool = True,
+        relu_eps: float = 1e-6,
+        eps: float = 1e-6,
+        denominator: Literal["mean", "sum"] = "mean",
+        stable_power: bool = True,
+        sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if focusing_factor < 1:
+            raise UserError(f"focusing_factor must be at least 1 (1 = no focusing); got {focusing_factor}")
+        if dwc_kernel < 1 or dwc_kernel % 2 == 0:
+            raise UserError(f"dwc_kernel must be odd and positive, such as 3 or 5; got {dwc_kernel}")
+        check_choice("norm_scope", norm_scope, ["all_heads", "per_head"])
+        check_choice("denominator", denominator, ["mean", "sum"])
+        check_choice("sr_interp", sr_interp, ["linear1d", "bilinear2d"])
+        self.focusing_factor = focusing_factor if focus else 1
+        self.norm_scope = norm_scope
+        self.relu_eps = relu_eps
+        self.eps = eps
+        self.denominator = denominator
+        self.stable_power = stable_power
+        self.sr_interp = sr_interp
+        self.channelwise = dwc
+
+        width = self.key_dim * num_heads
+        self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
+        self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(grid.keys_size), width)) if pos_enc else None
+        self.dwc = (
+            nn.Conv2d(self.head_dim, self.head_dim, dwc_kernel, padding=dwc_kernel // 2, groups=self.head_dim)
+            if dwc
+            else None
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        out = self._global(q, k, v, grid)
+        return out if self.dwc is None else out + self._local(v, grid, self.dwc)
+
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The linear attention on focused features."""
+        q, k = self.features(q, k, grid)
+        return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
+
+    def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
+        q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, N, h, dk), so that f_p may span the heads
+        if self.positional_encoding is not None:
+            encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.keys_size)
+            encoding = F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
+            k = k + encoding.unflatten(2, k.shape[2:])
+        q, k = F.relu(q) + self.relu_eps, F.relu(k) + self.relu_eps
+        if self.scale is not None:
+            scale = F.softplus(self.scale.to(q.dtype)).unflatten(2, q.shape[2:])
+            q, k = q / scale, k / scale
+        if self.focusing_factor != 1:
+            dims = (-2, -1) if self.norm_scope == "all_heads" else (-1,)
+            q, k = self._focus(q, dims), self._focus(k, dims)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    def _focus(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+        if self.stable_power:
+            return focus(x, self.focusing_factor, dims)
+        powered = x**self.focusing_factor
+        norm, powered_norm = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (x, powered))
+        return powered / powered_norm * norm
+
+    def _local(self, v: Tensor, grid: Grid, dwc: nn.Conv2d) -> Tensor:
+        """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
+        if grid.keys_size != grid.size:
+            patches = self._stretch(patches, grid)
+        local = dwc(patches.unflatten(2, grid.size)).flatten(2).mT  # (B*h, H*W, d)
+        return F.pad(local, (0, 0, grid.num_prefix, 0)).unflatten(0, v.shape[:2])
+
+    def _stretch(self, patches: Tensor, grid: Grid) -> Tensor:
+        """Patch values (B*h, d, M) brought from the key grid to the query grid, (B*h, d, N)."""
+        if self.sr_interp == "linear1d":
+            return F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
+        plane = patches.unflatten(2, grid.keys_size)
+        return F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False).flatten(2)

@@ -1,0 +1,1 @@
+"""Backbones: timm's contract, any attention inside."""

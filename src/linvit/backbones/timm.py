@@ -1,0 +1,56 @@
+"""Any timm model as a baseline or a feature pyramid: timm's contract is ours, so the model is used as it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+import timm.models
+from torch import nn
+
+from linvit.errors import UserError, did_you_mean
+
+
+def timm_backbone(
+    model: str,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    img_size: int | Sequence[int] = 224,
+    drop_path_rate: float = 0.0,
+    pretrained: bool = False,
+    features_only: bool = False,
+    out_indices: Sequence[int] | None = None,
+) -> nn.Module:
+    """Creates a timm model, which brings its own attention.
+
+    Args:
+        model: timm's name, such as "resnet18", "vit_tiny_patch16_224" or "swin_tiny_patch4_window7_224".
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side or (H, W); handed to models of a fixed input size, the others take any.
+        drop_path_rate: Stochastic depth, for models that have it (0 leaves the model's default).
+        pretrained: Load timm's weights (from its hub, or its cache).
+        features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
+        out_indices: Which levels of the pyramid; None means all.
+
+    Example:
+        >>> linvit.create_backbone({"name": "timm", "model": "resnet18"}, num_classes=10, img_size=64)
+    """
+    architecture = model.split(".")[0]
+    if not timm.is_model(architecture):
+        raise UserError(
+            f"timm {timm.__version__} has no model '{model}'.{did_you_mean(architecture, timm.list_models())} "
+            f"All names: python -c 'import timm; print(timm.list_models())'"
+        )
+    options: dict[str, Any] = {"in_chans": in_chans}
+    config = timm.models.get_pretrained_cfg(architecture)
+    if config is not None and config.fixed_input_size:
+        options["img_size"] = img_size
+    if drop_path_rate:
+        options["drop_path_rate"] = drop_path_rate
+    if features_only:
+        pyramid = {"features_only": True, "out_indices": out_indices}
+        options.update({key: value for key, value in pyramid.items() if value is not None})
+    else:
+        options["num_classes"] = num_classes
+    network: nn.Module = timm.create_model(model, pretrained=pretrained, **options)
+    return network

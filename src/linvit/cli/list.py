@@ -1,0 +1,167 @@
+"""`linvit list`: what can be named in a configuration, whose it is, and what is wrong with it. Costs no torch."""
+
+import argparse
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from linvit import source
+from linvit.errors import UserError, check_choice
+from linvit.registry import Entry, Registry, attentions, backbones, heads, parameters_of
+
+REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
+SUPPLIED = {"attentions": ("dim", "num_heads", "grid", "key_dim")}  # by the host of the mechanism, not by its user
+
+EPILOG = """examples:
+  linvit list                                    everything, a broken plug-in with its reason
+  linvit list attentions --filter "*linear*"     names that match a wildcard
+  linvit list attentions focused                 formula, paper, cost and options of one mechanism
+  linvit list --check                            import every plug-in, each in a process of its own
+"""
+
+# Runs in a process of its own: a plug-in may exit, hang or crash. The answer is the last line that it prints.
+CHECK = """
+import json, sys
+from linvit.cli.list import REGISTRIES, reason_to_reject
+reason = reason_to_reject(REGISTRIES[sys.argv[1]], sys.argv[2])
+print()
+print(json.dumps({"reason": reason}), flush=True)
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0.
+
+    Raises:
+        UserError: If the kind or the name is unknown, or the named plug-in cannot be imported.
+    """
+    parser = argparse.ArgumentParser(
+        "linvit list", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(REGISTRIES)}; all if left out")
+    parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
+    parser.add_argument("--filter", default="*", metavar="PATTERN", help='only names like "*linear*"')
+    parser.add_argument(
+        "--check", action="store_true", help="import every plug-in and report; exit code 1 if one fails"
+    )
+    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="for one import (default: 60)")
+    args = parser.parse_args(argv)
+
+    if args.kind is not None:
+        check_choice("kind", args.kind, REGISTRIES)
+    if args.name is not None:
+        if args.check or args.filter != "*":
+            raise UserError(
+                f"--filter and --check are for lists, not for the one name '{args.name}'. "
+                f"Write linvit list {args.kind} --filter {args.name} --check"
+            )
+        print("\n".join(_one(args.kind, args.name)))
+        return 0
+    chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
+    print("\n\n".join("\n".join([kind, *_section(kind, registry, args.filter)]) for kind, registry in chosen.items()))
+    return _check(chosen, args.filter, args.timeout) if args.check else 0
+
+
+def reason_to_reject(registry: Registry, name: str) -> str | None:
+    """Imports a registered name; returns why it cannot be used, or None if it can."""
+    try:
+        registry.get(name)
+    except UserError as error:
+        cause = error.__cause__
+        return f"{type(cause).__name__}: {cause}" if cause else str(error)
+    return None
+
+
+def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
+    """One line per name: name, owner, summary."""
+    names = registry.names(pattern)
+    if not registry.names():
+        return [
+            f"  none yet. Add one: @linvit.register_{registry.kind}('NAME') in your code, or in your package's "
+            f"pyproject.toml",
+            f'    [project.entry-points."{registry.group}"]',
+            '    NAME = "package.module:Class"',
+        ]
+    if not names:
+        return [f"  none of {len(registry.names())} is like '{pattern}'"]
+    entries = registry.entries()
+    return _table(
+        [(name, " / ".join(entry.owner for entry in entries[name]), _remark(entries[name])) for name in names]
+    )
+
+
+def _remark(owners: list[Entry]) -> str:
+    """The summary of a name, or what is wrong with it."""
+    if len(owners) > 1:
+        return "conflict: " + " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
+    broken = None if owners[0].owner == "linvit" else source.problem(owners[0].target)
+    return f"broken: {broken}" if broken else source.summary(owners[0].target)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return [f"  {name:<{widths[0]}}  {owner:<{widths[1]}}  {remark}".rstrip() for name, owner, remark in rows]
+
+
+def _one(kind: str, name: str) -> Iterator[str]:
+    """Everything about one name. Imports it."""
+    registry = REGISTRIES[kind]
+    parameters = parameters_of(registry.get(name))
+    entries = registry.entries().get(name, [Entry(name, name, "a class path")])
+    yield f"{name} ({registry.kind})"
+    yield f"  from {entries[0].target}, {entries[0].owner}"
+    yield ""
+    yield source.documentation(entries[0].target) or "(no documentation)"
+    yield ""
+    options = {key: value for key, value in parameters.items() if key not in SUPPLIED.get(kind, ())}
+    yield "options:" if options else "options: none"
+    for option, default in options.items():
+        yield f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}"
+
+
+def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
+    """Imports what third parties offer, a few at a time, and reports."""
+    foreign = [
+        (kind, name, [entry.owner for entry in owners])
+        for kind, registry in chosen.items()
+        for name, owners in registry.entries().items()
+        if name in registry.names(pattern) and any(entry.owner != "linvit" for entry in owners)
+    ]
+    print("\ncheck")
+    if not foreign:
+        print("  no plug-ins to check: all names are linvit's own")
+        return 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reasons = list(pool.map(lambda plugin: _reason(plugin[0], plugin[1], timeout), foreign))
+    rows = [
+        (f"{REGISTRIES[kind].kind} {name}", " / ".join(owners), f"broken: {reason}" if reason else "ok")
+        for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
+    ]
+    print("\n".join(_table(rows)))
+    return int(any(reasons))
+
+
+def _reason(kind: str, name: str, timeout: float) -> str | None:
+    """Why a fresh process cannot import a name, or None."""
+    paths = os.pathsep.join(sys.path)  # so that it sees the packages that are listed here
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-c", CHECK, kind, name],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+        )
+        reason: str | None = json.loads(process.stdout.splitlines()[-1])["reason"]
+    except subprocess.TimeoutExpired:
+        return f"its import takes more than {timeout:g} s (--timeout)"
+    except (ValueError, IndexError, KeyError, TypeError):
+        last = process.stderr.strip().rpartition("\n")[2]
+        return f"its import ends the process with code {process.returncode}{last and f': {last}'}"
+    return reason

@@ -1,0 +1,189 @@
+"""`linvit fit | validate | test | predict`: one LightningCLI."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
+from linvit.cli.checkpoint import check_same_model, read_checkpoint
+from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
+from linvit.data.base import ImageData
+from linvit.errors import UserError
+from linvit.tasks import Task
+
+VERBS = ("fit", "validate", "test", "predict")
+FACTS = ("num_classes", "class_names", "img_size")  # what the data tells the model
+
+
+def train(argv: list[str]) -> None:
+    """Parses the command line, builds everything, runs."""
+    LinvitCLI(
+        Task,
+        ImageData,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+        save_config_callback=SaveRunConfig,
+        seed_everything_default=0,
+        trainer_defaults={"callbacks": [LearningRateMonitor("step"), Throughput(), ImageGrid()]},
+        parser_kwargs={"prog": "linvit"},
+        args=argv,
+    )
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the full configuration of a training run beside its checkpoints; a resumed run adds a file of its own."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Saves before training starts."""
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
+class LinvitCLI(LightningCLI):
+    """LightningCLI with linvit's rules: the data tells the model its classes, the checkpoint decides the model."""
+
+    checkpoint_path: str | None = None
+    checkpoint: dict[str, Any] | None = None
+
+    @property
+    def settings(self) -> Namespace:
+        """The parsed configuration of the verb."""
+        return self.config[self.config.subcommand]
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds `--checkpoint.*` and links the facts of the data to the model."""
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/score",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.enable_version_counter": False,
+                "checkpoint.save_last": True,
+            }
+        )
+        for fact in FACTS:
+            parser.link_arguments("data", f"model.init_args.{fact}", partial(self._fact, fact), apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses, then lets the checkpoint decide the model."""
+        self.config = parser.parse_args(args)
+        if self.settings.ckpt_path:
+            self.checkpoint_path = str(self.settings.ckpt_path)
+            self.checkpoint = read_checkpoint(self.checkpoint_path)
+            self.settings.ckpt_path = None  # given back once the model's arguments are settled
+            self._model_from_checkpoint(self.checkpoint["hyper_parameters"])
+
+    def before_instantiate_classes(self) -> None:
+        """Checks the output folder; gives the checkpoint back to Lightning, to be loaded safely."""
+        self.settings.ckpt_path = self.checkpoint_path
+        self.settings.weights_only = True
+        if self.config.subcommand == "fit":
+            check_writable(self.run_folder)
+            if self.checkpoint is not None and run_of_checkpoint(str(self.checkpoint_path)):
+                self.save_config_kwargs = {"config_filename": f"config_from_step_{self.checkpoint['global_step']}.yaml"}
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of all versions of this run, or, when a run is continued, its own folder."""
+        continued = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
+        root = Path(self.settings.trainer.default_root_dir or "checkpoints")
+        return continued or root / run_name([config.relative for config in self.settings.config or []])
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Training logs to the run folder; the other verbs make no folder of their own."""
+        if self.settings.trainer.logger is None:
+            kwargs["logger"] = self._tensorboard() if self.config.subcommand == "fit" else False
+        return super().instantiate_trainer(**kwargs)
+
+    def after_instantiate_classes(self) -> None:
+        """Refuses a checkpoint of another model before anything starts."""
+        if self.checkpoint is not None:
+            check_same_model(str(self.checkpoint_path), self.checkpoint["state_dict"], self.model)
+            self.checkpoint = None
+
+    def before_predict(self) -> None:
+        """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
+        if not any(isinstance(callback, PredictionWriter) for callback in self.trainer.callbacks):
+            run = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
+            self.trainer.callbacks.append(PredictionWriter((run or Path()) / "predictions.csv"))
+
+    def after_fit(self) -> None:
+        """Says how it went and how to go on."""
+        keeper = self.trainer.checkpoint_callback
+        if not isinstance(keeper, ModelCheckpoint) or not keeper.best_model_path:
+            return
+        config = Path(str(self.trainer.log_dir)) / "config.yaml"
+        best, last = Path(keeper.best_model_path), Path(keeper.last_model_path)
+        score = "none" if keeper.best_model_score is None else f"{keeper.best_model_score:.4f}"
+        rank_zero_info(
+            f"\n  best {keeper.monitor}  {score}\n"
+            f"  checkpoint      {_shown(best)}\n"
+            f"  test it         linvit test --config {_shown(config)} --ckpt_path {_shown(best)}\n"
+            f"  go on training  linvit fit --config {_shown(config)} --ckpt_path {_shown(last)} --trainer.max_epochs=N\n"
+            f"  look at it      tensorboard --logdir {_shown(config.parent.parent)}\n"
+        )
+
+    def _tensorboard(self) -> TensorBoardLogger:
+        folder = self.run_folder
+        continued = folder.parent.name if self.checkpoint_path and run_of_checkpoint(self.checkpoint_path) else None
+        if continued:
+            return TensorBoardLogger(folder.parent.parent, continued, version=folder.name, default_hp_metric=False)
+        return TensorBoardLogger(folder.parent, folder.name, default_hp_metric=False)
+
+    def _model_from_checkpoint(self, decided: dict[str, Any]) -> None:
+        """Takes the model's arguments from the checkpoint, and says which given ones were ignored."""
+        given = self.settings.model.init_args
+        unknown = [name for name in decided if name not in given and name not in FACTS]
+        if unknown:
+            raise UserError(
+                f"checkpoint '{self.checkpoint_path}' belongs to another task: {self.settings.model.class_path} "
+                f"takes no {', '.join(unknown)}"
+            )
+        for name, value in decided.items():
+            if name in FACTS:
+                continue
+            if _plain(given[name]) != _plain(value):
+                rank_zero_info(
+                    f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
+                    f"To train another model, leave --ckpt_path out"
+                )
+            given[name] = value
+
+    def _fact(self, name: str, data: ImageData) -> Any:
+        """A fact of the data for the model; with a checkpoint its own facts hold, and must agree with the data."""
+        if self.checkpoint is None:
+            return _required(name, getattr(data, name), data)
+        decided = self.checkpoint["hyper_parameters"][name]
+        found = data.num_classes if name == "num_classes" and self.config.subcommand != "predict" else None
+        if found is not None and found != decided:
+            raise UserError(
+                f"checkpoint '{self.checkpoint_path}' was trained on {decided} classes, but the data has {found}"
+            )
+        return decided
+
+
+def _required(name: str, fact: Any, data: ImageData) -> Any:
+    if fact is None and name == "num_classes":
+        raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
+    return fact
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that a value compares equal however it was written."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(path: Path) -> Path:
+    """A path relative to the current folder if it lies in it."""
+    absolute = path.absolute()
+    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute

@@ -1,0 +1,22 @@
+"""The one kind of error that is the user's to mend: it says what was given, what is allowed, and a way out."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Returns `" Did you mean 'focused'?"` for the nearest known name, or an empty string if none is near."""
+    nearest = difflib.get_close_matches(given, list(known), n=1)
+    return f" Did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
+    """Raises a `UserError` unless `given` is one of `allowed`."""
+    allowed = list(allowed)
+    if given not in allowed:
+        hint = did_you_mean(str(given), allowed)
+        raise UserError(f"{option} must be one of {', '.join(allowed)}; got {given!r}.{hint}")

@@ -1,0 +1,1 @@
+"""What hosts share: the attention layer, position tables."""

@@ -1,0 +1,117 @@
+"""The host of a mechanism: projections, spatial reduction, output projection, dropout."""
+
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
+from linvit.registry import Spec, attentions
+
+
+class AttentionLayer(nn.Module):
+    """Any registered mechanism as a layer on tokens, (B, N, C) -> (B, N, C).
+
+    Args:
+        dim: Channels C.
+        num_heads: Heads h.
+        grid: Nominal grid of the layer's tokens (`kv_size` follows from `sr_ratio` or `sr_pool`).
+        attention: Name or `{name: ..., option: value}`.
+        key_dim: Channels of q and k per head; None means C / h.
+        qkv_bias: Bias in the input projections.
+        proj_bias: Bias in the output projection.
+        proj_drop: Dropout after the output projection.
+        sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
+        sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
+
+    Example:
+        >>> layer = linvit.AttentionLayer(192, 3, linvit.Grid((14, 14)), attention="focused")
+        >>> layer(torch.randn(2, 196, 192), linvit.Grid((14, 14))).shape
+        torch.Size([2, 196, 192])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        attention: Spec = "softmax",
+        key_dim: int | None = None,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        proj_drop: float = 0.0,
+        sr_ratio: int = 1,
+        sr_pool: int = 0,
+    ) -> None:
+        super().__init__()
+        if sr_ratio > 1 and sr_pool:
+            raise UserError(f"sr_ratio={sr_ratio} and sr_pool={sr_pool} exclude each other; set one of them")
+        self.sr: StridedReduction | PooledReduction | None = None
+        if sr_ratio > 1:
+            self.sr = StridedReduction(dim, sr_ratio)
+        elif sr_pool:
+            self.sr = PooledReduction(dim, sr_pool)
+        grid = self._reduced(grid)
+        host = {} if key_dim is None else {"key_dim": key_dim}
+        self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, **host)
+        self.num_heads = num_heads
+
+        # One fused projection, unless keys and values come from other tokens than the queries.
+        key_width = self.mechanism.key_dim * num_heads
+        widths = {"q": key_width, "k": key_width, "v": dim}
+        self.widths = [widths[letter] for letter in self.mechanism.projections]
+        if self.sr is None:
+            self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
+        else:
+            if self.mechanism.projections != "qkv":
+                raise UserError(
+                    f"{type(self.mechanism).__name__} projects '{self.mechanism.projections}', so its keys or queries "
+                    f"cannot be reduced; use sr_ratio=1 and sr_pool=0 with it"
+                )
+            self.q = nn.Linear(dim, key_width, bias=qkv_bias)
+            self.kv = nn.Linear(dim, key_width + dim, bias=qkv_bias)
+        self.proj = nn.Linear(self.mechanism.out_dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the tokens of `grid`.
+
+        Args:
+            x: Tokens (B, N, C), prefix first, then the patches row by row.
+            grid: Their grid.
+            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one.
+        """
+        if x.shape[1] != grid.num_queries:
+            raise UserError(
+                f"got {x.shape[1]} tokens for a grid of {grid.size[0]}x{grid.size[1]} patches and {grid.num_prefix} "
+                f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"
+            )
+        grid = self._reduced(grid)
+        q, k, v = self._project(x, grid)
+        extra = {}
+        if bias is not None:
+            if not self.mechanism.takes_bias:
+                raise UserError(f"{type(self.mechanism).__name__} takes no position bias (takes_bias is False)")
+            extra["bias"] = bias
+        if self.mechanism.takes_input:
+            extra["x"] = x
+        out = self.mechanism(q, k, v, grid, **extra)
+        out = out.transpose(1, 2).flatten(2)  # (B, h, N, d) -> (B, N, C)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, split into heads."""
+        if self.sr is None:
+            parts = dict(zip(self.mechanism.projections, self.qkv(x).split(self.widths, dim=-1), strict=True))
+            q = parts.get("q", x)  # "kv": the query is the input itself
+            k = parts.get("k", q)  # "qv": the key is the query
+            return self._heads(q), self._heads(k), self._heads(parts["v"])
+        k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
+        return self._heads(self.q(x)), self._heads(k), self._heads(v)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, h, N, d)."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+    def _reduced(self, grid: Grid) -> Grid:
+        return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))

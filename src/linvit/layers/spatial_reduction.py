@@ -1,0 +1,50 @@
+"""Spatial reduction of keys and values: fewer patch tokens, prefix tokens kept."""
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Grid
+
+
+class StridedReduction(nn.Module):
+    """PVT's spatial-reduction attention (Wang et al. 2021, Eq. 3): an R x R convolution of stride R, then LayerNorm."""
+
+    def __init__(self, dim: int, ratio: int) -> None:
+        super().__init__()
+        self.ratio = ratio
+        self.conv = nn.Conv2d(dim, dim, kernel_size=ratio, stride=ratio)
+        self.norm = nn.LayerNorm(dim)
+
+    def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patch grid after the reduction."""
+        return size[0] // self.ratio, size[1] // self.ratio
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, M, C)."""
+        prefix, patches = x[:, : grid.num_prefix], x[:, grid.num_prefix :]
+        plane = patches.mT.unflatten(2, grid.size)  # (B, C, H, W)
+        reduced = self.conv(plane).flatten(2).mT  # (B, H/R * W/R, C)
+        return self.norm(torch.cat([prefix, reduced], dim=1))  # type: ignore[no-any-return]
+
+
+class PooledReduction(nn.Module):
+    """PVTv2's linear reduction (Wang et al. 2022, Sec. 3.2): pool to P x P, 1x1 convolution, LayerNorm, GELU."""
+
+    def __init__(self, dim: int, pool: int) -> None:
+        super().__init__()
+        self.size = (pool, pool)
+        self.pool = nn.AdaptiveAvgPool2d(pool)
+        self.conv = nn.Conv2d(dim, dim, kernel_size=1)
+        self.norm = nn.LayerNorm(dim)
+        self.act = nn.GELU()
+
+    def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patch grid after the reduction."""
+        return self.size
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, M, C)."""
+        prefix, patches = x[:, : grid.num_prefix], x[:, grid.num_prefix :]
+        plane = patches.mT.unflatten(2, grid.size)  # (B, C, H, W)
+        reduced = self.conv(self.pool(plane)).flatten(2).mT  # (B, P*P, C)
+        return self.act(self.norm(torch.cat([prefix, reduced], dim=1)))  # type: ignore[no-any-return]

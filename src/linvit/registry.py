@@ -1,0 +1,245 @@
+"""Names of attention mechanisms, backbones and heads, and how a spec becomes an object.
+
+A name comes from an entry point (`linvit.attentions`, `linvit.backbones`, `linvit.heads`), which is a pointer imported
+on first use, or from a decorator in the running program. linvit's own names are entry points like anybody else's.
+This module imports nothing heavy: listing names costs no torch.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.metadata import entry_points
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from linvit.errors import UserError, did_you_mean
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+Spec = str | Mapping[str, Any]
+"""A name, or a mapping with `name` and options: `focused` or `{name: focused, focusing_factor: 4}`."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One owner's claim to a name."""
+
+    name: str
+    target: str  # "package.module:Class"
+    owner: str  # "linvit", "linvit-cosine 0.2", or the module that used the decorator
+    registered: Callable[..., Any] | None = None  # the object itself, when a decorator brought it
+
+    def load(self, kind: str) -> Callable[..., Any]:
+        """Imports the object. Whatever a plug-in does on import is reported as that plug-in's failure."""
+        if self.registered is not None:
+            return self.registered
+        module, _, attribute = self.target.partition(":")
+        try:
+            loaded = attrgetter(attribute)(importlib.import_module(module))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in may even call sys.exit
+            if self.owner == "linvit":
+                raise
+            raise UserError(
+                f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
+                f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
+            ) from error
+        if not callable(loaded):
+            raise UserError(
+                f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
+                f"Mend the entry point '{self.target}' or uninstall {self.owner}."
+            )
+        return loaded  # type: ignore[no-any-return]
+
+
+class Registry:
+    """Maps names to constructors, lazily.
+
+    Args:
+        kind: What is registered, for messages: "attention".
+        group: The entry-point group in which packages announce theirs: "linvit.attentions".
+        base: `package.module:Class` that everything registered must subclass, or None.
+    """
+
+    def __init__(self, kind: str, group: str, base: str | None = None) -> None:
+        self.kind = kind
+        self.group = group
+        self.base = base
+        self._registered: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Class decorator that registers a class for this process.
+
+        Raises:
+            UserError: If somebody else already owns the name.
+
+        Example:
+            >>> @linvit.register_attention("cosine")
+            ... class Cosine(linvit.Attention): ...
+        """
+
+        def decorate(constructor: T) -> T:
+            target = f"{constructor.__module__}:{constructor.__qualname__}"
+            entry = Entry(name, target, f"module {constructor.__module__}", constructor)
+            owners = [other for other in self.entries().get(name, []) if other.target != target]
+            if owners:
+                raise UserError(self._collision(name, [*owners, entry]))
+            self._registered[name] = entry
+            return constructor
+
+        return decorate
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """Every name with all who claim it, sorted, nothing imported."""
+        found: dict[str, list[Entry]] = {}
+        for entry in _announced(self.group):
+            found.setdefault(entry.name, []).append(entry)
+        for name, entry in self._registered.items():
+            found[name] = [other for other in found.get(name, []) if other.target != entry.target] + [entry]
+        return dict(sorted(found.items()))
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Names that match a wildcard pattern such as `"*linear*"`; nothing is imported."""
+        return [name for name in self.entries() if fnmatchcase(name, pattern)]
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The constructor behind a registered name, or behind a class path `package.module:Class`.
+
+        Raises:
+            UserError: If the name is unknown, has two owners, or its package is broken.
+        """
+        owners = [Entry(name, name, f"'{name}'")] if ":" in name else self.entries().get(name, [])
+        if not owners:
+            raise UserError(self._unknown(name))
+        if len(owners) > 1:
+            raise UserError(self._collision(name, owners))
+        constructor = owners[0].load(self.kind)
+        if self.base is not None:
+            base = Entry(self.kind, self.base, "linvit").load(self.kind)
+            if not (isinstance(constructor, type) and issubclass(constructor, base)):  # type: ignore[arg-type]
+                raise UserError(
+                    f"{self.kind} '{name}' of {owners[0].owner} is {constructor!r}, not a subclass of "
+                    f"{self.base.replace(':', '.')}. Mend {owners[0].owner} or name another {self.kind}."
+                )
+        return constructor
+
+    def create(self, spec: Spec, **context: Any) -> Any:
+        """Builds what a spec describes.
+
+        Args:
+            spec: A name, or a mapping with `name` and options.
+            context: Arguments that the caller (a host, a task) supplies, such as `dim` or `img_size`.
+
+        Raises:
+            UserError: If the spec has no name or an unknown one, or an option that the constructor does not take.
+        """
+        name, options = self.parse(spec)
+        constructor = self.get(name)
+        parameters = parameters_of(constructor)
+        for option in options:
+            if option not in parameters or option in context:
+                raise UserError(self._no_option(name, option, parameters, context))
+        for argument in context:
+            if argument not in parameters:
+                raise UserError(self._no_option(name, argument, parameters, {}))
+        return constructor(**context, **options)
+
+    def parse(self, spec: Spec) -> tuple[str, dict[str, Any]]:
+        """Splits a spec into its name and its options."""
+        if isinstance(spec, str):
+            return spec, {}
+        if not isinstance(spec, Mapping):
+            raise UserError(
+                f"{self.kind} spec {spec!r} is neither a name nor a mapping. Write {self.kind}: NAME, or "
+                f"{self.kind}: {{name: NAME, option: value}}"
+            )
+        options = dict(spec)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise UserError(self._nameless(spec, options))
+        return name, options
+
+    def _unknown(self, name: str) -> str:
+        by_owner: dict[str, list[str]] = {}
+        for known, owners in self.entries().items():
+            by_owner.setdefault(" and ".join(entry.owner for entry in owners), []).append(known)
+        listed = "; ".join(f"{', '.join(names)} ({owner})" for owner, names in by_owner.items()) or "none"
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        return (
+            f"no {self.kind} is called '{name}'.{did_you_mean(name, self.entries())}\n"
+            f"  known: {listed}\n"
+            f"  {article} {self.kind} of your own: announce it in the entry-point group '{self.group}', "
+            f"or name its class as 'package.module:Class'"
+        )
+
+    def _collision(self, name: str, owners: list[Entry]) -> str:
+        claims = " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
+        return (
+            f"two owners claim the {self.kind} name '{name}': {claims}. Rename or uninstall one of them, "
+            f"or name the class itself: '{owners[0].target}'"
+        )
+
+    def _no_option(self, name: str, option: str, parameters: Mapping[str, Any], context: Mapping[str, Any]) -> str:
+        options = {key: value for key, value in parameters.items() if key not in context}
+        shown = ", ".join(key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in options.items())
+        return (
+            f"{self.kind} '{name}' takes no option '{option}'.{did_you_mean(option, options)}\n"
+            f"  options: {shown or 'none'}"
+        )
+
+    def _nameless(self, spec: Spec, options: Mapping[str, Any]) -> str:
+        takers = (
+            name
+            for name, owners in self.entries().items()
+            if owners[0].owner == "linvit" and options.keys() <= parameters_of(self.get(name)).keys()
+        )
+        written = ", ".join(f"{key}: {value}" for key, value in options.items())
+        name = next(takers, "NAME")
+        return (
+            f"{self.kind} spec {dict(spec)!r} has no name. Write {{name: {name}, {written}}}, "
+            f"or on the command line --model.{self.kind}.name={name}"
+        )
+
+
+def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter names and defaults of a constructor, through `**kwargs` that a class forwards to its parents."""
+    found: dict[str, Any] = {}
+    for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
+        if isinstance(owner, type) and "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner).parameters
+        forwards = False
+        for parameter in parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                forwards = forwards or parameter.kind is parameter.VAR_KEYWORD
+            elif parameter.name != "self":
+                found.setdefault(parameter.name, parameter.default)
+        if not forwards:
+            break
+    return found
+
+
+@functools.cache
+def _announced(group: str) -> tuple[Entry, ...]:
+    """Entry points of a group, from package metadata alone."""
+    return tuple(
+        Entry(
+            point.name,
+            point.value,
+            "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version),
+        )
+        for point in entry_points(group=group)
+    )
+
+
+def _owner(distribution: str, version: str) -> str:
+    return distribution if distribution == "linvit" else f"{distribution} {version}"
+
+
+attentions = Registry("attention", "linvit.attentions", base="linvit.attention.base:Attention")
+backbones = Registry("backbone", "linvit.backbones")
+heads = Registry("head", "linvit.heads")

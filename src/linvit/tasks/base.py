@@ -1,0 +1,83 @@
+"""What every task shares: backbone, optimiser, schedule."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+from linvit.optim import parameter_groups, warmup_cosine
+from linvit.registry import backbones
+
+
+class Task(LightningModule):
+    """Base of the tasks. A subclass supplies its steps and metrics, and logs `val/score`, the higher the better.
+
+    Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with `weights_only=True`.
+
+    Args:
+        backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
+        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null is the backbone's
+            own. See `linvit list attentions`.
+        num_classes: Classes. The command line takes it from the data.
+        class_names: Names of the classes. The command line takes them from the data.
+        img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
+        drop_path_rate: Stochastic depth of the last block.
+        lr: Peak learning rate.
+        weight_decay: AdamW's decay; norms, biases and position tables are spared.
+        betas: AdamW's momentum terms.
+        warmup_epochs: Length of the linear warm-up.
+        warmup_lr: Learning rate of the first step.
+        min_lr: Learning rate of the last step.
+    """
+
+    def __init__(
+        self,
+        backbone: str | dict[str, Any] = "deit_tiny",
+        attention: str | dict[str, Any] | list[str | dict[str, Any]] | None = None,
+        num_classes: int = 1000,
+        class_names: list[str] | None = None,
+        img_size: int | Sequence[int] = 224,
+        drop_path_rate: float = 0.0,
+        lr: float = 1e-3,
+        weight_decay: float = 0.05,
+        betas: tuple[float, float] = (0.9, 0.999),
+        warmup_epochs: float = 5,
+        warmup_lr: float = 1e-6,
+        min_lr: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        options = {} if attention is None else {"attention": attention}
+        self.backbone: nn.Module = backbones.create(
+            backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) to what the task predicts."""
+        return self.backbone(images)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW with linear warm-up and cosine decay, per step."""
+        hp = self.hparams
+        total = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total):
+            raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
+        optimizer = torch.optim.AdamW(parameter_groups(self, hp.weight_decay), lr=hp.lr, betas=tuple(hp.betas))
+        scheduler = warmup_cosine(optimizer, self._warmup_steps(int(total)), int(total), hp.lr, hp.warmup_lr, hp.min_lr)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _warmup_steps(self, total: int) -> int:
+        batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        steps = round(self.hparams.warmup_epochs * batches)
+        if steps > total:
+            rank_zero_warn(
+                f"the warm-up of {self.hparams.warmup_epochs} epochs ({steps} steps) is longer than the run ({total} "
+                f"steps); it is cut to the run. Lower --model.warmup_epochs"
+            )
+        return min(steps, total)

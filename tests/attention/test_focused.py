@@ -1,0 +1,416 @@
+"""Focused attention equals FLatten's code, and, option by option, the formula written out naively."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix
+from linvit.attention.focused import FocusedAttention
+from tests.golden_files import (
+    Golden,
+    attention_layer,
+    both_precisions,
+    check_layer_gradients,
+    focused_spec,
+    load_official,
+    of_case,
+)
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+
+GRIDS = [
+    Grid((4, 6)),
+    Grid((7, 9), num_prefix=2),
+    Grid((3, 2)),  # smaller than the kernel
+    Grid((1, 50), num_prefix=1),
+    Grid((50, 1)),
+    Grid((13, 31)),
+]
+REDUCED = [Grid((4, 6), (2, 3)), Grid((5, 7), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))]
+
+
+# The reference implementations
+
+
+@both_precisions
+@of_case("focused_swin", "focused_pvt", "focused_pvt_v2")
+def test_equals_flatten(golden: Golden, dtype: torch.dtype) -> None:
+    (x,) = given = golden.inputs(dtype)
+    size = tuple(golden.constructor.get("window_size") or (golden.kwargs["H"], golden.kwargs["W"]))
+    layer = attention_layer(golden, focused_spec(golden), size, dtype)
+    golden.check_call(layer(x, Grid(size)), given)
+    check_layer_gradients(golden, layer)
+
+
+@both_precisions
+@of_case("focused_cswin")
+def test_equals_flatten_cswin(golden: Golden, dtype: torch.dtype) -> None:
+    (qkv,) = given = golden.inputs(dtype)
+    official, state = golden.constructor, golden.parameters()
+    grid = Grid((official["resolution"],) * 2)
+    spec = {key: value for key, value in focused_spec(golden).items() if key != "name"}
+    module = FocusedAttention(official["dim"], official["num_heads"], grid, **spec).to(dtype)
+    lepe = torch.nn.Conv2d(official["dim"], official["dim"], 3, padding=1, groups=official["dim"]).to(dtype)
+    lepe.load_state_dict({name.removeprefix("get_v."): t for name, t in state.items() if name.startswith("get_v.")})
+    module.load_state_dict({name: t for name, t in state.items() if not name.startswith("get_v.")})
+
+    q, k, v = qkv.unflatten(-1, (official["num_heads"], -1)).transpose(2, 3)  # (B, h, L, d) each
+    out = module(q, k, v, grid).transpose(1, 2).flatten(2)
+    out = out + lepe(qkv[2].mT.unflatten(2, grid.size)).flatten(2).mT
+    golden.check_call(out, given)
+    for name in golden.named("grad_param."):
+        own = name.removeprefix("grad_param.")
+        owner = lepe if own.startswith("get_v.") else module
+        golden.check(name, owner.get_parameter(own.removeprefix("get_v.")).grad)
+
+
+@both_precisions
+@of_case("focused_swin_block")
+def test_equals_flatten_swin_block(golden: Golden, dtype: torch.dtype) -> None:
+    """Windows are a larger batch and a smaller grid; the official block ignores its shift mask here."""
+    (x,) = given = golden.inputs(dtype)
+    official = golden.constructor
+    assert official["norm_layer"] == "LayerNorm(eps=1e-6)"
+    height, width = official["input_resolution"]
+    side, shift = official["window_size"], official["shift_size"]
+    p = {name: t.to(dtype, copy=True).requires_grad_() for name, t in golden.parameters().items()}
+    layer = AttentionLayer(official["dim"], official["num_heads"], Grid((side, side)), attention=focused_spec(golden))
+    load_official(layer.to(dtype), golden.parameters("attn."))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"], eps=1e-6)
+
+    def windows(plane: Tensor) -> Tensor:  # (B, H, W, C) -> (B, H/s, W/s, s, s, C)
+        return plane.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+
+    plane = norm(x, "norm1").unflatten(1, (height, width)).roll((-shift, -shift), (1, 2))
+    parts = windows(plane)
+    mixed = layer(parts.flatten(3, 4).flatten(0, 2), Grid((side, side))).view_as(parts)
+    plane = mixed.transpose(2, 3).flatten(3, 4).flatten(1, 2).roll((shift, shift), (1, 2))
+    x = x + plane.flatten(1, 2)
+    hidden = F.gelu(F.linear(norm(x, "norm2"), p["mlp.fc1.weight"], p["mlp.fc1.bias"]))
+    golden.check_call(x + F.linear(hidden, p["mlp.fc2.weight"], p["mlp.fc2.bias"]), given)
+    for name in golden.named("grad_param."):
+        own = name.removeprefix("grad_param.")
+        if not own.startswith("attn."):
+            golden.check(name, p[own].grad)
+    attention = {name for name in golden.named("grad_param.") if name.startswith("grad_param.attn.")}
+    for name in attention:
+        own = name.removeprefix("grad_param.attn.")
+        own = own if own.startswith(("qkv", "proj.")) else f"mechanism.{own}"
+        golden.check(name, layer.get_parameter(own).grad)
+
+
+# The formula
+
+
+def naive_maps(module: FocusedAttention, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+    """The matrix of the global part, (B, h, N, M): steps a to h of the reference, on tokens with all C channels."""
+    heads = q.shape[1]
+    q, k = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)  # (B, N, C)
+    if module.positional_encoding is not None:
+        assert module.grid.keys_size == grid.keys_size
+        k = torch.cat([k[:, : grid.num_prefix], k[:, grid.num_prefix :] + module.positional_encoding], dim=1)
+    q, k = torch.clamp(q, min=0) + module.relu_eps, torch.clamp(k, min=0) + module.relu_eps
+    if module.scale is not None:
+        scale = torch.log(1 + torch.exp(module.scale))
+        q, k = q / scale, k / scale
+
+    def focused(x: Tensor) -> Tensor:  # (B, N, C) -> (B, h, N, d)
+        vectors = x[..., None, :] if module.norm_scope == "all_heads" else x.unflatten(2, (heads, -1))
+        powered = vectors**module.focusing_factor
+        length = vectors.square().sum(-1, keepdim=True).sqrt() / powered.square().sum(-1, keepdim=True).sqrt()
+        return (powered * length).flatten(2).unflatten(2, (heads, -1)).transpose(1, 2)
+
+    scores = torch.einsum("bhnd,bhmd->bhnm", focused(q), focused(k))
+    if module.denominator == "mean":
+        scores = scores / scores.shape[-1]
+    return scores / (scores.sum(-1, keepdim=True) + module.eps)
+
+
+def toeplitz(kernel: Tensor, size: tuple[int, int]) -> Tensor:
+    """T(w): the matrix of one zero-padded depthwise kernel (k, k) on an H x W grid, entry by entry."""
+    side, (height, width) = kernel.shape[0], size
+    matrix = []
+    for row in range(height):
+        for column in range(width):
+            line = []
+            for other_row in range(height):
+                for other_column in range(width):
+                    i, j = other_row - row + side // 2, other_column - column + side // 2
+                    inside = 0 <= i < side and 0 <= j < side
+                    line.append(kernel[i, j] if inside else kernel.new_zeros(()))
+            matrix.append(torch.stack(line))
+    return torch.stack(matrix)
+
+
+def linear_stretch(new: int, old: int) -> Tensor:
+    """U (new, old): 1-D linear interpolation with half-pixel centres, clamped at the ends."""
+    matrix = torch.zeros(new, old, dtype=torch.float64)
+    for i in range(new):
+        place = min(max((i + 0.5) * old / new - 0.5, 0), old - 1)
+        low = min(int(place), old - 1)
+        matrix[i, low] += 1 - (place - low)
+        matrix[i, min(low + 1, old - 1)] += place - low
+    return matrix
+
+
+def stretch(grid: Grid, interp: str) -> Tensor:
+    """The matrix (H*W, patches of the keys) that brings v back to the queries' grid."""
+    if grid.keys_size == grid.size:
+        return torch.eye(math.prod(grid.size), dtype=torch.float64)
+    if interp == "linear1d":
+        return linear_stretch(math.prod(grid.size), math.prod(grid.keys_size))
+    rows, columns = (linear_stretch(new, old) for new, old in zip(grid.size, grid.keys_size, strict=True))
+    return torch.kron(rows, columns)
+
+
+def naive_local(module: FocusedAttention, grid: Grid) -> Tensor:
+    """The matrices of the convolution of v, (d, N, M): T(w_j) U on patches, nothing for prefix tokens."""
+    spread = stretch(grid, module.sr_interp)
+    local = torch.stack([toeplitz(kernel[0], grid.size) @ spread for kernel in module.dwc.weight])
+    return F.pad(local, (grid.num_prefix, 0, grid.num_prefix, 0))
+
+
+def naive(module: FocusedAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """`(A + T(w_j) U) v_j + b_j` for every channel j."""
+    out = torch.einsum("bhnm,bhmd->bhnd", naive_maps(module, q, k, grid), v)
+    if module.dwc is None:
+        return out
+    bias = module.dwc.bias.expand(grid.num_queries, -1)
+    bias = torch.cat([torch.zeros_like(bias[: grid.num_prefix]), bias[grid.num_prefix :]])
+    return out + torch.einsum("dnm,bhmd->bhnd", naive_local(module, grid), v) + bias
+
+
+OPTIONS = [
+    {},
+    {"norm_scope": "per_head"},
+    {"denominator": "sum"},
+    {"denominator": "sum", "eps": 0.5},
+    {"eps": 0.5},
+    {"relu_eps": 0.25},
+    {"stable_power": False},
+    {"stable_power": False, "norm_scope": "per_head"},
+    {"dwc": False},
+    {"focus": False},
+    {"pos_enc": False},
+    {"learn_scale": False},
+    {"dwc_kernel": 1},
+    {"dwc_kernel": 3},
+    {"focusing_factor": 1},
+    {"focusing_factor": 2.5},
+    {"focusing_factor": 8},
+    {"focusing_factor": 32},
+    {"dwc": False, "focus": False, "pos_enc": False, "learn_scale": False},
+]
+
+
+def check(options: dict[str, object], grid: Grid, **context: int) -> None:
+    """Output and the gradients of inputs and parameters equal the formula's."""
+    module = mechanism({"name": "focused", **options}, grid, **context)
+    given = inputs(module, grid, grad=True)
+    sources = [*given.tensors, *module.parameters()]
+    assert_same_gradients(given(module, grid), naive(module, given.q, given.k, given.v, grid), sources, 1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object]) -> None:
+    check(options, Grid((4, 3), num_prefix=1))
+
+
+@pytest.mark.parametrize("grid", GRIDS[:4], ids=str)
+def test_equals_formula_on_any_grid(grid: Grid) -> None:
+    check({}, grid)
+
+
+@pytest.mark.parametrize("interp", ["linear1d", "bilinear2d"])
+@pytest.mark.parametrize("grid", REDUCED, ids=str)
+def test_equals_formula_under_spatial_reduction(grid: Grid, interp: str) -> None:
+    check({"sr_interp": interp}, grid)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    check({}, Grid((4, 3)), key_dim=5)
+
+
+@pytest.mark.parametrize("norm_scope", ["all_heads", "per_head"])
+def test_one_head_has_one_norm_scope(norm_scope: str) -> None:
+    grid = Grid((3, 4))
+    one, other = (mechanism({"name": "focused", "norm_scope": s}, grid, num_heads=1) for s in (norm_scope, "all_heads"))
+    given = inputs(one, grid)
+    assert_near(given(one, grid), given(other, grid), 1e-14)
+
+
+def test_norm_scopes_differ_with_several_heads() -> None:
+    grid = Grid((3, 4))
+    modules = [mechanism({"name": "focused", "norm_scope": s}, grid) for s in ("all_heads", "per_head")]
+    given = inputs(modules[0], grid)
+    assert (given(modules[0], grid) - given(modules[1], grid)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_scope": "per_head"}, {"focusing_factor": 1.5}, {"stable_power": False}])
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 3), num_prefix=1)
+    module = mechanism({"name": "focused", **options}, grid, dim=4, num_heads=2)
+    with torch.no_grad():
+        module.positional_encoding.zero_()
+    given = inputs(module, grid, batch=1)
+    away = given.map(lambda x: (x + 0.2 * x.sign()).requires_grad_())  # relu has no derivative at 0
+    sources = (away.q, away.k, away.v, *module.parameters())
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), sources)
+
+
+# The equivalent matrix
+
+
+@pytest.mark.parametrize(("grid", "interp"), [*((g, "linear1d") for g in GRIDS[:3] + REDUCED), (REDUCED[0], "bilinear2d")])
+def test_matrix_is_the_map_plus_the_exact_toeplitz_matrix(grid: Grid, interp: str) -> None:
+    module = mechanism({"name": "focused", "sr_interp": interp}, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid)  # (B, h, d, N, M)
+    want = naive_maps(module, given.q, given.k, grid)[:, :, None] + naive_local(module, grid)
+    assert_near(matrix, want.expand_as(matrix), 1e-6)
+
+
+def test_toeplitz_matrix_does_not_wrap_around_the_borders() -> None:
+    """On 14 x 14 with k = 5 the true matrix has 4096 non-zeros."""
+    grid = Grid((14, 14))
+    module = mechanism({"name": "focused", "focus": False}, grid, dim=2, num_heads=1)
+    given = inputs(module, grid, batch=1)
+    without = mechanism({"name": "focused", "focus": False, "dwc": False}, grid, dim=2, num_heads=1)
+    without.load_state_dict({name: t for name, t in module.state_dict().items() if "dwc" not in name})
+    local = attention_matrix(module, given.q, given.k, grid)[0, 0] - attention_matrix(without, given.q, given.k, grid)[0]
+    assert ((local.abs() > 1e-12).sum((1, 2)) == 4096).all()
+
+
+# Prefix tokens, other grids
+
+
+def test_convolution_reads_and_writes_patch_tokens_only() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module = mechanism("focused", grid)
+    without = mechanism({"name": "focused", "dwc": False}, grid)
+    without.load_state_dict({name: t for name, t in module.state_dict().items() if "dwc" not in name})
+    q, k, v, _ = inputs(module, grid)
+    changed = v.clone()
+    changed[:, :, 0] += 100
+    local, local_changed = (module(q, k, x, grid) - without(q, k, x, grid) for x in (v, changed))
+    assert (local[:, :, 0] == 0).all()
+    assert local[:, :, 1:].abs().min() > 0
+    assert_near(local_changed, local, 1e-12)
+
+
+def test_position_encoding_is_for_patch_tokens_only() -> None:
+    grid = Grid((3, 4), num_prefix=2)
+    module = mechanism("focused", grid)
+    q, k, _, _ = inputs(module, grid)
+    _, with_positions = module.features(q, k, grid)
+    with torch.no_grad():
+        module.positional_encoding.zero_()
+    _, without = module.features(q, k, grid)
+    differs = (with_positions != without).any(-1).all(1).all(0)
+    assert differs.tolist() == [False] * 2 + [True] * 12
+
+
+def cubic_resize(new: int, old: int) -> Tensor:
+    """(new, old): cubic convolution with a = -0.75 and half-pixel centres, edges repeated."""
+
+    def weight(t: float) -> float:
+        t, a = abs(t), -0.75
+        if t <= 1:
+            return (a + 2) * t**3 - (a + 3) * t**2 + 1
+        return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+    matrix = torch.zeros(new, old, dtype=torch.float64)
+    for i in range(new):
+        place = (i + 0.5) * old / new - 0.5
+        for tap in range(math.floor(place) - 1, math.floor(place) + 3):
+            matrix[i, min(max(tap, 0), old - 1)] += weight(place - tap)
+    return matrix
+
+
+@pytest.mark.parametrize("grid", [*GRIDS, Grid((8, 12), (4, 6))], ids=str)
+def test_position_encoding_follows_another_grid(grid: Grid) -> None:
+    """One instance, every grid: as if it had been built for that grid with the bicubically resized table."""
+    nominal = Grid((5, 6), num_prefix=grid.num_prefix)
+    module = mechanism("focused", nominal, dim=8, num_heads=2)
+    table = module.positional_encoding[0].detach()
+    rows, columns = (cubic_resize(new, old) for new, old in zip(grid.keys_size, nominal.size, strict=True))
+    twin = mechanism("focused", grid, dim=8, num_heads=2)
+    twin.load_state_dict({**module.state_dict(), "positional_encoding": (torch.kron(rows, columns) @ table)[None]})
+    given = inputs(module, grid)
+    assert_near(given(module, nominal), given(twin, nominal), 1e-5) if grid == nominal else None
+    assert_near(given(module, grid), given(twin, grid), 1e-6)
+    at_home = inputs(module, nominal)
+    before = at_home(mechanism("focused", nominal, dim=8, num_heads=2), nominal)
+    assert torch.equal(at_home(module, nominal), before)  # nothing is kept from the other grid
+
+
+# Large powers
+
+
+@pytest.mark.parametrize("norm_scope", ["all_heads", "per_head"])
+@pytest.mark.parametrize("focusing_factor", [1, 3, 8, 32])
+def test_token_without_a_positive_channel_stays_finite(focusing_factor: float, norm_scope: str) -> None:
+    grid = Grid((3, 4))
+    spec = {"name": "focused", "focusing_factor": focusing_factor, "norm_scope": norm_scope}
+    module = mechanism(spec, grid, dtype=torch.float32)
+    given = inputs(module, grid, dtype=torch.float32)
+    given.q[:, :, 0] = -1
+    given.k[:, :, 1] = -9  # below the position encoding
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(module, grid)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+    exact = mechanism(spec, grid).eval()
+    wide = given.map(lambda x: x.detach().double())
+    assert_near(out, wide(exact, grid), 1e-4)
+
+
+def test_literal_power_underflows_where_the_stable_one_does_not() -> None:
+    grid = Grid((3, 4))
+    literal, stable = (
+        mechanism({"name": "focused", "focusing_factor": 8, "stable_power": s}, grid, dtype=torch.float32)
+        for s in (False, True)
+    )
+    given = inputs(literal, grid, dtype=torch.float32)
+    assert_near(given(literal, grid), given(stable, grid), 1e-5)
+    given.q[:, :, 0] = -1
+    assert given(literal, grid)[:, :, 0].isnan().all()
+    assert given(stable, grid).isfinite().all()
+
+
+# Initial values and errors
+
+
+def test_parameters_begin_as_in_flatten() -> None:
+    module = FocusedAttention(32, 4, Grid((6, 7), num_prefix=1))
+    assert module.scale.shape == (1, 1, 32)
+    assert module.positional_encoding.shape == (1, 42, 32)
+    assert module.dwc.weight.shape == (8, 1, 5, 5)
+    assert module.scale.eq(0).all()
+    assert module.positional_encoding.eq(0).all()
+    assert module.dwc.weight.abs().max() <= 1 / 5  # torch's default: uniform within 1 / sqrt(fan in)
+    assert module.dwc.bias.abs().max() <= 1 / 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dwc_kernel": 4}, "dwc_kernel must be odd and positive, such as 3 or 5; got 4"),
+        ({"dwc_kernel": -1}, "dwc_kernel must be odd and positive"),
+        ({"focusing_factor": 0.5}, "focusing_factor must be at least 1"),
+        ({"norm_scope": "per_heads"}, "norm_scope must be one of all_heads, per_head; got 'per_heads'. Did you mean"),
+        ({"denominator": "max"}, "denominator must be one of mean, sum; got 'max'"),
+        ({"sr_interp": "bicubic"}, "sr_interp must be one of linear1d, bilinear2d; got 'bicubic'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FocusedAttention(24, 3, Grid((4, 4)), **options)

@@ -1,0 +1,77 @@
+"""Linear attention equals the formula of Katharopoulos et al., feature map by feature map."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linvit import Grid, UserError
+from linvit.attention.linear import LinearAttention
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+
+GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
+
+
+def naive(module: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`o_n = sum_m (phi(q_n).phi(k_m)) v_m / (sum_m phi(q_n).phi(k_m) + eps)`, one query at a time."""
+
+    def phi(x: Tensor) -> Tensor:
+        if module.feature_map == "relu":
+            return torch.clamp(x, min=0) + module.relu_eps
+        return torch.where(x > 0, x + 1, torch.exp(x))
+
+    rows = []
+    for n in range(q.shape[2]):
+        weights = (phi(q[:, :, n : n + 1]) * phi(k)).sum(-1)  # (B, h, M)
+        total = (weights[..., None] * v).sum(2)
+        rows.append(total / (weights.sum(-1, keepdim=True) + module.eps))
+    return torch.stack(rows, dim=2)
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eps": 0.5},
+        {"feature_map": "relu"},
+        {"feature_map": "relu", "relu_eps": 0.25},
+        {"feature_map": "relu", "relu_eps": 1e-6, "eps": 0.0},
+    ],
+    ids=str,
+)
+def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "linear", **options}, grid)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, given.tensors, 1e-10)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    module = mechanism("linear", GRID, key_dim=3)
+    given = inputs(module, GRID)
+    assert_near(given(module, GRID), naive(module, given.q, given.k, given.v), 1e-12)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "relu"])
+def test_gradients_are_those_of_finite_differences(feature_map: str) -> None:
+    grid = Grid((2, 3))
+    module = mechanism({"name": "linear", "feature_map": feature_map}, grid, dim=4, num_heads=2)
+    given = inputs(module, grid, batch=1)
+    q, k, v, _ = given.map(lambda x: (x + 0.2 * x.sign()).requires_grad_())  # relu has no derivative at 0
+    assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, grid), (q, k, v))
+
+
+def test_query_without_a_positive_entry_gives_zero_or_the_mean() -> None:
+    grid = Grid((3, 4))
+    zero = mechanism({"name": "linear", "feature_map": "relu"}, grid)
+    mean = mechanism({"name": "linear", "feature_map": "relu", "relu_eps": 1e-6, "eps": 0.0}, grid)
+    q, k, v, _ = inputs(zero, grid)
+    q[:, :, 0] = -1
+    k = torch.ones_like(k)
+    assert (zero(q, k, v, grid)[:, :, 0] == 0).all()
+    assert_near(mean(q, k, v, grid)[:, :, 0], v.mean(2), 1e-12)
+
+
+def test_unknown_feature_map_is_refused() -> None:
+    with pytest.raises(UserError, match=r"feature_map must be one of elu, relu; got 'rellu'. Did you mean 'relu'\?"):
+        LinearAttention(24, 3, GRID, feature_map="rellu")

@@ -1,0 +1,90 @@
+"""Softmax attention equals timm's layer and the formula, biases and masks included."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import Grid
+from tests.golden_files import Golden, attention_layer, both_precisions, check_layer_gradients, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+
+GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """`o_n = sum_m exp(s q_n.k_m + b_nm) v_m / sum_m exp(s q_n.k_m + b_nm)`."""
+    logits = scale * torch.einsum("bhnd,bhmd->bhnm", q, k)
+    weights = torch.exp(logits if bias is None else logits + bias)
+    return torch.einsum("bhnm,bhmd->bhnd", weights / weights.sum(-1, keepdim=True), v)
+
+
+@both_precisions
+@of_case("timm_mha")
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_timm(golden: Golden, fused: bool, dtype: torch.dtype) -> None:
+    (x,) = inputs_ = golden.inputs(dtype)
+    size = (x.shape[1], 1)
+    layer = attention_layer(golden, {"name": "softmax", "fused": fused}, size, dtype)
+    golden.check_call(layer(x, Grid(size)), inputs_)
+    check_layer_gradients(golden, layer)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("key_dim", "scale"), [(None, None), (4, None), (None, 0.7)])
+def test_equals_formula(fused: bool, biased: bool, key_dim: int | None, scale: float | None) -> None:
+    module = mechanism({"name": "softmax", "fused": fused, "scale": scale}, GRID, key_dim=key_dim)
+    given = inputs(module, GRID, grad=True)
+    bias = randn(1, module.num_heads, GRID.num_queries, GRID.num_keys, seed=5, grad=True) if biased else None
+    factor = module.key_dim**-0.5 if scale is None else scale
+    sources = [*given.tensors, bias] if biased else given.tensors
+    got = module(given.q, given.k, given.v, GRID, bias=bias)
+    assert_same_gradients(got, naive(given.q, given.k, given.v, factor, bias), sources, 1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_qk_norm_is_a_layer_norm_per_head(fused: bool) -> None:
+    module = mechanism({"name": "softmax", "qk_norm": True, "fused": fused}, GRID)
+    q, k, v, _ = given = inputs(module, GRID)
+    q, k = (
+        F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias) for x, norm in ((q, module.q_norm), (k, module.k_norm))
+    )
+    assert_near(given(module, GRID), naive(q, k, v, module.scale), 1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_are_those_of_finite_differences(fused: bool) -> None:
+    grid = Grid((2, 2))
+    module = mechanism({"name": "softmax", "fused": fused, "qk_norm": True}, grid, dim=6, num_heads=2)
+    given = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, grid), (given.q, given.k, given.v))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_masked_keys_are_not_seen(fused: bool) -> None:
+    module = mechanism({"name": "softmax", "fused": fused}, GRID)
+    q, k, v, _ = inputs(module, GRID)
+    bias = torch.zeros(1, 1, GRID.num_queries, GRID.num_keys, dtype=v.dtype)
+    bias[..., -2:] = -torch.inf
+    masked = module(q, k, v, GRID, bias=bias)
+    shorter = module(q, k[:, :, :-2], v[:, :, :-2], GRID)
+    assert_near(masked, shorter, 1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_are_dropped_in_training_only(fused: bool) -> None:
+    module = mechanism({"name": "softmax", "attn_drop": 0.5, "fused": fused}, GRID)
+    q, k, v, _ = inputs(module, GRID)
+    assert_near(module(q, k, v, GRID), naive(q, k, v, module.scale), 1e-12)
+    torch.manual_seed(0)
+    dropped = torch.stack([module.train()(q, k, v, GRID) for _ in range(400)])
+    assert_near(dropped.mean(0), module.eval()(q, k, v, GRID), 0.2)  # unbiased, to sampling error
+    assert dropped.std(0).min() > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_large_logits_do_not_overflow(fused: bool) -> None:
+    module = mechanism({"name": "softmax", "fused": fused}, GRID, dtype=torch.float32)
+    q, k, v, _ = inputs(module, GRID, dtype=torch.float32, scale=100.0)
+    assert module(q, k, v, GRID).isfinite().all()

@@ -1,0 +1,151 @@
+"""Golden vectors in tests/golden: reading them, the reference's parameter names, and the tolerance stored with them.
+
+Each file holds what an official implementation computes: parameters, inputs, output, gradients of `sum(output * probe)`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from linvit import AttentionLayer, Grid
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One vector: metadata and tensors."""
+
+    name: str
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def constructor(self) -> dict[str, Any]:
+        """Official constructor arguments."""
+        return dict(self.meta["constructor"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Official keyword arguments of the call, such as H and W."""
+        return dict(self.meta["call"]["kwargs"])
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor]:
+        """The positional arguments of the call, ready for gradients."""
+        return [self.tensors[name].to(dtype, copy=True).requires_grad_() for name in self.meta["call"]["args"]]
+
+    def parameters(self, prefix: str = "") -> dict[str, Tensor]:
+        """Official state dict below a prefix."""
+        start = f"param.{prefix}"
+        return {name.removeprefix(start): t for name, t in self.tensors.items() if name.startswith(start)}
+
+    def named(self, start: str) -> list[str]:
+        """Names of the stored tensors that begin so, such as "grad_param."."""
+        return [name for name in self.tensors if name.startswith(start)]
+
+    def check(self, name: str, got: Tensor) -> None:
+        """Holds a tensor to the stored one, element by element, within the stored tolerance."""
+        tolerance = self.meta["tolerance"][name]
+        torch.testing.assert_close(
+            got.detach().double(),
+            self.tensors[name].double(),
+            rtol=tolerance["rtol"],
+            atol=tolerance["atol"],
+            msg=lambda message: f"{self.name}: {name}: {message}",
+        )
+
+    def check_call(self, output: Tensor, inputs: list[Tensor]) -> None:
+        """Holds the output and the gradient of every input; leaves parameter gradients in `.grad`."""
+        self.check("output", output)
+        (output * self.tensors["probe"].to(output.dtype)).sum().backward()
+        for name, tensor in zip(self.meta["call"]["args"], inputs, strict=True):
+            assert tensor.grad is not None
+            self.check(name.replace("input", "grad_input"), tensor.grad)
+
+
+@cache
+def load(name: str) -> Golden:
+    """Reads tests/golden/NAME.safetensors."""
+    with safe_open(FOLDER / f"{name}.safetensors", "pt") as file:
+        meta = json.loads(file.metadata()["golden"])
+        return Golden(name, meta, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+
+
+def of_case(*cases: str) -> Any:
+    """Parametrises a test over `golden`: every file of these cases."""
+    files = [load(path.stem) for path in sorted(FOLDER.glob("*.safetensors"))]
+    chosen = [golden for golden in files if golden.meta["case"] in cases]
+    assert {golden.meta["case"] for golden in chosen} == set(cases)
+    return pytest.mark.parametrize("golden", chosen, ids=lambda golden: golden.name)
+
+
+both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+def attention_layer(golden: Golden, attention: Any, size: tuple[int, int], dtype: torch.dtype) -> AttentionLayer:
+    """Our layer for an official attention module, with its parameters."""
+    official = golden.constructor
+    layer = AttentionLayer(
+        official["dim"],
+        official["num_heads"],
+        Grid(size),
+        attention=attention,
+        qkv_bias=official.get("qkv_bias", False),
+        sr_ratio=1 if official.get("linear") else official.get("sr_ratio", 1),
+        sr_pool=7 if official.get("linear") else 0,
+    ).to(dtype)
+    load_official(layer, golden.parameters())
+    return layer.eval()
+
+
+def focused_spec(golden: Golden) -> dict[str, Any]:
+    """The spec of our focused attention for an official constructor."""
+    official = golden.constructor
+    return {
+        "name": "focused",
+        "focusing_factor": official["focusing_factor"],
+        "dwc_kernel": official["kernel_size"],
+    }
+
+
+def load_official(layer: AttentionLayer, official: Mapping[str, Tensor]) -> None:
+    """Loads an official attention module; separate q and kv projections are fused where we have one."""
+    state = {_our_name(name): tensor for name, tensor in official.items()}
+    if layer.sr is None:
+        for kind in ("weight", "bias"):
+            if f"q.{kind}" in state:
+                state[f"qkv.{kind}"] = torch.cat([state.pop(f"q.{kind}"), state.pop(f"kv.{kind}")])
+    layer.load_state_dict(state)
+
+
+def check_layer_gradients(golden: Golden, layer: AttentionLayer) -> None:
+    """Holds the gradient of every official parameter to the stored one."""
+    names = golden.named("grad_param.")
+    assert names
+    for name in names:
+        golden.check(name, _gradient(layer, name.removeprefix("grad_param.")))
+
+
+def _gradient(layer: nn.Module, official: str) -> Tensor:
+    parameters = dict(layer.named_parameters())
+    module, _, kind = official.partition(".")
+    if module in ("q", "kv") and "q.weight" not in parameters:  # a slice of our fused projection
+        fused = parameters[f"qkv.{kind}"].grad
+        width = fused.shape[0] // 3
+        return fused[:width] if module == "q" else fused[width:]
+    return parameters[_our_name(official)].grad
+
+
+def _our_name(official: str) -> str:
+    module, dot, rest = official.partition(".")
+    if module in ("scale", "positional_encoding", "dwc"):
+        return f"mechanism.{official}"
+    return {"sr": "sr.conv", "norm": "sr.norm"}.get(module, module) + dot + rest

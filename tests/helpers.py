@@ -1,0 +1,106 @@
+"""Small makers and comparisons that the tests share."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import linvit
+from linvit import Attention, Grid
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
+    """Reproducible normal numbers, drawn in float64 whatever the dtype."""
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return numbers.to(dtype).requires_grad_(grad)
+
+
+def perturb(module: M, seed: int = 7, scale: float = 0.3) -> M:
+    """Moves every parameter away from its initial value, so that wrong wiring shows."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.add_(scale * randn(*parameter.shape, seed=seed + i).to(parameter.dtype))
+    return module
+
+
+def mechanism(
+    spec: linvit.registry.Spec,
+    grid: Grid,
+    dim: int = 24,
+    num_heads: int = 3,
+    dtype: torch.dtype = torch.float64,
+    **context: Any,
+) -> Attention:
+    """A registered mechanism with parameters away from their initial values, in evaluation mode."""
+    built = linvit.create_attention(spec, dim=dim, num_heads=num_heads, grid=grid, **context)
+    return perturb(built.to(dtype)).eval()
+
+
+class Inputs(NamedTuple):
+    """What a host hands to a mechanism."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extra: dict[str, Tensor]
+
+    def __call__(self, module: nn.Module, grid: Grid) -> Tensor:
+        """Calls a mechanism on these inputs."""
+        return module(self.q, self.k, self.v, grid, **self.extra)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The distinct tensors."""
+        tensors = [self.q, self.v, *self.extra.values()]
+        return tensors if self.k is self.q else [*tensors, self.k]
+
+    def map(self, change: Any) -> "Inputs":
+        """The same inputs, each tensor changed."""
+        q = change(self.q)
+        k = q if self.k is self.q else change(self.k)
+        return Inputs(q, k, change(self.v), {name: change(t) for name, t in self.extra.items()})
+
+
+def inputs(
+    module: Attention,
+    grid: Grid,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    scale: float = 1.0,
+    grad: bool = False,
+) -> Inputs:
+    """Random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
+
+    def make(offset: int, *shape: int) -> Tensor:
+        return (scale * randn(*shape, seed=seed + offset)).to(dtype).requires_grad_(grad)
+
+    heads = module.num_heads
+    q = make(1, batch, heads, grid.num_queries, module.key_dim)
+    k = q if module.projections == "qv" else make(2, batch, heads, grid.num_keys, module.key_dim)
+    v = make(3, batch, heads, grid.num_keys, module.head_dim)
+    return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.dim)} if module.takes_input else {})
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Largest absolute difference over the largest entry; NaN stays NaN."""
+    assert got.shape == want.shape
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
+    """Holds `relative_error` to a tolerance."""
+    error = relative_error(got, want)
+    assert error <= tolerance, f"relative error {error:.2e} > {tolerance:.0e}"
+
+
+def assert_same_gradients(got: Tensor, want: Tensor, sources: Sequence[Tensor], tolerance: float) -> None:
+    """Holds two outputs and the gradients of a random scalar of them with respect to the sources."""
+    assert_near(got, want, tolerance)
+    probe = randn(*got.shape, seed=99).to(got.dtype)
+    for ours, theirs in zip(*(torch.autograd.grad(out, sources, probe) for out in (got, want)), strict=True):
+        assert_near(ours, theirs, tolerance)
