@@ -1,6 +1,7 @@
 """Golden vectors in tests/golden: reading them, the reference's parameter names, and the tolerance stored with them.
 
-Each file holds what an official implementation computes: parameters, inputs, output, gradients of `sum(output * probe)`.
+Each file holds what an official implementation computes: parameters, inputs, output, and the gradients of
+`sum(output * probe)`.
 """
 
 import json

@@ -4,13 +4,18 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(ValueError):
-    """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback."""
+class UserError(Exception):
+    """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback.
+
+    It is no `ValueError`: argument parsers catch those and bury the message among their own.
+    """
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Returns `" Did you mean 'focused'?"` for the nearest known name, or an empty string if none is near."""
-    nearest = difflib.get_close_matches(given, list(known), n=1)
+    known = list(known)
+    begun = [name for name in known if given and name.startswith(given)]  # "focusing" is the start of "focusing_factor"
+    nearest = begun if len(begun) == 1 else difflib.get_close_matches(given, known, n=1)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 

@@ -16,9 +16,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         if callable(getattr(module, "no_weight_decay", None))
-        for name in module.no_weight_decay()  # type: ignore[operator]
+        for name in module.no_weight_decay()
     }
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (plain if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
@@ -44,8 +45,6 @@ def warmup_cosine_lr(step: int, warmup: int, total: int, peak: float, start: flo
     return end + (peak - end) * (1 + math.cos(math.pi * min(step, total) / total)) / 2
 
 
-def warmup_cosine(
-    optimizer: Optimizer, warmup: int, total: int, peak: float, start: float, end: float
-) -> LambdaLR:
+def warmup_cosine(optimizer: Optimizer, warmup: int, total: int, peak: float, start: float, end: float) -> LambdaLR:
     """A scheduler of `warmup_cosine_lr`, to be stepped after every optimiser step."""
     return LambdaLR(optimizer, lambda step: warmup_cosine_lr(step, warmup, total, peak, start, end) / peak)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -185,28 +185,33 @@ class Registry:
 
     def _no_option(self, name: str, option: str, parameters: Mapping[str, Any], context: Mapping[str, Any]) -> str:
         options = {key: value for key, value in parameters.items() if key not in context}
-        shown = ", ".join(key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in options.items())
+        shown = ", ".join(
+            key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in options.items()
+        )
         return (
             f"{self.kind} '{name}' takes no option '{option}'.{did_you_mean(option, options)}\n"
             f"  options: {shown or 'none'}"
         )
 
-    def _nameless(self, spec: Spec, options: Mapping[str, Any]) -> str:
+    def _nameless(self, spec: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         takers = (
             name
             for name, owners in self.entries().items()
             if owners[0].owner == "linvit" and options.keys() <= parameters_of(self.get(name)).keys()
         )
-        written = ", ".join(f"{key}: {value}" for key, value in options.items())
         name = next(takers, "NAME")
+        written = ", ".join(f"{key}: {value}" for key, value in {"name": name, **options}.items())
         return (
-            f"{self.kind} spec {dict(spec)!r} has no name. Write {{name: {name}, {written}}}, "
+            f"{self.kind} spec {dict(spec)!r} has no name. Write {{{written}}}, "
             f"or on the command line --model.{self.kind}.name={name}"
         )
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
     """Parameter names and defaults of a constructor, through `**kwargs` that a class forwards to its parents."""
+    if isinstance(constructor, functools.partial):
+        taken = list(parameters_of(constructor.func).items())[len(constructor.args) :]
+        return dict(taken) | constructor.keywords
     found: dict[str, Any] = {}
     for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
         if isinstance(owner, type) and "__init__" not in vars(owner):
@@ -229,11 +234,17 @@ def _announced(group: str) -> tuple[Entry, ...]:
     return tuple(
         Entry(
             point.name,
-            point.value,
+            _target(point),
             "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version),
         )
         for point in entry_points(group=group)
     )
+
+
+def _target(point: EntryPoint) -> str:
+    """`package.module:Class` without the spaces and `[extras]` that metadata may have; as written if malformed."""
+    match = point.pattern.match(point.value)
+    return f"{match['module']}:{match['attr'] or ''}" if match else point.value
 
 
 def _owner(distribution: str, version: str) -> str:

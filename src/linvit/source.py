@@ -12,7 +12,6 @@ import warnings
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
-_EXITS = {"sys.exit", "os._exit", "exit", "quit"}
 _MOVES_MODULES = {"sys.path", "sys.modules", "sys.meta_path", "sys.path_hooks", "site.addsitedir", "__path__"}
 _MAKES_NAMES = {"*", "__getattr__", "globals", "locals", "vars", "exec", "setattr", "sys.modules"}
 
@@ -43,9 +42,11 @@ def problem(target: str) -> str | None:
             tree = _parse(spec)
         except SyntaxError as error:
             return f"{name}, line {error.lineno}: SyntaxError: {error.msg}"
-        paths_hold = paths_hold and not (tree and _MOVES_MODULES & _mentioned(tree))
-        for statement in tree.body if tree else []:
-            reason = _obstacle(statement, name, spec, paths_hold)
+        if tree is None:
+            continue
+        paths_hold = paths_hold and not _MOVES_MODULES & _mentioned(tree)
+        for statement in tree.body:
+            reason = _obstacle(statement, tree, name, spec, paths_hold)
             if reason:
                 return f"{name}, line {statement.lineno}: {reason}"
     return _no_class(module, attribute, tree) if tree else None
@@ -100,14 +101,20 @@ def _mentioned(code: ast.AST) -> set[str]:
     return found
 
 
-def _obstacle(statement: ast.stmt, name: str, spec: ModuleSpec, paths_hold: bool) -> str | None:
+def _mentions(tree: ast.Module, name: str) -> list[ast.stmt]:
+    return [statement for statement in tree.body if name in _mentioned(statement)]
+
+
+def _obstacle(statement: ast.stmt, tree: ast.Module, name: str, spec: ModuleSpec, paths_hold: bool) -> str | None:
     """Why an unconditional statement of module `name` cannot be passed, or None."""
     wanted: list[str] = []
     match statement:
         case ast.Raise():
             return ast.unparse(statement).partition("\n")[0]
-        case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func) in _EXITS:
+        case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func) in ("sys.exit", "os._exit"):
             return ast.unparse(statement).partition("\n")[0]
+        case ast.Expr(value=ast.Call(func=ast.Name(id="exit" | "quit" as own))) if len(_mentions(tree, own)) == 1:
+            return ast.unparse(statement).partition("\n")[0]  # the builtin: nothing else here mentions the name
         case ast.Import(names=aliases):
             wanted = [alias.name.partition(".")[0] for alias in aliases]
         case ast.ImportFrom(level=level):
@@ -132,7 +139,7 @@ def _no_class(module: str, attribute: str, tree: ast.Module) -> str | None:
     name = attribute.partition(".")[0]
     if _MAKES_NAMES & _mentioned(tree) or _find(f"{module}.{name}"):
         return None
-    match [statement for statement in tree.body if name in _mentioned(statement)]:
+    match _mentions(tree, name):
         case []:
             return f"module '{module}' defines no '{name}'"
         case [ast.Assign(targets=[ast.Name()], value=ast.Constant() as value)]:

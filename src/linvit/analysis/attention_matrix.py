@@ -1,12 +1,13 @@
 """The equivalent matrix of any mechanism, read off by probing: `o = M v + bias`."""
 
 import copy
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+
+PROBE_ELEMENTS = 2**22  # values per forward pass, 32 MiB in float64
 
 
 @torch.no_grad()
@@ -44,23 +45,37 @@ def attention_matrix(
     if not mechanism.probeable:
         return twin.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator, no-any-return]
 
-    batch, heads, keys = k.shape[:3]
+    probes = _probes(mechanism, k)  # (P, h, M, d)
+    silent = torch.zeros_like(probes[:1])
+    offset = _answers(twin, q, k, silent, grid, extra)
+    step = max(1, PROBE_ELEMENTS // (k.shape[0] * silent.numel()))
+    answers = [_answers(twin, q, k, part, grid, extra) - offset for part in probes.split(step)]
+    matrix = torch.cat(answers).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
+    if mechanism.channelwise:
+        return matrix
+    # Probe p carried key p*d + c in channel c: (B, h, d, N, P) -> (B, h, N, P*d).
+    return matrix.permute(0, 1, 3, 4, 2).flatten(3)[..., : k.shape[2]]
+
+
+def _probes(mechanism: Attention, k: Tensor) -> Tensor:
+    """One-hot values (P, h, M, d): every channel at one key, or, where channels agree, another key in each channel."""
+    heads, keys = k.shape[1:3]
     channels = mechanism.head_dim
-    silent = q.new_zeros(batch, heads, keys, channels)
-    offset = twin.forward(q, k, silent, grid, **extra)
-    columns = []
-    for probe in _probes(silent, channelwise=mechanism.channelwise):
-        answer = twin.forward(q, k, probe, grid, **extra) - offset  # (B, h, N, d)
-        columns.append(answer.mT.unsqueeze(-1) if mechanism.channelwise else answer)
-    return torch.cat(columns, dim=-1)[..., :keys]
+    if mechanism.channelwise:
+        return torch.eye(keys, dtype=k.dtype, device=k.device)[:, None, :, None].expand(keys, heads, keys, channels)
+    count = -(-keys // channels)
+    one_hot = torch.eye(count * channels, dtype=k.dtype, device=k.device)[:, :keys]  # (P*d, M)
+    probes: Tensor = one_hot.unflatten(0, (count, channels)).mT[:, None]  # (P, 1, M, d)
+    return probes.expand(count, heads, keys, channels)
 
 
-def _probes(silent: Tensor, channelwise: bool) -> Iterator[Tensor]:
-    """One-hot values: every channel at one key, or, where the channels agree, as many keys as there are channels."""
-    keys, channels = silent.shape[-2:]
-    step = 1 if channelwise else channels
-    for start in range(0, keys, step):
-        probe = silent.clone()
-        for offset in range(min(step, keys - start)):
-            probe[..., start + offset, slice(None) if channelwise else offset] = 1
-        yield probe
+def _answers(twin: Attention, q: Tensor, k: Tensor, probes: Tensor, grid: Grid, extra: dict[str, Tensor]) -> Tensor:
+    """Outputs (P, B, h, N, d) for the same queries and keys under each of the probes (P, h, M, d)."""
+    count, batch = len(probes), len(q)
+
+    def every(tensor: Tensor) -> Tensor:
+        return tensor.repeat(count, *[1] * (tensor.ndim - 1))  # (B, ...) -> (P*B, ...)
+
+    context = {name: every(tensor) if len(tensor) == batch else tensor for name, tensor in extra.items()}
+    out = twin.forward(every(q), every(k), probes.repeat_interleave(batch, 0), grid, **context)
+    return out.reshape(count, batch, *out.shape[1:])

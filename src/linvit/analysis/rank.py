@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 
-
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values (..., min(N, M)) in descending order; NaN for a matrix with a non-finite entry.
 

@@ -126,8 +126,9 @@ class FocusedAttention(Attention):
     def _focus(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
         if self.stable_power:
             return focus(x, self.focusing_factor, dims)
-        powered = x**self.focusing_factor
-        norm, powered_norm = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (x, powered))
+        powered = torch.pow(x, self.focusing_factor)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
+        powered_norm: Tensor = torch.linalg.vector_norm(powered, dim=dims, keepdim=True)
         return powered / powered_norm * norm
 
     def _local(self, v: Tensor, grid: Grid, dwc: nn.Conv2d) -> Tensor:
@@ -136,7 +137,8 @@ class FocusedAttention(Attention):
         if grid.keys_size != grid.size:
             patches = self._stretch(patches, grid)
         local = dwc(patches.unflatten(2, grid.size)).flatten(2).mT  # (B*h, H*W, d)
-        return F.pad(local, (0, 0, grid.num_prefix, 0)).unflatten(0, v.shape[:2])
+        padded: Tensor = F.pad(local, (0, 0, grid.num_prefix, 0)).unflatten(0, v.shape[:2])
+        return padded
 
     def _stretch(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patch values (B*h, d, M) brought from the key grid to the query grid, (B*h, d, N)."""

@@ -44,9 +44,10 @@ def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:
     """
     tiny = torch.finfo(x.dtype).tiny
     peak = x.detach().amax(dims, keepdim=True).clamp_min(tiny)
-    powered = (x / peak) ** factor
+    powered = torch.pow(x / peak, factor)
     norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
-    return powered * (norm / torch.linalg.vector_norm(powered, dim=dims, keepdim=True).clamp_min(tiny))
+    ratio: Tensor = norm / torch.linalg.vector_norm(powered, dim=dims, keepdim=True).clamp_min(tiny)
+    return powered * ratio
 
 
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

@@ -1,6 +1,7 @@
 """Linear attention: `o = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + eps)`.
 
-Paper: Katharopoulos et al. 2020, "Transformers are RNNs", Eqs. 4-7. `phi` is elu + 1 there; relu is the other usual one.
+Paper: Katharopoulos et al. 2020, "Transformers are RNNs", Eqs. 4-7, with `phi` = elu + 1; relu is the other usual
+feature map.
 Cost: (N + M) C d MACs. Rank: at most d, the head width.
 """
 

@@ -22,7 +22,7 @@ def full_precision(
     """Runs a method `(self, q, k, v, ...) -> o` in at least float32 with autocast off; `o` gets v's dtype back."""
 
     @functools.wraps(core)
-    def island(self: Self, q: Tensor, k: Tensor, v: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def island(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
 

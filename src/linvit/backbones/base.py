@@ -94,7 +94,9 @@ def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int
     if isinstance(indices, int):
         indices = range(count - indices, count)
     if not indices or not all(-count <= index < count for index in indices):
-        raise UserError(f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}")
+        raise UserError(
+            f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
+        )
     return [index % count for index in indices]
 
 

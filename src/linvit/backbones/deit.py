@@ -201,15 +201,16 @@ class DeiT(Backbone):
             self.reset_classifier(0)
         return take
 
-    @torch.jit.ignore  # type: ignore[misc]
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed."""
         return {"pos_embed", "cls_token"}
 
-    @torch.jit.ignore  # type: ignore[misc]
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer-wise learning-rate decay."""
-        return {"stem": r"^cls_token|pos_embed|patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+        return {
+            "stem": r"^cls_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
 
 
 _flatten = partial(DeiT, attention="focused", class_token=False, global_pool="avg")

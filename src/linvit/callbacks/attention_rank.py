@@ -1,16 +1,14 @@
 """Rank of every attention map while training: FLatten's Figure 5, live."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from linvit.analysis import attention_matrix, entropy
+from linvit.analysis import entropy
 from linvit.analysis.rank import effective_rank_of, rank_of, rank_tolerance, singular_values
-from linvit.attention.base import Attention, Grid
+from linvit.analysis.recorder import Call, Recorder, mechanisms
 from linvit.errors import UserError
 
 
@@ -45,80 +43,57 @@ class AttentionRank(Callback):
         self.rtol = rtol
         self.max_tokens = max_tokens
         self._last_step = -1
-        self._calls: dict[str, tuple[Attention, dict[str, Any]]] = {}
-        self._hooks: list[RemovableHandle] = []
+        self._recorder: Recorder | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says once what cannot be looked at."""
-        if not any(isinstance(module, Attention) for module in pl_module.modules()):
+        if not mechanisms(pl_module):
             rank_zero_warn("AttentionRank: the model has no linvit attention, so no rank is logged")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Listens in on the coming forward pass if a look is due."""
         step = trainer.global_step
-        if not trainer.is_global_zero or step % self.every_n_steps or step == self._last_step:
-            return
-        self._last_step = step
-        for name, module in pl_module.named_modules():
-            if isinstance(module, Attention):
-                layer = name.removeprefix("backbone.").removesuffix(".mechanism")
-                self._hooks.append(module.register_forward_pre_hook(self._listener(layer), with_kwargs=True))
+        if trainer.is_global_zero and step % self.every_n_steps == 0 and step != self._last_step:
+            self._last_step = step
+            self._recorder = Recorder(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs what was heard."""
-        self._forget_hooks()
+        if self._recorder is None:
+            return
+        self._recorder.close()
         values: dict[str, float] = {}
-        for layer, (mechanism, call) in self._calls.items():
-            values |= self._measure(layer, mechanism, call)
-        self._calls.clear()
-        if values:
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=self._last_step)
+        for layer, call in self._recorder.calls.items():
+            values |= self._measure(layer.removeprefix("backbone."), call)
+        self._recorder = None
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=self._last_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves no hook behind."""
-        self._forget_hooks()
+        if self._recorder is not None:
+            self._recorder.close()
 
-    def _forget_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-    def _listener(self, layer: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any]], None]:
-        def listen(mechanism: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            call = dict(zip(("q", "k", "v", "grid"), args, strict=False)) | kwargs
-            self._calls[layer] = (mechanism, {name: _first(value) for name, value in call.items()})
-
-        return listen
-
-    def _measure(self, layer: str, mechanism: Attention, call: dict[str, Any]) -> dict[str, float]:
-        grid: Grid = call["grid"]
-        if max(grid.num_queries, grid.num_keys) > self.max_tokens:
-            rank_zero_warn(
-                f"AttentionRank: {layer} has {grid.num_queries} tokens, more than max_tokens={self.max_tokens}; left out"
-            )
+    def _measure(self, layer: str, call: Call) -> dict[str, float]:
+        tokens = max(call.grid.num_queries, call.grid.num_keys)
+        if tokens > self.max_tokens:
+            rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
             return {}
-        values = None if mechanism.probeable else call["v"]
-        extra = {name: call[name] for name in ("bias", "x") if call.get(name) is not None}
-        matrix = attention_matrix(mechanism, call["q"], call["k"], grid, v=values, **extra)[0]  # (h[, d], N, M)
-        if mechanism.channelwise and self.channel != "all":
+        matrix = call.matrix()
+        if call.mechanism.channelwise and self.channel != "all":
             matrix = matrix.mean(1) if self.channel == "mean" else matrix[:, self.channel]
         spectrum = singular_values(matrix)
         rtol = rank_tolerance(matrix) if self.rtol is None else self.rtol
-        measured = {
-            "rank": rank_of(spectrum, rtol),
-            "effective_rank": effective_rank_of(spectrum),
-            "entropy": entropy(matrix),
-        }
-        values_by_tag: dict[str, float] = {}
+        values: dict[str, float] = {}
         nonfinite = int(spectrum.isnan().any(-1).sum())
         if nonfinite:
-            values_by_tag[f"nonfinite/{layer}"] = nonfinite
-        for quantity, per_map in measured.items():
-            values_by_tag |= self._tags(f"{quantity}/{layer}", per_map)
-        return values_by_tag
+            values[f"nonfinite/{layer}"] = nonfinite
+        values |= self._tags(f"rank/{layer}", rank_of(spectrum, rtol))
+        values |= self._tags(f"effective_rank/{layer}", effective_rank_of(spectrum))
+        values |= self._tags(f"entropy/{layer}", entropy(matrix))
+        return values
 
     def _tags(self, tag: str, per_map: Tensor) -> dict[str, float]:
         """Mean over the heads of (h,); for "all" channels (h, d), min, mean and max over heads and channels."""
@@ -127,9 +102,8 @@ class AttentionRank(Callback):
             return {}
         if per_map.ndim == 1:
             return {tag: finite.mean().item()}
-        return {f"{tag}/min": finite.min().item(), f"{tag}/mean": finite.mean().item(), f"{tag}/max": finite.max().item()}
-
-
-def _first(value: Any) -> Any:
-    """The first image's share of a tensor; anything else as it is."""
-    return value[:1].detach().clone() if isinstance(value, Tensor) else value
+        return {
+            f"{tag}/min": finite.min().item(),
+            f"{tag}/mean": finite.mean().item(),
+            f"{tag}/max": finite.max().item(),
+        }

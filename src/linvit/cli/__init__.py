@@ -42,7 +42,17 @@ def main(argv: list[str] | None = None) -> int:
             if verb not in VERBS:
                 raise UserError(f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list. See linvit --help")
             train(argv)
-    except UserError as error:
-        print(f"linvit: error: {error}", file=sys.stderr)
+    except Exception as error:
+        mistake = _mistake(error)
+        if mistake is None:
+            raise
+        print(f"linvit: error: {mistake}", file=sys.stderr)
         return 2
     return 0
+
+
+def _mistake(error: BaseException | None) -> UserError | None:
+    """The user's mistake behind an exception that a library may have wrapped."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    return error

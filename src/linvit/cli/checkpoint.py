@@ -18,7 +18,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        others = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
+        others = (
+            sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
+        )
         found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
         raise UserError(f"there is no checkpoint at '{path}'.{found}")
     try:
@@ -35,7 +37,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"hyper_parameters", "state_dict"} <= checkpoint.keys():
         holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise UserError(
-            f"'{path}' is not a checkpoint of a linvit run: it has no hyper_parameters and state_dict, but {holds[:200]}"
+            f"'{path}' is not a checkpoint of a linvit run: it holds {holds[:200]}, not hyper_parameters and state_dict"
         )
     return checkpoint
 

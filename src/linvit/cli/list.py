@@ -1,4 +1,4 @@
-"""`linvit list`: what can be named in a configuration, whose it is, and what is wrong with it. Costs no torch."""
+"""`linvit list`: what can be named in a configuration, whose it is, and what is wrong with it."""
 
 import argparse
 import inspect
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         print("\n".join(_one(args.kind, args.name)))
         return 0
     chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
-    print("\n\n".join("\n".join([kind, *_section(kind, registry, args.filter)]) for kind, registry in chosen.items()))
+    print("\n\n".join("\n".join([kind, *_section(registry, args.filter)]) for kind, registry in chosen.items()))
     return _check(chosen, args.filter, args.timeout) if args.check else 0
 
 
@@ -72,26 +72,26 @@ def reason_to_reject(registry: Registry, name: str) -> str | None:
         registry.get(name)
     except UserError as error:
         cause = error.__cause__
-        return f"{type(cause).__name__}: {cause}" if cause else str(error)
+        reason = f"{type(cause).__name__}: {cause}" if cause else str(error)
+        return reason.partition("\n")[0]
     return None
 
 
-def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
+def _section(registry: Registry, pattern: str) -> list[str]:
     """One line per name: name, owner, summary."""
-    names = registry.names(pattern)
-    if not registry.names():
+    entries = registry.entries()
+    if not entries:
         return [
-            f"  none yet. Add one: @linvit.register_{registry.kind}('NAME') in your code, or in your package's "
-            f"pyproject.toml",
+            f"  none yet. Add one by @linvit.register_{registry.kind}('NAME') in your code, or in pyproject.toml:",
             f'    [project.entry-points."{registry.group}"]',
             '    NAME = "package.module:Class"',
         ]
-    if not names:
-        return [f"  none of {len(registry.names())} is like '{pattern}'"]
-    entries = registry.entries()
-    return _table(
-        [(name, " / ".join(entry.owner for entry in entries[name]), _remark(entries[name])) for name in names]
-    )
+    rows = [(name, _owners(entries[name]), _remark(entries[name])) for name in registry.names(pattern)]
+    return _table(rows) or [f"  none of {len(entries)} is like '{pattern}'"]
+
+
+def _owners(entries: list[Entry]) -> str:
+    return " / ".join(entry.owner for entry in entries)
 
 
 def _remark(owners: list[Entry]) -> str:
@@ -103,7 +103,7 @@ def _remark(owners: list[Entry]) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {name:<{widths[0]}}  {owner:<{widths[1]}}  {remark}".rstrip() for name, owner, remark in rows]
 
 
@@ -126,10 +126,10 @@ def _one(kind: str, name: str) -> Iterator[str]:
 def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
     """Imports what third parties offer, a few at a time, and reports."""
     foreign = [
-        (kind, name, [entry.owner for entry in owners])
+        (kind, name, _owners(registry.entries()[name]))
         for kind, registry in chosen.items()
-        for name, owners in registry.entries().items()
-        if name in registry.names(pattern) and any(entry.owner != "linvit" for entry in owners)
+        for name in registry.names(pattern)
+        if any(entry.owner != "linvit" for entry in registry.entries()[name])
     ]
     print("\ncheck")
     if not foreign:
@@ -138,7 +138,7 @@ def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = list(pool.map(lambda plugin: _reason(plugin[0], plugin[1], timeout), foreign))
     rows = [
-        (f"{REGISTRIES[kind].kind} {name}", " / ".join(owners), f"broken: {reason}" if reason else "ok")
+        (f"{REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
         for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
     ]
     print("\n".join(_table(rows)))

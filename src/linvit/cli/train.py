@@ -1,11 +1,12 @@
 """`linvit fit | validate | test | predict`: one LightningCLI."""
 
+from argparse import ArgumentError
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
+from linvit.cli.parser import Parser, readable
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
 from linvit.data.base import ImageData
 from linvit.errors import UserError
@@ -34,6 +36,7 @@ def train(argv: list[str]) -> None:
         save_config_callback=SaveRunConfig,
         seed_everything_default=0,
         trainer_defaults={"callbacks": [LearningRateMonitor("step"), Throughput(), ImageGrid()]},
+        parser_class=Parser,
         parser_kwargs={"prog": "linvit"},
         args=argv,
     )
@@ -57,7 +60,8 @@ class LinvitCLI(LightningCLI):
     @property
     def settings(self) -> Namespace:
         """The parsed configuration of the verb."""
-        return self.config[self.config.subcommand]
+        settings: Namespace = self.config[self.config.subcommand]
+        return settings
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds `--checkpoint.*` and links the facts of the data to the model."""
@@ -76,7 +80,11 @@ class LinvitCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses, then lets the checkpoint decide the model."""
-        self.config = parser.parse_args(args)
+        argv = cast("list[str]", args)
+        try:
+            self.config = parser.parse_args(argv)
+        except ArgumentError as error:
+            raise UserError(f"{readable(error.message)}\nSee linvit {argv[0]} --help") from error
         if self.settings.ckpt_path:
             self.checkpoint_path = str(self.settings.ckpt_path)
             self.checkpoint = read_checkpoint(self.checkpoint_path)
@@ -113,9 +121,10 @@ class LinvitCLI(LightningCLI):
 
     def before_predict(self) -> None:
         """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
-        if not any(isinstance(callback, PredictionWriter) for callback in self.trainer.callbacks):
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
             run = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
-            self.trainer.callbacks.append(PredictionWriter((run or Path()) / "predictions.csv"))
+            callbacks.append(PredictionWriter((run or Path()) / "predictions.csv"))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
@@ -129,7 +138,7 @@ class LinvitCLI(LightningCLI):
             f"\n  best {keeper.monitor}  {score}\n"
             f"  checkpoint      {_shown(best)}\n"
             f"  test it         linvit test --config {_shown(config)} --ckpt_path {_shown(best)}\n"
-            f"  go on training  linvit fit --config {_shown(config)} --ckpt_path {_shown(last)} --trainer.max_epochs=N\n"
+            f"  go on training  linvit fit --config {_shown(config)} --ckpt_path {_shown(last)}\n"
             f"  look at it      tensorboard --logdir {_shown(config.parent.parent)}\n"
         )
 

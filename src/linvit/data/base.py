@@ -68,7 +68,7 @@ class ImageData(LightningDataModule):
         raise NotImplementedError
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Training and validation images (count, 3, H, W) in [0, 1] as the model will see them, spread over the sets."""
+        """Training and validation images (count, 3, H, W) in [0, 1] as the model sees them, spread over the sets."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             total = len(samples)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from linvit.errors import UserError
 
 
 class Sample(TypedDict, total=False):
-    """One image: a normalised tensor (3, H, W), its class if known, its index in the split, its path (else the index)."""
+    """One image: a normalised tensor (3, H, W), its class, its index in the split, its path (else the index)."""
 
     image: Tensor
     label: int
@@ -95,7 +95,9 @@ class ClassificationData(ImageData):
                 f"data source '{self.source}' has no image column among {', '.join(rows.features)}; "
                 f"name it with --data.image_column"
             )
-        return image, column(rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source)
+        return image, column(
+            rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source
+        )
 
     @property
     def num_classes(self) -> int | None:

@@ -67,7 +67,9 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
     if not any(file.is_file() and not file.name.startswith(".") for file in path.rglob("*")):
-        raise UserError(f"the data folder '{path}' is empty; expected one folder of images per class, under train/ and val/")
+        raise UserError(
+            f"the data folder '{path}' is empty; expected one folder of images per class, under train/ and val/"
+        )
     try:
         return dict(datasets.load_dataset("imagefolder", data_dir=str(path)))
     except datasets.exceptions.DataFilesNotFoundError as error:

@@ -51,7 +51,9 @@ class CoverCrop(nn.Module):
     def forward(self, image: Image.Image) -> Image.Image:
         """Any image to one of exactly `size` (H, W)."""
         scale = max(self.size[0] / image.height, self.size[1] / image.width) / self.crop
-        covered = [max(side, math.floor(scale * old)) for side, old in zip(self.size, (image.height, image.width), strict=True)]
+        covered = [
+            max(side, math.floor(scale * old)) for side, old in zip(self.size, (image.height, image.width), strict=True)
+        ]
         resized = v2.functional.resize(image, covered, interpolation=BICUBIC)
         return v2.functional.center_crop(resized, list(self.size))  # type: ignore[no-any-return]
 

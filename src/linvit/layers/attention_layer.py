@@ -111,7 +111,7 @@ class AttentionLayer(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, h, N, d)."""
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _reduced(self, grid: Grid) -> Grid:
         return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))

@@ -68,16 +68,18 @@ class Task(LightningModule):
         total = self.trainer.estimated_stepping_batches
         if not math.isfinite(total):
             raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
-        optimizer = torch.optim.AdamW(parameter_groups(self, hp.weight_decay), lr=hp.lr, betas=tuple(hp.betas))
-        scheduler = warmup_cosine(optimizer, self._warmup_steps(int(total)), int(total), hp.lr, hp.warmup_lr, hp.min_lr)
+        optimizer = torch.optim.AdamW(parameter_groups(self, hp["weight_decay"]), lr=hp["lr"], betas=tuple(hp["betas"]))
+        scheduler = warmup_cosine(
+            optimizer, self._warmup_steps(int(total)), int(total), hp["lr"], hp["warmup_lr"], hp["min_lr"]
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _warmup_steps(self, total: int) -> int:
         batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        steps = round(self.hparams.warmup_epochs * batches)
+        steps: int = round(self.hparams["warmup_epochs"] * batches)
         if steps > total:
             rank_zero_warn(
-                f"the warm-up of {self.hparams.warmup_epochs} epochs ({steps} steps) is longer than the run ({total} "
-                f"steps); it is cut to the run. Lower --model.warmup_epochs"
+                f"the warm-up of {self.hparams['warmup_epochs']} epochs ({steps} steps) is longer than the run "
+                f"({total} steps); it is cut to the run. Lower --model.warmup_epochs"
             )
         return min(steps, total)

@@ -1,6 +1,5 @@
 """Image classification: one class per image."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,22 +16,10 @@ class ClassificationTask(Task):
     """Cross entropy, top-1 and top-5 accuracy; `val/score` is top-1.
 
     Args:
-        backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
-        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null is the backbone's
-            own. See `linvit list attentions`.
-        num_classes: Classes. The command line takes it from the data.
-        class_names: Names of the classes. The command line takes them from the data.
-        img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
-        drop_path_rate: Stochastic depth of the last block.
-        lr: Peak learning rate.
-        weight_decay: AdamW's decay; norms, biases and position tables are spared.
-        betas: AdamW's momentum terms.
-        warmup_epochs: Length of the linear warm-up.
-        warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate of the last step.
         label_smoothing: Share of the target spread over all classes while training.
         mixup_alpha: Beta(alpha, alpha) of mixup; 0 is off.
         cutmix_alpha: Beta(alpha, alpha) of CutMix; 0 is off. With both, each batch takes one at random.
+        **task: Arguments of `Task`: backbone, attention, optimiser, schedule.
 
     Example:
         $ linvit fit --config configs/quickstart.yaml --model.backbone=deit_nano --model.attention=linear
@@ -40,40 +27,17 @@ class ClassificationTask(Task):
 
     def __init__(
         self,
-        backbone: str | dict[str, Any] = "deit_tiny",
-        attention: str | dict[str, Any] | list[str | dict[str, Any]] | None = None,
-        num_classes: int = 1000,
-        class_names: list[str] | None = None,
-        img_size: int | Sequence[int] = 224,
-        drop_path_rate: float = 0.0,
-        lr: float = 1e-3,
-        weight_decay: float = 0.05,
-        betas: tuple[float, float] = (0.9, 0.999),
-        warmup_epochs: float = 5,
-        warmup_lr: float = 1e-6,
-        min_lr: float = 1e-5,
         label_smoothing: float = 0.1,
         mixup_alpha: float = 0.0,
         cutmix_alpha: float = 0.0,
+        **task: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            attention,
-            num_classes,
-            class_names,
-            img_size,
-            drop_path_rate,
-            lr,
-            weight_decay,
-            betas,
-            warmup_epochs,
-            warmup_lr,
-            min_lr,
-        )
+        super().__init__(**task)
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing must lie in [0, 1); got {label_smoothing}")
         if mixup_alpha < 0 or cutmix_alpha < 0:
             raise UserError(f"mixup_alpha and cutmix_alpha must be 0 (off) or more; got {mixup_alpha}, {cutmix_alpha}")
+        num_classes = self.hparams["num_classes"]
         mixes: list[v2.Transform] = []
         if mixup_alpha:
             mixes.append(v2.MixUp(alpha=mixup_alpha, num_classes=num_classes))
@@ -96,7 +60,7 @@ class ClassificationTask(Task):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Cross entropy against smoothed, possibly mixed targets."""
         logits = self(batch["image"])
-        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams.label_smoothing)
+        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True)
         return loss
 

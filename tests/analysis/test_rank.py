@@ -1,0 +1,138 @@
+"""Rank, effective rank and entropy on matrices whose answer is known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from linvit import Grid
+from linvit.analysis import attention_matrix, effective_rank, entropy, rank
+from tests.helpers import inputs, mechanism, randn
+
+PRECISIONS = [torch.float32, torch.float64]
+both = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float32", "float64"])
+
+
+def product(rows: int, columns: int, inner: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """A product of random factors, formed in the given dtype: of rank `inner`."""
+    return randn(rows, inner, seed=seed, dtype=dtype) @ randn(inner, columns, seed=seed + 1, dtype=dtype)
+
+
+@both
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(196, 196, 64), (49, 196, 8), (196, 49, 1), (20, 10, 10)])
+def test_rank_of_a_product_is_its_inner_width(rows: int, columns: int, inner: int, dtype: torch.dtype) -> None:
+    assert rank(product(rows, columns, inner, dtype)) == inner
+
+
+@both
+def test_rank_of_linear_attention_is_the_head_width(dtype: torch.dtype) -> None:
+    """Formed in either precision: 8 channels per head, 143 tokens."""
+    grid = Grid((11, 13))
+    module = mechanism("linear", grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype)
+    left, right = module.factors(given.q, given.k, grid)
+    assert (rank(left @ right.mT) == 8).all()
+    assert (rank(attention_matrix(module, given.q, given.k, grid)) == 8).all()
+
+
+def test_float32_product_cast_to_float64_is_the_pitfall() -> None:
+    """Why the precision a matrix was formed in decides the tolerance: rounding errors have full rank."""
+    matrix = product(100, 100, 8, torch.float32)
+    assert rank(matrix) == 8
+    assert rank(matrix.double()) > 8
+
+
+@both
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
+def test_scale_changes_nothing(scale: float, dtype: torch.dtype) -> None:
+    matrix = product(30, 20, 5, dtype).abs()
+    scaled = matrix * scale
+    assert rank(scaled) == rank(matrix)
+    torch.testing.assert_close(effective_rank(scaled), effective_rank(matrix), rtol=1e-5, atol=0)
+    torch.testing.assert_close(entropy(scaled), entropy(matrix), rtol=1e-5, atol=0)
+
+
+@both
+def test_zero_matrix_has_rank_zero(dtype: torch.dtype) -> None:
+    zero = torch.zeros(6, 4, dtype=dtype)
+    assert rank(zero) == effective_rank(zero) == entropy(zero) == 0
+
+
+@both
+def test_duplicate_rows_count_once(dtype: torch.dtype) -> None:
+    rows = randn(3, 12, dtype=dtype)
+    assert rank(rows.repeat(5, 1)) == 3
+
+
+@both
+def test_rank_one(dtype: torch.dtype) -> None:
+    matrix = torch.outer(randn(20, dtype=dtype), randn(30, seed=1, dtype=dtype))
+    assert rank(matrix) == 1
+    assert effective_rank(matrix).item() == pytest.approx(1, abs=1e-3)
+
+
+@both
+def test_identity_has_full_rank_by_every_measure(dtype: torch.dtype) -> None:
+    eye = torch.eye(17, dtype=dtype)
+    assert rank(eye) == 17
+    assert effective_rank(eye).item() == pytest.approx(17)
+
+
+@pytest.mark.parametrize("inner", [1, 2, 5, 19])
+def test_effective_rank_lies_between_one_and_the_rank(inner: int) -> None:
+    matrix = product(24, 19, inner, torch.float64)
+    assert 1 - 1e-9 <= effective_rank(matrix) <= rank(matrix) + 1e-9
+
+
+def test_effective_rank_is_the_exponential_of_the_entropy_of_singular_values() -> None:
+    values = torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)
+    left, _ = torch.linalg.qr(randn(6, 4))
+    right, _ = torch.linalg.qr(randn(5, 4, seed=1))
+    want = 2 ** (0.5 * 1 + 0.25 * 2 + 2 * 0.125 * 3)
+    assert effective_rank(left @ values.diag() @ right.mT).item() == pytest.approx(want)
+
+
+def test_rtol_moves_the_threshold() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 1e-2, 1e-4, 1e-12], dtype=torch.float64))
+    assert [rank(matrix, rtol=t).item() for t in (1e-1, 1e-3, 1e-5, 1e-13)] == [1, 2, 3, 4]
+    assert rank(matrix) == 4
+
+
+def test_leading_dimensions_are_kept() -> None:
+    stack = torch.stack([product(9, 7, inner, torch.float64) for inner in (1, 3, 5, 7)]).unflatten(0, (2, 2))
+    assert rank(stack).tolist() == [[1, 3], [5, 7]]
+    assert effective_rank(stack).shape == entropy(stack).shape == (2, 2)
+
+
+@pytest.mark.parametrize("measure", [rank, effective_rank, entropy])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_non_finite_matrix_gives_nan_and_leaves_the_others_alone(measure: object, bad: float) -> None:
+    stack = product(8, 8, 3, torch.float64).abs().repeat(3, 1, 1)
+    good = measure(stack[0])
+    stack[1, 2, 3] = bad
+    result = measure(stack)
+    assert result[1].isnan()
+    assert result[0] == result[2] == good
+    assert measure(stack[1]).isnan()
+
+
+@pytest.mark.parametrize("measure", [rank, effective_rank])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_refused(measure: object, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="form the matrix in float32 or float64"):
+        measure(torch.ones(3, 3, dtype=dtype))
+
+
+@both
+def test_entropy_runs_from_one_key_to_all_alike(dtype: torch.dtype) -> None:
+    assert entropy(torch.eye(9, dtype=dtype)) == 0
+    assert entropy(torch.full((5, 9), 0.2, dtype=dtype)).item() == pytest.approx(math.log(9))
+    half = torch.cat([torch.eye(4, dtype=dtype), torch.full((4, 4), 0.25, dtype=dtype)])
+    assert entropy(half).item() == pytest.approx(math.log(4) / 2)
+
+
+def test_entropy_of_negative_weights_counts_their_size() -> None:
+    matrix = randn(6, 8)
+    torch.testing.assert_close(entropy(matrix), entropy(matrix.abs()))
+    torch.testing.assert_close(entropy(3 * matrix), entropy(matrix))

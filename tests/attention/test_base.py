@@ -1,0 +1,59 @@
+"""Grid arithmetic and what every mechanism gets from its base class."""
+
+import pytest
+import torch
+
+import linvit
+import linvit.analysis
+from linvit import Attention, Grid, UserError
+
+
+@pytest.mark.parametrize(
+    ("grid", "keys_size", "num_queries", "num_keys"),
+    [
+        (Grid((3, 5)), (3, 5), 15, 15),
+        (Grid((3, 5), num_prefix=2), (3, 5), 17, 17),
+        (Grid((8, 6), (4, 3)), (4, 3), 48, 12),
+        (Grid((8, 6), (4, 3), num_prefix=1), (4, 3), 49, 13),
+    ],
+)
+def test_grid_counts_tokens(grid: Grid, keys_size: tuple[int, int], num_queries: int, num_keys: int) -> None:
+    assert grid.keys_size == keys_size
+    assert (grid.num_queries, grid.num_keys) == (num_queries, num_keys)
+
+
+def test_sizes_follow_from_dim_and_heads() -> None:
+    module = Attention(24, 3, Grid((4, 4)))
+    assert (module.head_dim, module.key_dim, module.out_dim) == (8, 8, 24)
+    assert Attention(24, 3, Grid((4, 4)), key_dim=5).key_dim == 5
+
+
+def test_dim_that_heads_do_not_divide_is_refused_with_the_ways_out() -> None:
+    with pytest.raises(UserError, match=r"dim 10 is not divisible by num_heads 3; .* 1, 2, 5, 10 heads"):
+        Attention(10, 3, Grid((4, 4)))
+
+
+def test_base_has_no_forward_and_says_so() -> None:
+    class Empty(Attention):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty has no forward"):
+        Empty(8, 2, Grid((2, 2)))(*torch.zeros(3, 1, 2, 4, 4), Grid((2, 2)))
+
+
+def test_a_mechanism_is_a_forward_and_nothing_else() -> None:
+    class Average(linvit.Attention):
+        def forward(self, q, k, v, grid):  # type: ignore[no-untyped-def]
+            return v.mean(-2, keepdim=True).expand(*q.shape[:3], -1)
+
+    grid = Grid((2, 3))
+    module = Average(8, 2, grid)
+    v = torch.randn(1, 2, 6, 4)
+    assert torch.equal(module(v, v, v, grid)[0, 0, 4], v[0, 0].mean(0))
+    assert module.factors(v, v, grid) is None
+    assert linvit.analysis.rank(linvit.analysis.attention_matrix(module, v, v, grid)).tolist() == [[1, 1]]
+
+
+def test_print_shows_the_sizes() -> None:
+    shown = repr(linvit.create_attention("linear", dim=24, num_heads=3, grid=Grid((4, 5), num_prefix=1)))
+    assert "dim=24, num_heads=3, grid=((4, 5), None, 1)" in shown

@@ -1,0 +1,358 @@
+"""DeiT equals timm's VisionTransformer on softmax; the FLatten presets have the reference's layout and counts."""
+
+import copy
+from typing import Any
+
+import pytest
+import timm.optim
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+import linvit
+from linvit import UserError
+from linvit.attention.focused import FocusedAttention
+from linvit.attention.linear import LinearAttention
+from linvit.attention.softmax import SoftmaxAttention
+from linvit.backbones.deit import DeiT
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
+
+SIZES = {"img_size": (48, 32), "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 7}
+
+
+def deit(**options: Any) -> DeiT:
+    """A small DeiT in evaluation mode."""
+    torch.manual_seed(0)
+    return DeiT(**{**SIZES, **options}).eval()
+
+
+def pair(class_token: bool = True, global_pool: str = "token", **options: Any) -> tuple[DeiT, VisionTransformer]:
+    """Our DeiT and timm's, with the same weights in float64."""
+    pool = {"class_token": class_token, "global_pool": global_pool}
+    theirs = VisionTransformer(**{**SIZES, **options}, **pool, fc_norm=False, dynamic_img_size=True).double().eval()
+    ours = deit(**pool, **options).double()
+    ours.load_state_dict(perturb(theirs, scale=0.1).state_dict())
+    return ours, theirs
+
+
+def image(*size: int, batch: int = 2, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
+    return randn(batch, 3, *size, dtype=dtype, grad=grad)
+
+
+# The references
+
+
+@both_precisions
+@of_case("deit")
+def test_equals_deit(golden: Golden, dtype: torch.dtype) -> None:
+    model = DeiT(**golden.constructor).to(dtype).eval()
+    model.load_state_dict(golden.parameters())
+    (x,) = inputs = golden.inputs(dtype)
+    golden.check_call(model(x), inputs)
+    _, features = model.forward_intermediates(x)
+    assert len(features) == len(golden.named("feature."))
+    for i, feature in enumerate(features):
+        golden.check(f"feature.{i}", feature)
+
+
+POOLS = [(True, "token"), (True, "avg"), (False, "avg")]
+
+
+@pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
+@pytest.mark.parametrize("size", [(48, 32), (32, 48), (80, 64), (8, 72)], ids=str)
+def test_equals_timm_at_any_size(class_token: bool, global_pool: str, size: tuple[int, int]) -> None:
+    """Position embeddings are interpolated as timm does it; gradients included."""
+    ours, theirs = pair(class_token, global_pool)
+    x = image(*size, grad=True)
+    assert_near(ours.forward_features(x), theirs.forward_features(x), 1e-12)
+    assert_same_gradients(ours(x), theirs(x), [x], 1e-10)
+
+
+@pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
+def test_state_dict_is_timms(class_token: bool, global_pool: str) -> None:
+    ours, theirs = pair(class_token, global_pool)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert ours.feature_info == theirs.feature_info
+    for fact in ("num_classes", "num_features", "head_hidden_size", "num_prefix_tokens", "global_pool"):
+        assert getattr(ours, fact) == getattr(theirs, fact)
+
+
+def test_qkv_without_bias_equals_timm() -> None:
+    ours, theirs = pair(qkv_bias=False, mlp_ratio=2.5)
+    assert_near(ours(image(48, 32)), theirs(image(48, 32)), 1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("indices", [None, 1, 2, [0], [-1], [0, 2], [-3, 1]], ids=str)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("output_fmt", ["NCHW", "NLC"])
+def test_intermediates_are_timms(class_token: bool, indices: object, norm: bool, output_fmt: str) -> None:
+    ours, theirs = pair(class_token, "avg")
+    x = image(64, 48)
+    for stop_early in (True, False):
+        options = {"indices": indices, "norm": norm, "output_fmt": output_fmt, "stop_early": stop_early}
+        got, want = (model.forward_intermediates(x, **options) for model in (ours, theirs))
+        assert_near(got[0], want[0], 1e-12)
+        assert len(got[1]) == len(want[1])
+        for a, b in zip(got[1], want[1], strict=True):
+            assert_near(a, b, 1e-12)
+        only = ours.forward_intermediates(x, intermediates_only=True, **options)
+        assert all(torch.equal(a, b) for a, b in zip(only, got[1], strict=True))
+
+
+@torch.no_grad()
+def test_intermediates_with_prefix_tokens_are_timms() -> None:
+    ours, theirs = pair()
+    options = {"return_prefix_tokens": True, "intermediates_only": True}
+    got, want = (model.forward_intermediates(image(48, 32), **options) for model in (ours, theirs))
+    for (feature, prefix), (their_feature, their_prefix) in zip(got, want, strict=True):
+        assert_near(feature, their_feature, 1e-12)
+        assert_near(prefix, their_prefix, 1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("indices", [1, 2, [0], [-2], [0, 1]], ids=str)
+@pytest.mark.parametrize("prune_norm", [True, False])
+@pytest.mark.parametrize("prune_head", [True, False])
+def test_pruning_is_timms(indices: object, prune_norm: bool, prune_head: bool) -> None:
+    ours, theirs = pair()
+    options = {"prune_norm": prune_norm, "prune_head": prune_head}
+    assert ours.prune_intermediate_layers(indices, **options) == theirs.prune_intermediate_layers(indices, **options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x = image(48, 32)
+    assert_near(ours.forward_features(x), theirs.forward_features(x), 1e-12)
+    if not prune_head:
+        assert_near(ours(x), theirs(x), 1e-12)
+
+
+@pytest.mark.parametrize("num_classes", [0, 5])
+@pytest.mark.parametrize("global_pool", [None, "avg"])
+def test_reset_classifier_is_timms(num_classes: int, global_pool: str | None) -> None:
+    """Arguments included: timm's callers may set the pooling along with the number of classes."""
+    ours, theirs = pair()
+    arguments = [num_classes] if global_pool is None else [num_classes, global_pool]
+    theirs.reset_classifier(*arguments)
+    ours.reset_classifier(*arguments)
+    assert ours.num_classes == num_classes
+    assert type(ours.get_classifier()) is type(theirs.get_classifier())
+    ours.double().load_state_dict(perturb(theirs.double()).state_dict())
+    assert_near(ours(image(48, 32)), theirs(image(48, 32)), 1e-12)
+
+
+def test_reset_classifier_initialises_the_new_head() -> None:
+    model = deit()
+    model.reset_classifier(2000)
+    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.03)
+    assert model.head.bias.eq(0).all()
+
+
+def test_weight_decay_and_layer_groups_are_timms() -> None:
+    ours, theirs = pair()
+    assert ours.no_weight_decay() == theirs.no_weight_decay() & dict(theirs.named_parameters()).keys()
+    groups = [timm.optim.param_groups_layer_decay(m, 0.1, m.no_weight_decay(), layer_decay=0.7) for m in (ours, theirs)]
+
+    def settings(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+        names = {id(p): name for name, p in model.named_parameters()}
+        return {names[id(p)]: (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
+
+    assert settings(ours, groups[0]) == settings(theirs, groups[1])
+
+
+# Variants
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [  # deit: the counts of timm's classes at 1000 classes, 224 pixels; flatten_deit: the reconstructed layout's
+        ("deit_tiny", 5_717_416),
+        ("deit_small", 22_050_664),
+        ("deit_base", 86_567_656),
+        ("flatten_deit_tiny", 6_190_888),
+        ("flatten_deit_small", 22_977_640),
+    ],
+)
+def test_parameter_counts(name: str, parameters: int) -> None:
+    model = linvit.create_backbone(name)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_parameter_count_at_384_pixels() -> None:
+    model = linvit.create_backbone("deit_base", img_size=384)
+    assert sum(p.numel() for p in model.parameters()) == 86_859_496
+
+
+def test_builds_on_the_meta_device() -> None:
+    """Without memory or numbers, to look at a large model."""
+    with torch.device("meta"):
+        model = linvit.create_backbone("deit_base")
+    assert sum(p.numel() for p in model.parameters()) == 86_567_656
+
+
+@pytest.mark.parametrize("name", ["flatten_deit_tiny", "flatten_deit_small"])
+def test_flatten_has_focused_blocks_no_class_token_and_mean_pooling(name: str) -> None:
+    model = linvit.create_backbone(name, img_size=32, num_classes=5).eval()
+    assert model.cls_token is None
+    assert model.pos_embed.shape[1] == 4
+    assert len(model.blocks) == 12
+    for block in model.blocks:
+        assert isinstance(block.attn.mechanism, FocusedAttention)
+        assert block.attn.mechanism.focusing_factor == 3
+        assert block.attn.mechanism.dwc.kernel_size == (5, 5)
+    features = model.forward_features(image(32, 32, dtype=torch.float32))
+    assert torch.equal(model.forward_head(features, pre_logits=True), features.mean(1))
+
+
+@pytest.mark.parametrize("name", ["deit_nano", "flatten_deit_tiny"])
+def test_a_preset_takes_another_attention(name: str) -> None:
+    model = linvit.create_backbone(name, attention={"name": "linear", "feature_map": "relu"}, img_size=32)
+    assert {block.attn.mechanism.feature_map for block in model.blocks} == {"relu"}
+
+
+# Attention, sizes, tokens
+
+
+def test_one_spec_per_block() -> None:
+    model = deit(attention=["softmax", {"name": "focused", "focusing_factor": 4}, "linear"])
+    kinds = [type(block.attn.mechanism) for block in model.blocks]
+    assert kinds == [SoftmaxAttention, FocusedAttention, LinearAttention]
+    assert model.blocks[1].attn.mechanism.focusing_factor == 4
+
+
+def test_list_of_another_length_is_refused() -> None:
+    with pytest.raises(UserError, match="attention lists 2 specs, but this backbone has 1 stage and 3 blocks"):
+        deit(attention=["softmax", "linear"])
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "focused"])
+@pytest.mark.parametrize(("class_token", "global_pool"), POOLS)
+def test_any_attention_at_any_size(attention: str, class_token: bool, global_pool: str) -> None:
+    model = deit(attention=attention, class_token=class_token, global_pool=global_pool)
+    for size in [(48, 32), (32, 48), (64, 8), (8, 104)]:
+        x = image(*size, dtype=torch.float32, grad=True)
+        out = model(x)
+        out.sum().backward()
+        assert out.shape == (2, 7)
+        assert x.grad.isfinite().all()
+        assert x.grad.abs().max() > 0
+    unused = [name for name, p in model.named_parameters() if p.grad is None]
+    assert unused == []
+
+
+def test_mechanisms_are_built_for_the_models_grid() -> None:
+    model = deit(attention="focused")
+    for block in model.blocks:
+        assert block.attn.mechanism.grid == ((6, 4), None, 1)
+        assert block.attn.mechanism.positional_encoding.shape == (1, 24, 48)
+
+
+def test_transposed_image_is_another_image() -> None:
+    """Height and width are never exchanged: rows first."""
+    model = deit(img_size=(48, 48), attention="focused").double()
+    x = image(48, 32)
+    assert relative_error(model(x.mT), model(x)) > 1e-3
+    _, (feature, *_) = model.forward_intermediates(x)
+    assert feature.shape[2:] == (6, 4)
+
+
+@pytest.mark.parametrize("size", [(50, 32), (48, 36)])
+def test_size_that_patches_do_not_divide_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(UserError, match=f"image size {size[0]}x{size[1]} is not divisible by patch size 8"):
+        deit()(image(*size, dtype=torch.float32))
+    with pytest.raises(UserError, match="is not divisible by patch size 8; the nearest sizes are"):
+        deit(img_size=size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_pool": "max"}, "global_pool must be one of token, avg; got 'max'"),
+        (
+            {"class_token": False},
+            "global_pool 'token' needs the class token; set class_token: true or global_pool: avg",
+        ),
+        ({"num_heads": 5}, "dim 48 is not divisible by num_heads 5"),
+        ({"attention": "focussed"}, "Did you mean 'focused'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        deit(**options)
+
+
+def test_bad_output_format_is_refused() -> None:
+    with pytest.raises(UserError, match="output_fmt must be one of NCHW, NLC; got 'NHWC'"):
+        deit().forward_intermediates(image(48, 32, dtype=torch.float32), output_fmt="NHWC")
+
+
+# Training
+
+
+@pytest.mark.parametrize("attention", ["softmax", "focused"])
+def test_checkpointing_changes_no_gradient(attention: str) -> None:
+    model = perturb(deit(attention=attention).double(), scale=0.05).train()
+    x = image(48, 32, grad=True)
+    sources = [x, *model.parameters()]
+    plain = model(x)
+    model.set_grad_checkpointing()
+    assert model.grad_checkpointing
+    assert_same_gradients(model(x), plain, sources, 1e-12)
+    assert_same_gradients(model.forward_intermediates(x)[0][:, 0], model.forward_features(x)[:, 0], [x], 1e-12)
+
+
+def test_checkpointing_computes_blocks_again() -> None:
+    model = deit().train()
+    model.set_grad_checkpointing()
+    calls: list[int] = []
+    for block in model.blocks:
+        block.attn.register_forward_hook(lambda *_: calls.append(1))
+    model(image(48, 32, dtype=torch.float32)).sum().backward()
+    assert len(calls) == 2 * len(model.blocks)
+
+
+def test_stochastic_depth_grows_linearly() -> None:
+    model = deit(depth=5, drop_path_rate=0.4)
+    for block, rate in zip(model.blocks, [0.0, 0.1, 0.2, 0.3, 0.4], strict=True):
+        assert block.drop_path1.drop_prob == pytest.approx(rate)
+        assert block.drop_path2.drop_prob == pytest.approx(rate)
+
+
+def test_stochastic_depth_drops_whole_samples_in_training_only() -> None:
+    block = copy.deepcopy(deit(depth=2, drop_path_rate=0.5).blocks[1]).double()
+    grid = deit().grid
+    x = randn(1, grid.num_queries, 48).expand(200, -1, -1)
+    block.mlp = nn.Identity()
+    block.drop_path2 = nn.Linear(48, 48).double()  # 0 for any input: only the attention branch is left
+    nn.init.zeros_(block.drop_path2.weight)
+    nn.init.zeros_(block.drop_path2.bias)
+    branch = block.eval()(x[:1], grid) - x[:1]
+    torch.manual_seed(0)
+    moved = block.train()(x, grid) - x
+    kept = (moved != 0).flatten(1).any(1)
+    assert 0.35 < kept.double().mean() < 0.65
+    assert_near(moved[kept], (2 * branch).expand_as(moved[kept]), 1e-12)
+
+
+def test_initial_values() -> None:
+    torch.manual_seed(0)
+    model = DeiT(img_size=224, embed_dim=192, depth=2, attention=["softmax", "focused"])
+    for table in (model.pos_embed, model.cls_token):
+        assert table.std().item() == pytest.approx(0.02, rel=0.15)
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.03)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.03), name
+            assert module.bias.eq(0).all(), name
+        if isinstance(module, nn.LayerNorm):
+            assert module.eps == 1e-6, name
+            assert module.weight.eq(1).all(), name
+            assert module.bias.eq(0).all(), name
+    bound = (3 * 16 * 16) ** -0.5  # convolutions keep torch's default: uniform within 1 / sqrt(fan in)
+    weight = model.patch_embed.proj.weight
+    assert 0.99 * bound < weight.abs().max() <= bound
+    focused = model.blocks[1].attn.mechanism
+    assert focused.scale.eq(0).all()
+    assert focused.positional_encoding.eq(0).all()
+    assert 0.19 < focused.dwc.weight.abs().max() <= 0.2

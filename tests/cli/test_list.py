@@ -1,0 +1,167 @@
+"""`linvit list` through the real command line, built-ins only; tests/test_plugin.py has the plug-ins."""
+
+import time
+
+import pytest
+
+import linvit
+from linvit.cli.list import main
+from tests.plugin.distributions import python, write_distribution
+
+
+def linvit_list(*arguments, **options):
+    return python("-m", "linvit", "list", *arguments, **options)
+
+
+def sections(text):
+    """Section title -> its lines."""
+    blocks = (block.splitlines() for block in text.strip().split("\n\n"))
+    return {block[0]: block[1:] for block in blocks}
+
+
+def test_three_sections_with_every_name_owner_and_summary():
+    done = linvit_list()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    found = sections(done.stdout)
+    assert list(found) == ["attentions", "backbones", "heads"]
+    for kind, names in (("attentions", linvit.list_attentions()), ("backbones", linvit.list_backbones())):
+        assert [line.split()[0] for line in found[kind]] == names
+        assert all(line.split()[1] == "linvit" for line in found[kind])
+        assert len({line.index(" linvit ") for line in found[kind]}) == 1, "columns are not aligned"
+    focused = next(line for line in found["attentions"] if line.split()[0] == "focused")
+    assert focused.endswith("Focused linear attention with a depthwise convolution of the values, O(N d^2).")
+
+
+def test_an_empty_section_says_how_to_fill_it(capsys):
+    if linvit.list_heads():
+        pytest.skip("there are heads")
+    assert main(["heads"]) == 0
+    out = capsys.readouterr().out
+    assert "none yet" in out
+    assert "@linvit.register_head" in out
+    assert '[project.entry-points."linvit.heads"]' in out
+
+
+def test_one_kind_only(capsys):
+    assert main(["attentions"]) == 0
+    assert list(sections(capsys.readouterr().out)) == ["attentions"]
+
+
+def test_a_wildcard(capsys):
+    assert main(["--filter", "*nano*"]) == 0
+    found = sections(capsys.readouterr().out)
+    assert [line.split()[0] for line in found["backbones"]] == ["deit_nano"]
+    assert found["attentions"] == [f"  none of {len(linvit.list_attentions())} is like '*nano*'"]
+
+
+def test_one_attention_in_full(capsys):
+    assert main(["attentions", "focused"]) == 0
+    out = capsys.readouterr().out
+    assert "from linvit.attention.focused:FocusedAttention, linvit\n" in out
+    assert "Han et al. 2023" in out  # the module's docstring
+    assert "focusing_factor: The power p >= 1" in out  # the class's
+    options = out.partition("\noptions:\n")[2].splitlines()
+    assert "  focusing_factor = 3" in options
+    assert "  norm_scope = 'all_heads'" in options
+    assert not {"dim", "num_heads", "grid", "key_dim"} & {line.split()[0] for line in options}
+
+
+def test_one_backbone_in_full(capsys):
+    assert main(["backbones", "flatten_deit_tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "Dosovitskiy" in out
+    options = out.partition("\noptions:\n")[2].splitlines()
+    assert "  attention = 'focused'" in options  # the preset's default, not the class's
+    assert "  img_size = 224" in options
+
+
+def test_a_required_option_is_marked(capsys):
+    assert main(["backbones", "timm"]) == 0
+    assert "  model (required)\n" in capsys.readouterr().out
+
+
+def test_a_class_path_in_full(capsys):
+    assert main(["attentions", "linvit.attention.linear:LinearAttention"]) == 0
+    assert "Katharopoulos" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["attention"],
+            "kind must be one of attentions, backbones, heads; got 'attention'. Did you mean 'attentions'?",
+        ),
+        (["attentions", "focussed"], "no attention is called 'focussed'. Did you mean 'focused'?"),
+        (["attentions", "focused", "--check"], "--filter and --check are for lists, not for the one name 'focused'."),
+    ],
+)
+def test_mistakes_are_user_errors(arguments, message, capsys):
+    with pytest.raises(linvit.UserError) as error:
+        main(arguments)
+    assert str(error.value).startswith(message)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_line_prints_a_mistake_without_a_traceback():
+    done = linvit_list("attentions", "focussed")
+    assert done.returncode == 2
+    assert "Did you mean 'focused'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_without_plugins(tmp_path):
+    done = linvit_list("--check", path=tmp_path)
+    assert done.returncode == 0
+    assert "no plug-ins to check" in done.stdout
+
+
+def test_a_conflict_names_both_owners(tmp_path):
+    for owner in ("a", "b"):
+        entry_points = f"[linvit.attentions]\nmine = {owner}:Mine\n"
+        write_distribution(tmp_path, f"linvit-{owner}", "1.0", entry_points, **{owner: "class Mine: pass\n"})
+    done = linvit_list("attentions", path=tmp_path)
+    assert done.returncode == 0
+    line = next(line for line in done.stdout.splitlines() if line.startswith("  mine "))
+    assert "conflict: " in line
+    assert "linvit-a 1.0 (a:Mine)" in line
+    assert "linvit-b 1.0 (b:Mine)" in line
+    done = linvit_list("attentions", "--check", path=tmp_path)
+    assert done.returncode == 1
+    assert "two owners claim the attention name 'mine'" in done.stdout
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert 'linvit list attentions --filter "*linear*"' in out
+
+
+def test_listing_is_quick():
+    linvit_list()  # warm
+    walls = []
+    for _ in range(3):
+        start = time.perf_counter()
+        linvit_list()
+        walls.append(time.perf_counter() - start)
+    assert min(walls) < 0.4, walls  # torch alone takes longer to import
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["list", "--help"], ["list", "--filter", "*l*"], ["--version"], ["--help"], []],
+    ids=" ".join,
+)
+def test_no_torch_for_what_needs_none(arguments):
+    code = (
+        "import sys\nfrom linvit.cli import main\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as stop:\n    code = stop.code\n"
+        "assert not code, code\n"
+        "heavy = {'torch', 'numpy', 'timm', 'lightning', 'jsonargparse'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = python("-c", code, *arguments)
+    assert done.returncode == 0, done.stderr

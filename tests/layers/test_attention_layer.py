@@ -1,0 +1,156 @@
+"""The host: what it projects and hands to a mechanism, whatever the mechanism declares; its errors."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from linvit import Attention, AttentionLayer, Grid, UserError
+from tests.helpers import assert_near, perturb, randn
+
+GRID = Grid((4, 6), num_prefix=1)
+
+
+class Seen(Attention):
+    """Answers with the mean of the values and remembers nothing; tests read what it got through `got`."""
+
+    got: dict[str, Tensor]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
+        type(self).got = {"q": q, "k": k, "v": v, "grid": grid, **extra}
+        return v.mean(-2, keepdim=True).expand(*q.shape[:3], -1)
+
+
+class SharedKey(Seen):
+    projections = "qv"
+
+
+class InputQuery(Seen):
+    projections = "kv"
+
+
+class Gated(Seen):
+    takes_input = True
+
+
+class Wider(Seen):
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.out_dim = 2 * dim
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return torch.cat([super().forward(q, k, v, grid)] * 2, dim=-1)
+
+
+def layer_of(kind: type[Attention], **options: object) -> AttentionLayer:
+    return perturb(AttentionLayer(24, 3, GRID, attention=f"{__name__}:{kind.__name__}", **options).double())
+
+
+def heads(x: Tensor) -> Tensor:
+    """Channel c belongs to head c // d."""
+    return torch.stack(x.chunk(3, dim=-1), dim=1)
+
+
+@pytest.mark.parametrize("key_dim", [None, 4])
+@pytest.mark.parametrize(
+    ("kind", "projected"), [(Seen, "qkv"), (SharedKey, "qv"), (InputQuery, "kv"), (Gated, "qkv"), (Wider, "qkv")]
+)
+def test_projections_are_those_the_mechanism_declares(
+    kind: type[Attention], projected: str, key_dim: int | None
+) -> None:
+    layer = layer_of(kind, key_dim=key_dim)
+    x = randn(2, GRID.num_queries, 24)
+    out = layer(x, GRID)
+    width = 24 if key_dim is None else 3 * key_dim
+    parts = (x @ layer.qkv.weight.T + layer.qkv.bias).split([width if p in "qk" else 24 for p in projected], dim=-1)
+    tensors = dict(zip(projected, parts, strict=True))
+    q = tensors.get("q", x)
+    want = {"q": q, "k": tensors.get("k", q), "v": tensors["v"]}
+    for name, tensor in want.items():
+        assert_near(kind.got[name], heads(tensor), 1e-14)
+    assert kind.got["grid"] == GRID
+    assert ("x" in kind.got) == kind.takes_input
+    if kind.takes_input:
+        assert kind.got["x"] is x
+
+    mean = tensors["v"].mean(1, keepdim=True).expand(2, GRID.num_queries, 24)
+    if kind is Wider:
+        mean = torch.cat([part for chunk in mean.chunk(3, -1) for part in (chunk, chunk)], dim=-1)
+    assert out.shape == x.shape
+    assert_near(out, mean @ layer.proj.weight.T + layer.proj.bias, 1e-13)
+
+
+@pytest.mark.parametrize("reduction", [{"sr_ratio": 2}, {"sr_pool": 3}])
+def test_reduction_gives_fewer_keys_and_tells_the_mechanism(reduction: dict[str, int]) -> None:
+    layer = layer_of(Seen, key_dim=4, **reduction)
+    x = randn(2, GRID.num_queries, 24)
+    layer(x, GRID)
+    kv_size = (2, 3) if "sr_ratio" in reduction else (3, 3)
+    assert layer.mechanism.grid == Seen.got["grid"] == Grid((4, 6), kv_size, 1)
+    reduced = layer.sr(x, GRID)
+    assert_near(Seen.got["q"], heads(x @ layer.q.weight.T + layer.q.bias), 1e-14)
+    k, v = (reduced @ layer.kv.weight.T + layer.kv.bias).split([12, 24], dim=-1)
+    assert_near(Seen.got["k"], heads(k), 1e-14)
+    assert_near(Seen.got["v"], heads(v), 1e-14)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear", "focused"])
+@pytest.mark.parametrize("reduction", [{}, {"sr_ratio": 2}, {"sr_pool": 3}])
+def test_one_layer_serves_grids_of_any_size(attention: str, reduction: dict[str, int]) -> None:
+    layer = AttentionLayer(24, 3, GRID, attention=attention, **reduction).eval()
+    for size in [(4, 6), (7, 9), (5, 2), (13, 31)]:
+        grid = Grid(size, num_prefix=1)
+        assert layer(torch.randn(1, grid.num_queries, 24), grid).isfinite().all()
+
+
+def test_bias_reaches_a_mechanism_that_takes_one() -> None:
+    layer = AttentionLayer(24, 3, GRID).double()
+    x = randn(2, GRID.num_queries, 24)
+    bias = torch.zeros(1, 3, GRID.num_queries, GRID.num_keys, dtype=x.dtype)
+    assert_near(layer(x, GRID, bias=bias), layer(x, GRID), 1e-14)
+    bias[..., 1:] = -torch.inf  # every query sees the first token only
+    seen = layer(x, GRID, bias=bias)
+    assert_near(seen, seen[:, :1].expand_as(seen), 1e-13)
+
+
+def test_projections_without_bias() -> None:
+    layer = AttentionLayer(24, 3, GRID, qkv_bias=False, proj_bias=False)
+    assert layer.qkv.bias is None
+    assert layer.proj.bias is None
+    reduced = AttentionLayer(24, 3, GRID, qkv_bias=False, sr_ratio=2)
+    assert reduced.q.bias is None
+    assert reduced.kv.bias is None
+
+
+def test_output_is_dropped_in_training_only() -> None:
+    layer = AttentionLayer(24, 3, GRID, proj_drop=0.5)
+    x = torch.randn(2, GRID.num_queries, 24)
+    assert 0.3 < (layer(x, GRID) == 0).float().mean() < 0.7
+    assert (layer.eval()(x, GRID) != 0).all()
+
+
+def test_bias_for_a_mechanism_that_takes_none_is_refused() -> None:
+    layer = AttentionLayer(24, 3, GRID, attention="linear")
+    with pytest.raises(UserError, match=r"LinearAttention takes no position bias \(takes_bias is False\)"):
+        layer(torch.randn(1, GRID.num_queries, 24), GRID, bias=torch.zeros(1, 3, 25, 25))
+
+
+def test_two_reductions_at_once_are_refused() -> None:
+    with pytest.raises(UserError, match="sr_ratio=2 and sr_pool=7 exclude each other"):
+        AttentionLayer(24, 3, GRID, sr_ratio=2, sr_pool=7)
+
+
+@pytest.mark.parametrize("kind", [SharedKey, InputQuery])
+def test_reduction_of_shared_projections_is_refused(kind: type[Attention]) -> None:
+    with pytest.raises(UserError, match=f"{kind.__name__} projects '{kind.projections}'"):
+        layer_of(kind, sr_ratio=2)
+
+
+def test_token_count_that_is_not_the_grids_is_refused() -> None:
+    layer = AttentionLayer(24, 3, GRID)
+    with pytest.raises(UserError, match="got 24 tokens for a grid of 4x6 patches and 1 prefix tokens = 25"):
+        layer(torch.randn(1, 24, 24), GRID)
+
+
+def test_dim_that_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match="dim 24 is not divisible by num_heads 5"):
+        AttentionLayer(24, 5, GRID)

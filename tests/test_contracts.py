@@ -1,0 +1,409 @@
+"""The contracts of attention mechanisms and backbones, held over everything registered.
+
+A new name is tested by existing. What a mechanism cannot do it declares on its class, and the tests read it there.
+"""
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import timm.optim
+import torch
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
+
+import linvit
+from linvit import Attention, AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.registry import attentions, backbones, parameters_of
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn, relative_error
+
+GRID = Grid((6, 8))
+OTHERS = [Grid((4, 12)), Grid((8, 6), num_prefix=1), Grid((7, 9), num_prefix=2), Grid((12, 14))]
+DIM, HEADS = 24, 3
+
+attention = pytest.mark.parametrize("name", linvit.list_attentions())
+projecting_all = pytest.mark.parametrize(
+    "name", [name for name in linvit.list_attentions() if attentions.get(name).projections == "qkv"]
+)
+with_bias = pytest.mark.parametrize(
+    "name", [name for name in linvit.list_attentions() if attentions.get(name).takes_bias]
+)
+without_bias = pytest.mark.parametrize(
+    "name", [name for name in linvit.list_attentions() if not attentions.get(name).takes_bias]
+)
+
+
+def run(module: Attention, grid: Grid, **options: Any) -> Tensor:
+    """The mechanism on random inputs of what it declares."""
+    return inputs(module, grid, **options)(module, grid)
+
+
+# Attention
+
+
+@attention
+def test_constructor_has_the_contracts_arguments_and_options_with_defaults(name: str) -> None:
+    parameters = inspect.signature(attentions.get(name)).parameters
+    assert list(parameters)[:3] == ["dim", "num_heads", "grid"]
+    assert parameters["key_dim"].default is None
+    for parameter in list(parameters.values())[3:]:
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default is not inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"]
+)
+def test_file_opens_with_formula_paper_and_cost(name: str) -> None:
+    text = inspect.getmodule(attentions.get(name)).__doc__
+    assert "`" in text.splitlines()[0]
+    assert "Paper:" in text
+    assert "Cost:" in text
+
+
+@attention
+@pytest.mark.parametrize("batch", [1, 3])
+def test_shape(name: str, batch: int) -> None:
+    module = mechanism(name, GRID)
+    out = run(module, GRID, batch=batch)
+    assert out.shape == (batch, HEADS, GRID.num_queries, module.out_dim // HEADS)
+    assert out.isfinite().all()
+
+
+@attention
+@pytest.mark.parametrize("grid", OTHERS, ids=str)
+def test_another_grid_is_followed_or_refused(name: str, grid: Grid) -> None:
+    """One instance, another grid; nothing of it stays behind. A mechanism that cannot follow names both grids."""
+    module = mechanism(name, Grid(GRID.size, num_prefix=grid.num_prefix))
+    before = run(module, module.grid)
+    try:
+        out = run(module, grid)
+    except UserError as error:
+        for size in (GRID.size, grid.size):
+            assert f"{size[0]}x{size[1]}" in str(error)  # noqa: PT017
+        return
+    assert out.shape[2] == grid.num_queries
+    assert out.isfinite().all()
+    assert torch.equal(run(module, module.grid), before)
+
+
+@projecting_all
+def test_fewer_keys_than_queries(name: str) -> None:
+    grid = Grid((6, 8), (3, 4), num_prefix=1)
+    module = mechanism(name, grid)
+    assert run(module, grid).shape[2] == grid.num_queries
+
+
+@attention
+def test_narrow_keys(name: str) -> None:
+    module = mechanism(name, GRID, key_dim=4)
+    assert module.key_dim == 4
+    assert run(module, GRID).shape == (2, HEADS, GRID.num_queries, module.out_dim // HEADS)
+
+
+@attention
+def test_a_sample_does_not_see_its_batch(name: str) -> None:
+    module = mechanism(name, GRID, dtype=torch.float32)
+    given = inputs(module, GRID, batch=4, dtype=torch.float32)
+    together = given(module, GRID)
+    for i in range(4):
+        alone = given.map(lambda x, i=i: x[i : i + 1])
+        assert_near(alone(module, GRID), together[i : i + 1], 1e-6)
+
+
+@attention
+def test_non_contiguous_inputs(name: str) -> None:
+    """As a host hands them over: views of one fused projection, heads transposed."""
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID)
+    views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
+    assert not views.q.is_contiguous()
+    assert_near(views(module, GRID), given(module, GRID), 1e-13)
+
+
+@attention
+def test_evaluation_is_deterministic_and_keeps_nothing(name: str) -> None:
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID)
+    attributes, state = set(vars(module)), copy.deepcopy(module.state_dict())
+    first = given(module, GRID)
+    assert torch.equal(given(module, GRID), first)
+    assert set(vars(module)) == attributes
+    assert all(torch.equal(t, state[key]) for key, t in module.state_dict().items())
+
+
+@attention
+def test_inputs_are_not_written_to(name: str) -> None:
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID)
+    copies = given.map(torch.clone)
+    given(module, GRID)
+    assert all(torch.equal(x, y) for x, y in zip(given.tensors, copies.tensors, strict=True))
+
+
+@attention
+def test_gradients_reach_every_input_and_parameter(name: str) -> None:
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID, grad=True)
+    out = given(module, GRID)
+    (out * randn(*out.shape, seed=9)).sum().backward()
+    tensors = {**{f"input {i}": x for i, x in enumerate(given.tensors)}, **dict(module.named_parameters())}
+    for key, tensor in tensors.items():
+        assert tensor.grad is not None, key
+        assert tensor.grad.isfinite().all(), key
+        assert tensor.grad.abs().max() > 0, key
+
+
+@attention
+def test_state_dict_round_trip_deepcopy_and_pickle(name: str) -> None:
+    module = mechanism(name, GRID)
+    fresh = linvit.create_attention(name, dim=DIM, num_heads=HEADS, grid=GRID).double().eval()
+    fresh.load_state_dict(module.state_dict())
+    given = inputs(module, GRID)
+    want = given(module, GRID)
+    for twin in (fresh, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(given(twin, GRID), want)
+
+
+@attention
+def test_bad_dim_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="dim 25 is not divisible by num_heads 3"):
+        linvit.create_attention(name, dim=25, num_heads=3, grid=GRID)
+
+
+@attention
+@pytest.mark.parametrize("grid", [GRID, Grid((3, 4), num_prefix=1)], ids=str)
+def test_matrix_times_values_is_the_output(name: str, grid: Grid) -> None:
+    module = mechanism(name, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra)
+    if module.channelwise:  # (B, h, d, N, M)
+        assert matrix.shape == (2, HEADS, module.head_dim, grid.num_queries, grid.num_keys)
+        mixed = (matrix @ given.v.mT.unsqueeze(-1)).squeeze(-1).mT
+    else:
+        assert matrix.shape == (2, HEADS, grid.num_queries, grid.num_keys)
+        mixed = matrix @ given.v
+    if module.probeable:
+        bias = given._replace(v=torch.zeros_like(given.v))(module, grid)
+        assert_near(mixed, given(module, grid) - bias, 1e-10)
+
+
+@attention
+def test_factors_are_those_of_the_matrix(name: str) -> None:
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID)
+    factors = module.factors(given.q, given.k, GRID)
+    assert factors is None or not module.channelwise
+    if factors is not None:
+        matrix = attention_matrix(module, given.q, given.k, GRID, v=given.v, **given.extra)
+        assert_near(factors[0] @ factors[1].mT, matrix, 1e-10)
+        assert (rank(matrix) <= factors[0].shape[-1]).all()
+
+
+@attention
+def test_probing_leaves_no_trace(name: str) -> None:
+    module = mechanism(name, GRID, dtype=torch.float32).train()
+    fired: list[object] = []
+    module.register_forward_hook(lambda *_: fired.append(1))
+    given = inputs(module, GRID, dtype=torch.float32)
+    state = copy.deepcopy(module.state_dict())
+    attention_matrix(module, given.q, given.k, GRID, v=given.v, **given.extra)
+    assert not fired
+    assert module.training
+    assert all(torch.equal(t, state[key]) and t.dtype == state[key].dtype for key, t in module.state_dict().items())
+
+
+@attention
+def test_layer_hosts_it(name: str) -> None:
+    layer = perturb(AttentionLayer(DIM, HEADS, GRID, attention=name).double())
+    x = randn(2, GRID.num_queries, DIM, grad=True)
+    out = layer(x, GRID)
+    assert out.shape == x.shape
+    (out * randn(*out.shape, seed=3)).sum().backward()
+    assert all(t.grad is not None and t.grad.isfinite().all() for t in [x, *layer.parameters()])
+
+
+@with_bias
+def test_bias_changes_the_output_of_a_mechanism_that_takes_one(name: str) -> None:
+    module = mechanism(name, GRID)
+    given = inputs(module, GRID)
+    bias = randn(1, HEADS, GRID.num_queries, GRID.num_keys, seed=8, grad=True)
+    out = module(given.q, given.k, given.v, GRID, bias=bias, **given.extra)
+    assert relative_error(out, given(module, GRID)) > 1e-3
+    assert torch.autograd.grad(out.square().sum(), bias)[0].abs().max() > 0
+
+
+@without_bias
+def test_bias_is_refused_by_a_mechanism_that_takes_none(name: str) -> None:
+    assert "bias" not in inspect.signature(attentions.get(name).forward).parameters
+    layer = AttentionLayer(DIM, HEADS, GRID, attention=name)
+    with pytest.raises(UserError, match="takes no position bias"):
+        layer(torch.randn(1, 48, DIM), GRID, bias=torch.zeros(1, HEADS, 48, 48))
+
+
+class Fixed(nn.Module):
+    """A layer at one grid, so that only tensors are arguments."""
+
+    def __init__(self, layer: AttentionLayer, grid: Grid) -> None:
+        super().__init__()
+        self.layer = layer
+        self.grid = grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.grid)
+
+
+@pytest.mark.slow
+@attention
+def test_compiles_into_one_graph(name: str) -> None:
+    layer = perturb(AttentionLayer(DIM, HEADS, GRID, attention=name))
+    compiled = torch.compile(layer, fullgraph=True)
+    for grid in (GRID, Grid((4, 5))):
+        x = randn(2, grid.num_queries, DIM, dtype=torch.float32, grad=True)
+        assert_same_gradients(compiled(x, grid), layer(x, grid), [x, *layer.parameters()], 1e-4)
+
+
+@pytest.mark.slow
+@attention
+def test_exports(name: str) -> None:
+    module = Fixed(perturb(AttentionLayer(DIM, HEADS, GRID, attention=name)), GRID).eval()
+    x = randn(2, GRID.num_queries, DIM, dtype=torch.float32)
+    exported = torch.export.export(module, (x,))
+    assert_near(exported.module()(x), module(x), 1e-6)
+
+
+# Backbones
+
+SUPPLIED = {"model": "test_vit"}  # values for options without a default
+SIDE = 64
+
+
+def build(name: str, **context: Any) -> nn.Module:
+    """A registered backbone for small images."""
+    parameters = parameters_of(backbones.get(name))
+    required = {key for key, default in parameters.items() if default is inspect.Parameter.empty}
+    spec = {"name": name, **{key: SUPPLIED[key] for key in required}}
+    torch.manual_seed(0)
+    return linvit.create_backbone(spec, **{"num_classes": 7, "img_size": SIDE, **context})
+
+
+@pytest.fixture(scope="module", params=linvit.list_backbones())
+def built(request: pytest.FixtureRequest) -> nn.Module:
+    """Each backbone once, for the tests that leave it as it is."""
+    return build(request.param).eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return randn(2, 3, SIDE, SIDE, dtype=torch.float32)
+
+
+backbone = pytest.mark.parametrize("name", linvit.list_backbones())
+
+
+@backbone
+def test_constructor_has_the_contracts_arguments(name: str) -> None:
+    parameters = parameters_of(backbones.get(name))
+    assert parameters["in_chans"] == 3
+    assert parameters["num_classes"] == 1000
+    assert parameters["drop_path_rate"] == 0
+    assert "img_size" in parameters
+
+
+@torch.no_grad()
+def test_forward_is_head_of_features(built: nn.Module, images: Tensor) -> None:
+    features = built.forward_features(images)
+    logits = built(images)
+    assert logits.shape == (2, built.num_classes) == (2, 7)
+    assert torch.equal(built.forward_head(features), logits)
+    pooled = built.forward_head(features, pre_logits=True)
+    assert pooled.shape == (2, built.head_hidden_size)
+    assert_near(built.get_classifier()(pooled), logits, 1e-6)
+    assert torch.equal(built(images), logits)
+
+
+@torch.no_grad()
+def test_intermediates_are_what_feature_info_announces(built: nn.Module, images: Tensor) -> None:
+    final, features = built.forward_intermediates(images)
+    assert torch.equal(final, built.forward_features(images))
+    assert len(features) == len(built.feature_info)
+    for feature, info in zip(features, built.feature_info, strict=True):
+        built.get_submodule(info["module"])
+        side = SIDE // info["reduction"]
+        assert feature.shape == (2, info["num_chs"], side, side)
+    (last,) = built.forward_intermediates(images, indices=1, intermediates_only=True)
+    (same,) = built.forward_intermediates(images, indices=[-1], intermediates_only=True)
+    assert torch.equal(last, features[-1])
+    assert torch.equal(same, features[-1])
+    (first,) = built.forward_intermediates(images, indices=[0], stop_early=True, intermediates_only=True)
+    assert torch.equal(first, features[0])
+
+
+@torch.no_grad()
+def test_a_sample_of_a_backbone_does_not_see_its_batch(built: nn.Module, images: Tensor) -> None:
+    assert_near(built(images[:1]), built(images)[:1], 1e-5)
+
+
+def test_every_parameter_has_a_layer_for_layer_wise_decay(built: nn.Module) -> None:
+    groups = timm.optim.param_groups_layer_decay(built, no_weight_decay_list=built.no_weight_decay(), layer_decay=0.5)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in built.parameters())
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    first, head = next(built.parameters()), next(built.get_classifier().parameters())
+    assert scales[id(head)] == 1
+    assert scales[id(first)] == min(scales.values()) < 1
+
+
+@torch.no_grad()
+def test_feature_pyramid_through_timms_wrapper(built: nn.Module, images: Tensor) -> None:
+    """What timm builds for features_only=True."""
+    want = built.forward_intermediates(images, indices=[0, -2], intermediates_only=True)
+    kept = [0, len(built.feature_info) - 2]
+    net = FeatureGetterNet(copy.deepcopy(built), out_indices=[0, -2])
+    assert net.feature_info.channels() == [built.feature_info[i]["num_chs"] for i in kept]
+    assert net.feature_info.reduction() == [built.feature_info[i]["reduction"] for i in kept]
+    for got, expected in zip(net(images), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+@torch.no_grad()
+def test_classifier_is_replaced(built: nn.Module, images: Tensor) -> None:
+    pooled = built.forward_head(built.forward_features(images), pre_logits=True)
+    model = copy.deepcopy(built)
+    model.reset_classifier(5)
+    assert model.num_classes == 5
+    assert model(images).shape == (2, 5)
+    model.reset_classifier(0)
+    assert isinstance(model.get_classifier(), nn.Identity)
+    assert torch.equal(model(images), pooled)
+
+
+@backbone
+def test_other_channels_classes_and_aspects(name: str) -> None:
+    model = build(name, in_chans=1, num_classes=0, img_size=[64, 32]).eval()
+    with torch.no_grad():
+        out = model(torch.randn(1, 1, 64, 32))
+    assert out.shape == (1, model.num_features)
+    assert out.isfinite().all()
+
+
+@pytest.mark.slow
+@backbone
+def test_checkpointing_changes_no_gradient(name: str) -> None:
+    model = build(name)
+    x = randn(2, 3, SIDE, SIDE, dtype=torch.float32, grad=True)
+    sources = [x, *(p for p in model.parameters() if p.requires_grad)]
+    plain = model(x)
+    model.set_grad_checkpointing()
+    assert_same_gradients(model(x), plain, sources, 1e-5)
+    model.set_grad_checkpointing(False)
+    assert torch.equal(model(x), plain)
+
+
+@pytest.mark.slow
+def test_backbone_exports(built: nn.Module, images: Tensor) -> None:
+    exported = torch.export.export(built, (images,))
+    assert_near(exported.module()(images), built(images), 1e-5)

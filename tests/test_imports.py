@@ -1,0 +1,140 @@
+"""Imports run one way, downward: the table of floors in docs/architecture.md, read off the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import linvit
+from tests.plugin.distributions import python
+
+ROOT = Path(linvit.__file__).parent
+FLOOR_0 = {"errors", "registry"}  # open to all, like torch
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "jsonargparse"}
+HEAVY = {"torch", "torchvision", "timm", "numpy", "datasets", "tensorboard"} | LIGHTNING
+
+FLOOR = {
+    "errors": 0,
+    "registry": 0,
+    "source": 0,
+    "kernels": 0,
+    "attention": 1,
+    "layers": 2,
+    "backbones": 3,
+    "analysis": 3,
+    "heads": 4,
+    "weights": 4,
+    "optim": 0,
+    "testing": 4,
+    "tasks": 5,
+    "data": 5,
+    "callbacks": 6,
+    "cli": 7,
+}
+# Part of linvit -> the parts that it may import, besides itself, `errors` and `registry`.
+MAY_IMPORT = {
+    "errors": set(),
+    "registry": set(),
+    "source": set(),
+    "kernels": set(),
+    "attention": {"kernels"},
+    "layers": {"attention"},
+    "backbones": {"attention", "layers"},
+    "analysis": {"attention", "layers"},
+    "heads": {"attention", "layers", "backbones"},
+    "weights": {"attention", "layers", "backbones"},
+    "optim": set(),
+    "testing": {"attention", "layers", "backbones", "analysis"},
+    "tasks": {"backbones", "heads", "optim"},
+    "data": set(),
+    "callbacks": {"analysis"},
+    "cli": {part for part, floor in FLOOR.items() if floor < 7},
+}
+
+
+def part_of(path):
+    """errors.py -> "errors", attention/linear.py -> "attention"."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(path):
+    """Dotted names that a file imports anywhere, in functions too, but not for type checkers alone."""
+    found = []
+    package = ["linvit", *path.relative_to(ROOT).parent.parts]
+
+    def visit(node):
+        if isinstance(node, ast.Import):
+            found.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.extend([f"linvit.{alias.name}" for alias in node.names] if module == "linvit" else [module])
+        for child in ast.iter_child_nodes(node):
+            if not type_checking(child):
+                visit(child)
+
+    visit(ast.parse(path.read_bytes()))
+    return found
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or not path.name.startswith("__"))
+NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+
+
+def test_every_part_has_a_floor():
+    parts = {part_of(path) for path in FILES}
+    assert parts <= FLOOR.keys(), "a new part of linvit: give it a floor here and in docs/architecture.md"
+    assert FLOOR.keys() == MAY_IMPORT.keys()
+
+
+def test_the_table_runs_downward():
+    for part, allowed in MAY_IMPORT.items():
+        for other in allowed:
+            assert FLOOR[other] < FLOOR[part], f"{part} may import {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_imports_run_downward(path):
+    part = part_of(path)
+    allowed = MAY_IMPORT[part] | FLOOR_0 | {part}
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top == "linvit":
+            other = rest.partition(".")[0]
+            assert other in allowed, f"{part} (floor {FLOOR[part]}) may not import linvit.{other}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if FLOOR[part_of(path)] <= 4], ids=str)
+def test_the_mathematics_knows_no_lightning(path):
+    used = {name.partition(".")[0] for name in imports(path)}
+    assert not used & LIGHTNING
+
+
+@pytest.mark.parametrize("name", ["errors.py", "registry.py", "source.py", "__init__.py", "__main__.py", "cli/list.py"])
+def test_what_must_stay_light_names_nothing_heavy(name):
+    assert not {module.partition(".")[0] for module in imports(ROOT / name)} & HEAVY
+
+
+def test_the_mathematics_imports_without_lightning():
+    parts = [part for part, floor in FLOOR.items() if floor <= 4]
+    modules = [
+        f"linvit.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}".removesuffix(".__init__")
+        for path in FILES
+        if part_of(path) in parts
+    ]
+    code = (
+        "import importlib, sys\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+        f"loaded = {LIGHTNING!r} & set(sys.modules)\nassert not loaded, loaded"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_floor_0_without_torch():
+    done = python("-c", "import sys, linvit.errors, linvit.registry, linvit.source\nassert 'torch' not in sys.modules")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,225 @@
+"""A real third-party package, installed by pip from tests/plugin/linvit-cosine, and five broken ones beside it."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import linvit
+from tests.plugin.distributions import python, write_distribution
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parent / "plugin" / "linvit-cosine"
+HEAD_WIDTH = 32  # deit_nano: 96 channels, 3 heads
+
+BROKEN = {  # name -> its module, what `linvit list` can tell without running it, what `--check` says
+    "bad_import": (
+        "import no_such_dependency\n",
+        "broken: bad_import, line 1: ModuleNotFoundError: No module named 'no_such_dependency'",
+        "broken: ModuleNotFoundError: No module named 'no_such_dependency'",
+    ),
+    "bad_syntax": ("def (:\n", "broken: bad_syntax, line 1: SyntaxError: invalid syntax", "broken: SyntaxError: "),
+    "bad_type": (
+        '"""A class, but no attention."""\nclass Mine:\n    pass\n',
+        "A class, but no attention.",
+        "broken: attention 'bad_type' of linvit-bad-type 0.1 is <class 'bad_type.Mine'>, not a subclass of ",
+    ),
+    "bad_exit": (
+        "import sys\nsys.exit(0)\n",
+        "broken: bad_exit, line 2: sys.exit(0)",
+        "broken: SystemExit: 0",
+    ),
+    "bad_sleep": (
+        '"""Slow, but sound."""\nimport time\ntime.sleep(5)\nimport linvit\nclass Mine(linvit.Attention):\n    pass\n',
+        "Slow, but sound.",
+        "broken: its import takes more than 3 s",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def cosine(tmp_path_factory):
+    """The folder that pip installed linvit-cosine into."""
+    source = tmp_path_factory.mktemp("source") / PACKAGE.name
+    shutil.copytree(PACKAGE, source)  # setuptools leaves build files beside what it builds
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", target]
+    done = subprocess.run([*pip, *options, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory, cosine):
+    """The folder of linvit-cosine, copied, with five broken plug-ins in it."""
+    folder = tmp_path_factory.mktemp("broken") / "site"
+    shutil.copytree(cosine, folder)
+    for name, (code, _, _) in BROKEN.items():
+        entry_points = f"[linvit.attentions]\n{name} = {name}:Mine\n"
+        write_distribution(folder, f"linvit-{name.replace('_', '-')}", "0.1", entry_points, **{name: code})
+    return folder
+
+
+def line_of(name, text):
+    """The last line about a name."""
+    return [line for line in text.splitlines() if name in line.split()][-1]
+
+
+def test_the_plugin_is_listed_with_its_owner(cosine):
+    done = python("-m", "linvit", "list", path=cosine)
+    assert done.returncode == 0, done.stderr
+    assert line_of("cosine", done.stdout).split(maxsplit=3) == [
+        "cosine",
+        "linvit-cosine",
+        "0.2",
+        "Cosine linear attention, O(N d^2).",
+    ]
+
+
+def test_the_plugin_is_documented(cosine):
+    done = python("-m", "linvit", "list", "attentions", "cosine", path=cosine)
+    assert done.returncode == 0, done.stderr
+    assert "from linvit_cosine:Cosine, linvit-cosine 0.2\n" in done.stdout
+    assert "`o = q (k^T v) / M`" in done.stdout
+    assert "options: none" in done.stdout
+
+
+def test_the_plugin_passes_the_check(cosine):
+    done = python("-m", "linvit", "list", "attentions", "--check", path=cosine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert line_of("cosine", done.stdout).split() == ["attention", "cosine", "linvit-cosine", "0.2", "ok"]
+
+
+def test_the_plugin_works_in_a_backbone_and_its_matrix_has_low_rank(cosine):
+    code = f"""
+import linvit, torch
+from linvit.analysis import attention_matrix, rank
+model = linvit.create_backbone("deit_nano", attention="cosine", num_classes=10)
+logits = model(torch.randn(2, 3, 32, 32))
+assert logits.shape == (2, 10)
+logits.sum().backward()
+assert all(parameter.grad is not None for parameter in model.parameters())
+mechanism = model.blocks[0].attn.mechanism
+assert type(mechanism).__module__ == "linvit_cosine"
+grid = linvit.Grid((8, 8))
+q, k = torch.randn(2, 1, 3, 64, {HEAD_WIDTH})
+matrix = attention_matrix(mechanism, q, k, grid)
+assert matrix.shape == (1, 3, 64, 64)
+assert (rank(matrix) <= {HEAD_WIDTH}).all(), rank(matrix)
+q, k = (x.double() / x.double().norm(dim=-1, keepdim=True) for x in (q, k))
+assert torch.allclose(matrix, q @ k.mT / 64)
+"""
+    done = python("-c", code, path=cosine)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_in_the_name_shows_the_plugin(cosine):
+    code = "import linvit; linvit.create_backbone('deit_nano', attention='cosin')"
+    done = python("-c", code, path=cosine)
+    assert "no attention is called 'cosin'. Did you mean 'cosine'?" in done.stderr
+    assert "cosine (linvit-cosine 0.2)" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_plugin_trains_through_the_command_line_with_rank_logging(cosine, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = ROOT / "configs" / "quickstart.yaml"
+    short = ["max_epochs=1", "limit_train_batches=2", "limit_val_batches=1", "accelerator=cpu"]
+    options = ["--model.attention=cosine", *(f"--trainer.{option}" for option in short)]
+    done = python("-m", "linvit", "fit", "--config", str(config), *options, path=cosine, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = sorted(tmp_path.rglob("events.out.tfevents.*"))
+    assert events, "no TensorBoard events in the run folder"
+    ranks = {}
+    for file in events:
+        log = EventAccumulator(str(file)).Reload()
+        for tag in log.Tags()["scalars"]:
+            if tag.startswith("rank/"):
+                ranks[tag] = [event.value for event in log.Scalars(tag)]
+    assert ranks, "no rank was logged"
+    assert all(0 < value <= HEAD_WIDTH for values in ranks.values() for value in values), ranks
+
+
+@pytest.mark.slow
+def test_the_plugin_survives_a_fast_dev_run(cosine, tmp_path):
+    config = ROOT / "configs" / "quickstart.yaml"
+    options = ["--model.attention=cosine", "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu"]
+    done = python("-m", "linvit", "fit", "--config", str(config), *options, path=cosine, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_broken_plugins_do_not_harm_the_list(broken):
+    python("-m", "linvit", "list", path=broken)  # warm
+    start = time.perf_counter()
+    done = python("-m", "linvit", "list", path=broken)
+    wall = time.perf_counter() - start
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert wall < 1.5, f"{wall:.2f} s: something was imported"
+    for name in [*linvit.list_attentions(), *linvit.list_backbones(), "cosine"]:
+        assert "broken" not in line_of(name, done.stdout)
+    for name, (_, remark, _) in BROKEN.items():
+        line = line_of(name, done.stdout)
+        assert f"linvit-{name.replace('_', '-')} 0.1" in line
+        assert remark in line
+
+
+def test_check_imports_each_plugin_and_reports_it(broken):
+    done = python("-m", "linvit", "list", "attentions", "--filter", "bad_[!s]*", "--check", path=broken)
+    assert done.returncode == 1
+    slow = python("-m", "linvit", "list", "attentions", "--filter", "bad_s*", "--check", "--timeout", "3", path=broken)
+    assert slow.returncode == 1
+    report = "".join(run.stdout.partition("\ncheck\n")[2] for run in (done, slow))
+    for name, (_, _, reason) in BROKEN.items():
+        assert reason in line_of(name, report)
+
+
+def test_check_tells_the_sound_from_the_broken(broken):
+    done = python("-m", "linvit", "list", "attentions", "--filter", "*i[nm]*", "--check", path=broken)
+    report = done.stdout.partition("\ncheck\n")[2]
+    assert done.returncode == 1
+    assert line_of("cosine", report).endswith(" ok")
+    assert "broken: " in line_of("bad_import", report)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os\nos._exit(0)\n", "broken: its import ends the process with code 0"),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+            "broken: its import ends the process with code -9",
+        ),
+        ("print('chatty')\nraise OSError('first\\nsecond')\n", "broken: OSError: first"),
+        ("input()\n", "broken: EOFError"),
+        ("raise KeyboardInterrupt\n", "broken: its import ends the process with code"),
+    ],
+)
+def test_check_survives_what_a_plugin_does_to_its_process(tmp_path, code, reason):
+    write_distribution(tmp_path, "linvit-wild", "0.1", "[linvit.attentions]\nwild = wild:Mine\n", wild=code)
+    done = python("-m", "linvit", "list", "attentions", "--check", path=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert reason in line_of("wild", done.stdout.partition("\ncheck\n")[2])
+
+
+def test_a_run_that_does_not_name_them_is_unharmed(broken):
+    code = (
+        "import linvit, sys\n"
+        "for name in ('linear', 'cosine'): linvit.create_backbone('deit_nano', attention=name, num_classes=10)\n"
+        f"assert not {set(BROKEN)!r} & set(sys.modules)"
+    )
+    done = python("-c", code, path=broken)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["bad_import", "bad_syntax", "bad_type", "bad_exit"])
+def test_a_run_that_names_one_fails_and_says_whose_it_is(broken, name):
+    code = f"import linvit\ntry: linvit.create_attention('{name}')\nexcept linvit.UserError as error: print(error)"
+    done = python("-c", code, path=broken)
+    assert done.returncode == 0, done.stderr
+    assert f"attention '{name}' of linvit-{name.replace('_', '-')} 0.1 " in done.stdout

@@ -1,0 +1,381 @@
+"""Names, specs and error messages of the registry, with real distributions as plug-ins."""
+
+import functools
+import importlib
+import inspect
+import sys
+
+import pytest
+
+import linvit
+from linvit import Grid, UserError, registry
+from linvit.registry import Entry, Registry, attentions, backbones, parameters_of
+from tests.plugin.distributions import python, write_distribution
+
+SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}
+MECHANISM = '"""Doc."""\nimport linvit\n\nclass Mine(linvit.Attention):\n    pass\n'
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs fake distributions that this process sees; forgets them and their modules afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def install(name, version, entry_points, **modules):
+        write_distribution(tmp_path, name, version, entry_points, **modules)
+        importlib.invalidate_caches()
+        registry._announced.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    importlib.invalidate_caches()
+    registry._announced.cache_clear()
+    for module in set(sys.modules) - before:
+        if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in sys.modules[module].__file__:
+            del sys.modules[module]
+
+
+@pytest.fixture
+def widgets():
+    """An empty registry without a base class."""
+    return Registry("widget", "linvit_tests.widgets")
+
+
+def attentions_group(line):
+    return f"[linvit.attentions]\n{line}\n"
+
+
+# Names
+
+
+def test_names_are_listed_without_importing_anything():
+    code = (
+        "import sys, linvit\n"
+        "assert 'focused' in linvit.list_attentions() and 'deit_tiny' in linvit.list_backbones()\n"
+        "assert isinstance(linvit.list_heads(), list)\n"
+        "heavy = {'torch', 'numpy', 'timm', 'lightning', 'linvit.attention', 'linvit.backbones'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_are_sorted_and_match_wildcards():
+    names = linvit.list_attentions()
+    assert names == sorted(names)
+    assert linvit.list_attentions("*oft*") == ["softmax"]
+    assert linvit.list_attentions("softma") == []
+    assert linvit.list_attentions("SOFTMAX") == []
+
+
+def test_a_plugin_is_known_by_its_entry_point_alone(install):
+    install("linvit-mine", "1.5", attentions_group("mine = linvit_mine:Mine"), linvit_mine=MECHANISM)
+    assert "mine" in linvit.list_attentions()
+    assert attentions.entries()["mine"] == [Entry("mine", "linvit_mine:Mine", "linvit-mine 1.5")]
+    assert "linvit_mine" not in sys.modules
+    built = linvit.create_attention("mine", **SIZES)
+    assert type(built).__name__ == "Mine"
+    assert isinstance(built, linvit.Attention)
+
+
+def test_a_target_may_have_spaces_and_extras(install):
+    install("linvit-mine", "1", attentions_group("mine = linvit_mine : Mine [fast]"), linvit_mine=MECHANISM)
+    assert attentions.get("mine").__name__ == "Mine"
+
+
+# The decorator
+
+
+def test_the_decorator_registers_and_returns_the_class(widgets):
+    @widgets.register("round")
+    class Round:
+        def __init__(self, radius=1.0):
+            self.radius = radius
+
+    assert widgets.names() == ["round"]
+    assert widgets.get("round") is Round
+    assert widgets.create({"name": "round", "radius": 2.0}).radius == 2.0
+    assert widgets.entries()["round"][0].owner == f"module {__name__}"
+
+
+def test_decorating_the_same_class_again_is_fine(widgets):
+    def define(size):
+        @widgets.register("again")
+        class Again:
+            width = size
+
+        return Again
+
+    define(1)
+    newer = define(2)  # as when a notebook cell runs twice
+    assert widgets.get("again") is newer
+
+
+def test_two_decorators_of_one_name_collide(widgets):
+    @widgets.register("one")
+    class First:
+        pass
+
+    with pytest.raises(UserError) as error:
+
+        @widgets.register("one")
+        class Second:
+            pass
+
+    assert str(error.value).startswith("two owners claim the widget name 'one': ")
+    assert "First" in str(error.value)
+    assert "Second" in str(error.value)
+    assert widgets.get("one") is First
+
+
+def test_a_decorator_cannot_take_the_name_of_an_entry_point():
+    with pytest.raises(UserError) as error:
+
+        @linvit.register_attention("softmax")
+        class Other(linvit.Attention):
+            pass
+
+    assert str(error.value).startswith(
+        "two owners claim the attention name 'softmax': linvit (linvit.attention.softmax:SoftmaxAttention) "
+        f"and module {__name__} ({__name__}:"
+    )
+    assert attentions.get("softmax").__name__ == "SoftmaxAttention"
+
+
+def test_a_class_may_be_announced_and_decorated(install):
+    decorated = MECHANISM.replace("class Mine", "@linvit.register_attention('mine')\nclass Mine")
+    install("linvit-mine", "1", attentions_group("mine = linvit_mine:Mine"), linvit_mine=decorated)
+    try:
+        assert attentions.get("mine").__name__ == "Mine"
+        assert attentions.get("mine").__name__ == "Mine"  # now that both claims are there
+    finally:
+        attentions._registered.pop("mine", None)
+
+
+def test_two_distributions_of_one_name_collide_where_it_is_used(install):
+    install("linvit-a", "1.0", attentions_group("mine = linvit_a:Mine"), linvit_a=MECHANISM)
+    install("linvit-b", "2.0", attentions_group("mine = linvit_b:Mine"), linvit_b=MECHANISM)
+    assert linvit.list_attentions("mine") == ["mine"]
+    with pytest.raises(UserError) as error:
+        linvit.create_attention("mine", **SIZES)
+    assert "two owners claim the attention name 'mine'" in str(error.value)
+    assert "linvit-a 1.0 (linvit_a:Mine)" in str(error.value)
+    assert "linvit-b 2.0 (linvit_b:Mine)" in str(error.value)
+    assert not {"linvit_a", "linvit_b"} & set(sys.modules)
+    linvit.create_attention("softmax", **SIZES)
+    linvit.create_attention("linvit_b:Mine", **SIZES)  # the way out that the message names
+
+
+def test_a_distribution_cannot_take_a_builtin_name(install):
+    install("linvit-a", "1.0", attentions_group("softmax = linvit_a:Mine"), linvit_a=MECHANISM)
+    with pytest.raises(
+        UserError, match=r"linvit \(linvit\.attention\.softmax.* and linvit-a 1\.0|linvit-a 1\.0 .* and"
+    ):
+        linvit.create_attention("softmax", **SIZES)
+
+
+# Specs and their errors
+
+
+def test_an_unknown_name_gives_the_nearest_and_all_by_owner(install):
+    builtins = ", ".join(linvit.list_attentions())
+    install("linvit-cosine", "0.2", attentions_group("cosine = linvit_mine:Mine"), linvit_mine=MECHANISM)
+    with pytest.raises(UserError) as error:
+        linvit.create_attention("focussed", **SIZES)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "no attention is called 'focussed'. Did you mean 'focused'?"
+    assert sorted(lines[1].removeprefix("  known: ").split("; ")) == [
+        "cosine (linvit-cosine 0.2)",
+        f"{builtins} (linvit)",
+    ]
+    assert "linvit.attentions" in str(error.value)
+
+
+def test_an_unknown_name_in_an_empty_registry(widgets):
+    with pytest.raises(UserError) as error:
+        widgets.create("anything")
+    assert str(error.value).splitlines()[:2] == ["no widget is called 'anything'.", "  known: none"]
+
+
+def test_an_unknown_option_gives_the_nearest_and_all_options():
+    with pytest.raises(UserError) as error:
+        linvit.create_attention({"name": "focused", "focusing": 4}, **SIZES)
+    first, second = str(error.value).splitlines()
+    assert first == "attention 'focused' takes no option 'focusing'. Did you mean 'focusing_factor'?"
+    assert second.startswith("  options: ")
+    assert "focusing_factor=3, dwc_kernel=5, " in second
+    assert "dim" not in second.replace("key_dim", "")  # what the host supplies is not the user's to set
+
+
+def test_an_option_that_the_caller_supplies_is_refused():
+    with pytest.raises(UserError, match="attention 'linear' takes no option 'dim'"):
+        linvit.create_attention({"name": "linear", "dim": 7}, **SIZES)
+
+
+def test_an_argument_that_the_constructor_does_not_take_is_refused():
+    with pytest.raises(UserError, match="backbone 'timm' takes no option 'attention'"):
+        linvit.create_backbone({"name": "timm", "model": "resnet18"}, attention="linear")
+
+
+def test_a_spec_without_a_name():
+    with pytest.raises(UserError) as error:
+        linvit.create_attention({"focusing_factor": 4}, **SIZES)
+    assert str(error.value).startswith(
+        "attention spec {'focusing_factor': 4} has no name. Write {name: focused, focusing_factor: 4}"
+    )
+
+
+def test_an_empty_spec():
+    with pytest.raises(UserError, match=r"^attention spec \{\} has no name\. Write \{name: \w+\}"):
+        linvit.create_attention({}, **SIZES)
+
+
+def test_a_spec_without_a_name_and_with_unknown_options():
+    with pytest.raises(UserError, match=r"has no name\. Write \{name: NAME, nonsense: 1\}"):
+        linvit.create_attention({"nonsense": 1}, **SIZES)
+
+
+@pytest.mark.parametrize("spec", [3, None, ["softmax"], 1.5])
+def test_a_spec_of_the_wrong_type(spec):
+    with pytest.raises(UserError, match="is neither a name nor a mapping"):
+        linvit.create_attention(spec, **SIZES)
+
+
+@pytest.mark.parametrize("name", [3, None, ["softmax"]])
+def test_a_name_of_the_wrong_type(name):
+    with pytest.raises(UserError, match="has no name"):
+        linvit.create_attention({"name": name}, **SIZES)
+
+
+def test_a_spec_is_not_changed():
+    spec = {"name": "linear", "feature_map": "relu"}
+    linvit.create_attention(spec, **SIZES)
+    assert spec == {"name": "linear", "feature_map": "relu"}
+
+
+# Class paths
+
+
+def test_a_class_path_needs_no_registration():
+    built = linvit.create_attention({"name": "linvit.attention.linear:LinearAttention", "eps": 0.5}, **SIZES)
+    assert built.eps == 0.5
+
+
+@pytest.mark.parametrize("path", ["no_such_package.module:Class", "linvit.attention.linear:NoSuchClass", "json:dumps"])
+def test_a_class_path_that_leads_to_no_mechanism(path):
+    with pytest.raises(UserError, match=path.split(":")[1]):
+        linvit.create_attention(path, **SIZES)
+
+
+def test_the_wrong_base_class_is_refused():
+    with pytest.raises(UserError, match=r"attention 'json:JSONDecoder' .* not a subclass of .*Attention"):
+        linvit.create_attention("json:JSONDecoder", **SIZES)
+
+
+# Broken plug-ins
+
+BROKEN = {
+    "importerror": ("import no_such_dependency\n", "ModuleNotFoundError: No module named 'no_such_dependency'"),
+    "syntaxerror": ("def (:\n", "SyntaxError"),
+    "exits": ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    "raises": ("raise RuntimeError('no licence')\n", "RuntimeError: no licence"),
+    "empty": ("", "AttributeError"),
+    "number": ("Mine = 42\n", "is 42, not a class"),
+    "stranger": ("class Mine:\n    pass\n", "not a subclass of linvit.attention.base.Attention"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_breaks_only_the_run_that_names_it(install, kind):
+    code, reason = BROKEN[kind]
+    install(f"linvit-{kind}", "0.9", attentions_group(f"mine = broken_{kind}:Mine"), **{f"broken_{kind}": code})
+    assert "mine" in linvit.list_attentions()
+    linvit.create_attention("softmax", **SIZES)
+    assert f"broken_{kind}" not in sys.modules
+    with pytest.raises(UserError) as error:
+        linvit.create_attention("mine", **SIZES)
+    assert str(error.value).startswith(f"attention 'mine' of linvit-{kind} 0.9 ")
+    assert reason in str(error.value)
+
+
+def test_a_slow_plugin_costs_nothing_until_it_is_named(install):
+    slow = "import time\ntime.sleep(1000)\n" + MECHANISM
+    install("linvit-slow", "1", attentions_group("slow = linvit_slow:Mine"), linvit_slow=slow)
+    assert "slow" in linvit.list_attentions()
+    linvit.create_attention("linear", **SIZES)
+    with pytest.raises(UserError, match=r"slow \(linvit-slow 1\)"):
+        linvit.create_attention("nonsense", **SIZES)
+
+
+def test_ctrl_c_during_an_import_is_not_a_broken_plugin(install):
+    install("linvit-c", "1", attentions_group("mine = linvit_c:Mine"), linvit_c="raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        linvit.create_attention("mine", **SIZES)
+
+
+def test_an_exception_inside_a_constructor_is_not_reworded(widgets):
+    problem = TypeError("takes no option, it says here")
+
+    @widgets.register("fragile")
+    class Fragile:
+        def __init__(self, size=1):
+            raise problem
+
+    with pytest.raises(TypeError) as error:
+        widgets.create({"name": "fragile", "size": 2})
+    assert error.value is problem
+    assert error.value.__cause__ is None
+
+
+# Signatures
+
+
+class Parent:
+    def __init__(self, dim, *, key_dim=None, scale=1.0):
+        pass
+
+
+class Forwarding(Parent):
+    def __init__(self, *args, power=3, scale=2.0, **kwargs):
+        super().__init__(*args, scale=scale, **kwargs)
+
+
+class Closed(Parent):
+    def __init__(self, width=5):
+        super().__init__(width)
+
+
+class Inheriting(Forwarding):
+    pass
+
+
+def test_parameters_of_a_class():
+    assert parameters_of(Parent) == {"dim": inspect.Parameter.empty, "key_dim": None, "scale": 1.0}
+    assert parameters_of(Closed) == {"width": 5}
+
+
+@pytest.mark.parametrize("constructor", [Forwarding, Inheriting])
+def test_parameters_through_forwarded_keywords(constructor):
+    assert parameters_of(constructor) == {"power": 3, "scale": 2.0, "dim": inspect.Parameter.empty, "key_dim": None}
+
+
+def test_parameters_of_a_function():
+    def build(model, width=3, **options):
+        pass
+
+    assert parameters_of(build) == {"model": inspect.Parameter.empty, "width": 3}
+
+
+def test_parameters_of_a_partial_are_its_own_defaults():
+    assert parameters_of(functools.partial(Parent, scale=9.0))["scale"] == 9.0
+    assert parameters_of(backbones.get("flatten_deit_tiny"))["attention"] == "focused"
+
+
+def test_parameters_of_a_partial_through_forwarded_keywords():
+    assert parameters_of(functools.partial(Inheriting, power=4, key_dim=8)) == {
+        "power": 4,
+        "scale": 2.0,
+        "dim": inspect.Parameter.empty,
+        "key_dim": 8,
+    }
