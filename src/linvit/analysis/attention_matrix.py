@@ -1,6 +1,7 @@
 """The equivalent matrix of any mechanism, read off by probing: `o = M v + bias`."""
 
 import copy
+from collections import OrderedDict
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def attention_matrix(
     Returns:
         (B, h, N, M), or (B, h, d, N, M) if the mechanism is `channelwise`. The additive bias is not part of it.
     """
-    twin = copy.deepcopy(mechanism).double().eval()
+    twin = _silent_copy(mechanism).double().eval()
     q, k = q.double(), k.double()
     extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}
     if not mechanism.probeable:
@@ -55,6 +56,12 @@ def attention_matrix(
         return matrix
     # Probe p carried key p*d + c in channel c: (B, h, d, N, P) -> (B, h, N, P*d).
     return matrix.permute(0, 1, 3, 4, 2).flatten(3)[..., : k.shape[2]]
+
+
+def _silent_copy(mechanism: Attention) -> Attention:
+    """A deep copy without hooks: they must not fire, and what they are bound to must not be copied along."""
+    hooks = [value for module in mechanism.modules() for name, value in vars(module).items() if name.endswith("_hooks")]
+    return copy.deepcopy(mechanism, {id(value): OrderedDict() for value in hooks})
 
 
 def _probes(mechanism: Attention, k: Tensor) -> Tensor:

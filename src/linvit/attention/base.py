@@ -69,7 +69,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()
-        if dim % num_heads:
+        if num_heads < 1 or dim % num_heads:
             raise UserError(
                 f"dim {dim} is not divisible by num_heads {num_heads}; "
                 f"{dim} can be split into {', '.join(str(h) for h in range(1, dim + 1) if dim % h == 0)} heads"

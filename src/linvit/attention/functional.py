@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linvit.attention.precision import upcast
+
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
     """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
@@ -55,5 +57,5 @@ def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int]) ->
     if old == new:
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
-    resized = F.interpolate(grid.float(), size=new, mode="bicubic", align_corners=False)
+    resized = F.interpolate(upcast(grid), size=new, mode="bicubic", align_corners=False)
     return resized.to(tokens.dtype).flatten(2).mT  # (1, H'*W', C)

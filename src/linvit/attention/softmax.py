@@ -51,10 +51,11 @@ class SoftmaxAttention(Attention):
         q, k = self.q_norm(q), self.k_norm(k)
         dropout = self.attn_drop if self.training else 0.0
         if self.fused:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+            return out.to(v.dtype)
         logits = (q * self.scale) @ k.mT
         if bias is not None:
             logits = logits + bias
         dtype = torch.promote_types(logits.dtype, torch.float32)
         weights = logits.softmax(-1, dtype=dtype).to(v.dtype)
-        return F.dropout(weights, dropout) @ v
+        return (F.dropout(weights, dropout) @ v).to(v.dtype)

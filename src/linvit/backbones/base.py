@@ -22,6 +22,7 @@ class Backbone(nn.Module):
     head_hidden_size: int
     feature_info: list[dict[str, str | int]]
     head: nn.Module
+    global_pool: str
     grad_checkpointing: bool = False
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -36,12 +37,24 @@ class Backbone(nn.Module):
         """Images (B, in_chans, H, W) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
+    def check_pool(self, global_pool: str) -> None:
+        """Raises a `UserError` if the backbone cannot pool its features that way."""
+        raise NotImplementedError
+
     def get_classifier(self) -> nn.Module:
         """The classifier."""
         return self.head
 
-    def reset_classifier(self, num_classes: int) -> None:
-        """Replaces the classifier by a fresh one; 0 classes means features (`nn.Identity`)."""
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the classifier by a fresh one; 0 classes means features (`nn.Identity`).
+
+        Args:
+            num_classes: Classes.
+            global_pool: Another pooling, of those that the constructor allows; None keeps the present one.
+        """
+        if global_pool is not None:
+            self.check_pool(global_pool)
+            self.global_pool = global_pool
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
         init_vit(self.head)
@@ -92,7 +105,7 @@ def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int
     if indices is None:
         return list(range(count))
     if isinstance(indices, int):
-        indices = range(count - indices, count)
+        indices = range(-indices, 0)
     if not indices or not all(-count <= index < count for index in indices):
         raise UserError(
             f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"

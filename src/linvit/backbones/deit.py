@@ -95,19 +95,17 @@ class DeiT(Backbone):
         global_pool: str = "token",
     ) -> None:
         super().__init__()
-        check_choice("global_pool", global_pool, ["token", "avg"])
-        if global_pool == "token" and not class_token:
-            raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.global_pool = global_pool
         self.num_prefix_tokens = int(class_token)
+        self.check_pool(global_pool)
         self.grid = Grid(patch_grid(image_size(img_size), patch_size), num_prefix=self.num_prefix_tokens)
 
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_queries, embed_dim))
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
         specs = specs_per_block(attention, [depth])
         self.blocks = nn.ModuleList(
             Block(embed_dim, num_heads, self.grid, spec, mlp_ratio, qkv_bias, rate)
@@ -123,6 +121,12 @@ class DeiT(Backbone):
         trunc_normal_(self.pos_embed, std=0.02)
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
+
+    def check_pool(self, global_pool: str) -> None:
+        """Raises a `UserError` unless the pooling is known and, for "token", there is a class token."""
+        check_choice("global_pool", global_pool, ["token", "avg"])
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Images to tokens with positions, and their grid."""

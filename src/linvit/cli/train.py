@@ -1,5 +1,6 @@
 """`linvit fit | validate | test | predict`: one LightningCLI."""
 
+import warnings
 from argparse import ArgumentError
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,18 @@ from linvit.errors import UserError
 from linvit.tasks import Task
 
 VERBS = ("fit", "validate", "test", "predict")
+NOISE = (  # warnings about libraries' own affairs
+    r".*isinstance\(treespec, LeafSpec\)",
+    r"You have overridden `on_after_batch_transfer`",
+    r".*does not have many workers",
+)
 FACTS = ("num_classes", "class_names", "img_size")  # what the data tells the model
 
 
 def train(argv: list[str]) -> None:
     """Parses the command line, builds everything, runs."""
+    for noise in NOISE:
+        warnings.filterwarnings("ignore", noise)
     LinvitCLI(
         Task,
         ImageData,
@@ -35,11 +43,16 @@ def train(argv: list[str]) -> None:
         load_from_checkpoint_support=False,
         save_config_callback=SaveRunConfig,
         seed_everything_default=0,
-        trainer_defaults={"callbacks": [LearningRateMonitor("step"), Throughput(), ImageGrid()]},
+        trainer_defaults={"callbacks": [LearningRateMonitor("step"), Throughput(), ImageGrid(), keep_last()]},
         parser_class=Parser,
         parser_kwargs={"prog": "linvit"},
         args=argv,
     )
+
+
+def keep_last() -> ModelCheckpoint:
+    """Writes last.ckpt after every epoch; `save_last` of the one that keeps the best writes only when that does."""
+    return ModelCheckpoint(filename="last", enable_version_counter=False)
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -72,7 +85,6 @@ class LinvitCLI(LightningCLI):
                 "checkpoint.mode": "max",
                 "checkpoint.filename": "best",
                 "checkpoint.enable_version_counter": False,
-                "checkpoint.save_last": True,
             }
         )
         for fact in FACTS:
@@ -105,7 +117,7 @@ class LinvitCLI(LightningCLI):
         """The folder of all versions of this run, or, when a run is continued, its own folder."""
         continued = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
         root = Path(self.settings.trainer.default_root_dir or "checkpoints")
-        return continued or root / run_name([config.relative for config in self.settings.config or []])
+        return continued or root.absolute() / run_name([config.relative for config in self.settings.config or []])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
@@ -132,7 +144,8 @@ class LinvitCLI(LightningCLI):
         if not isinstance(keeper, ModelCheckpoint) or not keeper.best_model_path:
             return
         config = Path(str(self.trainer.log_dir)) / "config.yaml"
-        best, last = Path(keeper.best_model_path), Path(keeper.last_model_path)
+        best = Path(keeper.best_model_path)
+        last = best.with_name("last.ckpt")
         score = "none" if keeper.best_model_score is None else f"{keeper.best_model_score:.4f}"
         rank_zero_info(
             f"\n  best {keeper.monitor}  {score}\n"
@@ -143,11 +156,13 @@ class LinvitCLI(LightningCLI):
         )
 
     def _tensorboard(self) -> TensorBoardLogger:
+        """A continued run goes on in its own folder, and its curves go on where the checkpoint was made."""
         folder = self.run_folder
-        continued = folder.parent.name if self.checkpoint_path and run_of_checkpoint(self.checkpoint_path) else None
-        if continued:
-            return TensorBoardLogger(folder.parent.parent, continued, version=folder.name, default_hp_metric=False)
-        return TensorBoardLogger(folder.parent, folder.name, default_hp_metric=False)
+        if self.checkpoint is None or run_of_checkpoint(str(self.checkpoint_path)) is None:
+            return TensorBoardLogger(folder.parent, folder.name, default_hp_metric=False)
+        step = self.checkpoint["global_step"]
+        root, name = folder.parent.parent, folder.parent.name
+        return TensorBoardLogger(root, name, folder.name, default_hp_metric=False, purge_step=step)
 
     def _model_from_checkpoint(self, decided: dict[str, Any]) -> None:
         """Takes the model's arguments from the checkpoint, and says which given ones were ignored."""

@@ -44,6 +44,8 @@ class AttentionLayer(nn.Module):
         sr_pool: int = 0,
     ) -> None:
         super().__init__()
+        if sr_ratio < 1 or sr_pool < 0:
+            raise UserError(f"sr_ratio must be at least 1 and sr_pool at least 0; got {sr_ratio} and {sr_pool}")
         if sr_ratio > 1 and sr_pool:
             raise UserError(f"sr_ratio={sr_ratio} and sr_pool={sr_pool} exclude each other; set one of them")
         self.sr: StridedReduction | PooledReduction | None = None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.errors import UserError
 
 
 class StridedReduction(nn.Module):
@@ -17,6 +18,8 @@ class StridedReduction(nn.Module):
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
         """Patch grid after the reduction."""
+        if min(size) < self.ratio:
+            raise UserError(f"sr_ratio {self.ratio} leaves nothing of a grid of {size[0]}x{size[1]}; lower it")
         return size[0] // self.ratio, size[1] // self.ratio
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:

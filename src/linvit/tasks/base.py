@@ -57,6 +57,8 @@ class Task(LightningModule):
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
         )
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.example_input_array = torch.zeros(1, 3, height, width)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to what the task predicts."""
