@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from linvit.attention.cost import Cost
 from linvit.errors import UserError
 
 
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         channelwise: Whether the equivalent matrix differs from channel to channel.
         probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
+        complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
         out_dim: Channels of the output over all heads.
     """
 
@@ -66,6 +68,7 @@ class Attention(nn.Module):
     takes_input: ClassVar[bool] = False
     channelwise: bool = False
     probeable: bool = True
+    complexity: ClassVar[Literal["O(N)", "O(N^2)"] | None] = None
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()
@@ -84,6 +87,18 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, out_dim / h)."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def cost(self, grid: Grid) -> Cost | None:
+        """Analytic cost of one forward pass on one image in evaluation mode; None if the mechanism does not tell."""
+        return None
+
+    def num_parameters(self) -> int:
+        """Learnable parameters of the mechanism."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def rank_bound(self, grid: Grid) -> int:
+        """An upper bound of the rank of the equivalent matrix (of each channel's, if channelwise)."""
+        return min(grid.num_queries, grid.num_keys)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Thin factors (B, h, N, r), (B, h, M, r) with equivalent matrix `left @ right.mT`, or None if there are none.

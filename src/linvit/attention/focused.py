@@ -50,6 +50,8 @@ class FocusedAttention(Attention):
             flattened tokens (the reference) or "bilinear2d".
     """
 
+    complexity = "O(N)"
+
     def __init__(
         self,
         dim: int,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
 from linvit.attention.functional import linear_attention, linear_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import check_choice
@@ -29,6 +30,8 @@ class LinearAttention(Attention):
         relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0; with FLatten's
             1e-6 it gives the mean of all values.
     """
+
+    complexity = "O(N)"
 
     def __init__(
         self,
@@ -59,3 +62,18 @@ class LinearAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`."""
         return linear_factors(self.features(q), self.features(k), self.eps)
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The head width, or the number of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.key_dim)
+
+    def cost(self, grid: Grid) -> Cost:
+        """`K^T v`, its product with Q, and the denominators; the feature maps."""
+        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
+        features = (n + m) * width
+        return Cost(
+            matmul=features * self.head_dim + n * width,
+            elementwise=features + m * width + n * width + n * self.num_heads,
+            transcendental=features if self.feature_map == "elu" else 0,
+            parameters=self.num_parameters(),
+        )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
 
 
 class SoftmaxAttention(Attention):
@@ -26,6 +27,7 @@ class SoftmaxAttention(Attention):
     """
 
     takes_bias = True
+    complexity = "O(N^2)"
 
     def __init__(
         self,
@@ -59,3 +61,14 @@ class SoftmaxAttention(Attention):
         dtype = torch.promote_types(logits.dtype, torch.float32)
         weights = logits.softmax(-1, dtype=dtype).to(v.dtype)
         return (F.dropout(weights, dropout) @ v).to(v.dtype)
+
+    def cost(self, grid: Grid) -> Cost:
+        """Both products; the softmax in exponentials, maxima, sums and quotients."""
+        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
+        pairs = heads * n * m
+        return Cost(
+            matmul=pairs * (self.key_dim + self.head_dim),
+            elementwise=4 * pairs,
+            transcendental=pairs,
+            parameters=self.num_parameters(),
+        )
