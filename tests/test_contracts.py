@@ -13,6 +13,9 @@ import timm.optim
 import torch
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError
@@ -22,11 +25,15 @@ from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism,
 
 GRID = Grid((6, 8))
 OTHERS = [Grid((4, 12)), Grid((8, 6), num_prefix=1), Grid((7, 9), num_prefix=2), Grid((12, 14))]
+REDUCED = Grid((6, 8), (3, 4), num_prefix=1)
+SIZES = [Grid((14, 14)), Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 DIM, HEADS = 24, 3
+HALVES = [torch.float16, torch.bfloat16]
+POWER = {"O(N)": 1, "O(N^2)": 2}
 
 attention = pytest.mark.parametrize("name", linvit.list_attentions())
-projecting_all = pytest.mark.parametrize(
-    "name", [name for name in linvit.list_attentions() if attentions.get(name).projections == "qkv"]
+builtin = pytest.mark.parametrize(
+    "name", [name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"]
 )
 with_bias = pytest.mark.parametrize(
     "name", [name for name in linvit.list_attentions() if attentions.get(name).takes_bias]
@@ -39,6 +46,28 @@ without_bias = pytest.mark.parametrize(
 def run(module: Attention, grid: Grid, **options: Any) -> Tensor:
     """The mechanism on random inputs of what it declares."""
     return inputs(module, grid, **options)(module, grid)
+
+
+def run_or_refused(module: Attention, grid: Grid) -> Tensor | None:
+    """The output; None where the mechanism cannot follow and says so, naming the grids."""
+    try:
+        return run(module, grid)
+    except UserError as error:
+        for size in (module.grid.size, grid.size, grid.keys_size):
+            assert f"{size[0]}x{size[1]}" in str(error)  # noqa: PT017
+        return None
+
+
+def tied(name: str) -> bool:
+    """Whether the projections leave no room for fewer keys than queries."""
+    return mechanism(name, GRID).projections != "qkv"
+
+
+def supported(name: str, grid: Grid) -> Grid:
+    """The grid, or that with as many keys as queries where the mechanism needs it."""
+    if tied(name) or run_or_refused(mechanism(name, grid), grid) is None:
+        return grid._replace(kv_size=None)
+    return grid
 
 
 # Attention
@@ -54,9 +83,7 @@ def test_constructor_has_the_contracts_arguments_and_options_with_defaults(name:
         assert parameter.default is not inspect.Parameter.empty
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"]
-)
+@builtin
 def test_file_opens_with_formula_paper_and_cost(name: str) -> None:
     text = inspect.getmodule(attentions.get(name)).__doc__
     assert "`" in text.splitlines()[0]
@@ -79,39 +106,97 @@ def test_another_grid_is_followed_or_refused(name: str, grid: Grid) -> None:
     """One instance, another grid; nothing of it stays behind. A mechanism that cannot follow names both grids."""
     module = mechanism(name, Grid(GRID.size, num_prefix=grid.num_prefix))
     before = run(module, module.grid)
-    try:
-        out = run(module, grid)
-    except UserError as error:
-        for size in (GRID.size, grid.size):
-            assert f"{size[0]}x{size[1]}" in str(error)  # noqa: PT017
-        return
-    assert out.shape[2] == grid.num_queries
-    assert out.isfinite().all()
+    out = run_or_refused(module, grid)
+    if out is not None:
+        assert out.shape[2] == grid.num_queries
+        assert out.isfinite().all()
     assert torch.equal(run(module, module.grid), before)
 
 
-@projecting_all
+@attention
+@pytest.mark.parametrize("num_prefix", [0, 1])
+def test_one_instance_sees_many_grids(name: str, num_prefix: int) -> None:
+    """One after the other; each as if it were the first."""
+    grids = [grid._replace(num_prefix=num_prefix) for grid in SIZES]
+    module = mechanism(name, grids[0])
+    outs = [run_or_refused(module, grid) for grid in grids]
+    assert outs[0] is not None
+    for grid, out in zip(grids, outs, strict=True):
+        if out is not None:
+            assert out.shape[2] == grid.num_queries
+            assert out.isfinite().all()
+            assert torch.equal(run(mechanism(name, grids[0]), grid), out)
+
+
+@attention
 def test_fewer_keys_than_queries(name: str) -> None:
-    grid = Grid((6, 8), (3, 4), num_prefix=1)
+    if tied(name):
+        with pytest.raises(UserError, match="reduc"):
+            AttentionLayer(DIM, HEADS, GRID, attention=name, sr_ratio=2)
+        return
+    out = run_or_refused(mechanism(name, REDUCED), REDUCED)
+    if out is not None:
+        assert out.shape[2] == REDUCED.num_queries
+        assert out.isfinite().all()
+
+
+@attention
+@pytest.mark.parametrize("num_prefix", [1, 2, 5])
+def test_prefix_tokens_and_patches_see_each_other(name: str, num_prefix: int) -> None:
+    grid = Grid((4, 6), num_prefix=num_prefix)
     module = mechanism(name, grid)
-    assert run(module, grid).shape[2] == grid.num_queries
+    given = inputs(module, grid)
+    before = given(module, grid)
+    assert before.shape[2] == num_prefix + 24
+    for token in range(num_prefix + 1):  # the last is a patch
+        v = given.v.clone()
+        v[:, :, token] += 1
+        change = (given._replace(v=v)(module, grid) - before).abs().amax((0, 1, 3))
+        others = change[num_prefix + 1 :] if token < num_prefix else change[:num_prefix]
+        assert others.min() > 1e-6 * before.abs().max()
 
 
 @attention
 def test_narrow_keys(name: str) -> None:
+    if not attentions.get(name).narrow_keys:
+        with pytest.raises(UserError, match="key_dim=4 for values of 8 channels per head"):
+            mechanism(name, GRID, key_dim=4)
+        assert mechanism(name, GRID, key_dim=DIM // HEADS).key_dim == DIM // HEADS
+        return
     module = mechanism(name, GRID, key_dim=4)
     assert module.key_dim == 4
     assert run(module, GRID).shape == (2, HEADS, GRID.num_queries, module.out_dim // HEADS)
 
 
 @attention
-def test_a_sample_does_not_see_its_batch(name: str) -> None:
-    module = mechanism(name, GRID, dtype=torch.float32)
-    given = inputs(module, GRID, batch=4, dtype=torch.float32)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("loud", [1, 64])
+def test_a_sample_does_not_see_its_batch(name: str, loud: int, training: bool) -> None:
+    """Not even where its neighbours are of another scale, as one maximum over the batch would show."""
+    module = mechanism(name, GRID).train(training)
+    scales = torch.tensor([1, loud, 1 / loud, loud], dtype=torch.float64)
+    given = inputs(module, GRID, batch=4).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
     together = given(module, GRID)
     for i in range(4):
         alone = given.map(lambda x, i=i: x[i : i + 1])
-        assert_near(alone(module, GRID), together[i : i + 1], 1e-6)
+        assert_near(together[i : i + 1], alone(module, GRID), 1e-10)
+
+
+@attention
+@pytest.mark.parametrize("every", [False, True], ids=["one", "all"])
+def test_nan_goes_through_and_stays_in_its_sample(name: str, every: bool) -> None:
+    module = mechanism(name, GRID)
+    clean = inputs(module, GRID)
+    want = clean(module, GRID)
+    for index in range(len(clean.tensors)):
+        given = clean.map(torch.clone)
+        sample = given.tensors[index][0]
+        sample.fill_(torch.nan) if every else sample.view(-1)[-1:].fill_(torch.nan)
+        given = given.map(lambda x: x.requires_grad_())
+        out = given(module, GRID)
+        out.sum().backward()
+        assert out[0].isnan().any()
+        assert_near(out[1], want[1], 1e-10)
 
 
 @attention
@@ -177,30 +262,113 @@ def test_bad_dim_is_refused(name: str) -> None:
 @attention
 @pytest.mark.parametrize("grid", [GRID, Grid((3, 4), num_prefix=1)], ids=str)
 def test_matrix_times_values_is_the_output(name: str, grid: Grid) -> None:
+    """Also where the matrix depends on the values: then it is that of the values at hand.
+
+    A mechanism that widens its output has one matrix per head of the output, each on values of its own making.
+    """
     module = mechanism(name, grid)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra)
+    assert matrix.isfinite().all()
     if module.channelwise:  # (B, h, d, N, M)
         assert matrix.shape == (2, HEADS, module.head_dim, grid.num_queries, grid.num_keys)
         mixed = (matrix @ given.v.mT.unsqueeze(-1)).squeeze(-1).mT
     else:
-        assert matrix.shape == (2, HEADS, grid.num_queries, grid.num_keys)
-        mixed = matrix @ given.v
+        assert matrix.shape == (2, module.out_dim // module.head_dim, grid.num_queries, grid.num_keys)
+        mixed = matrix @ given.v if module.out_dim == module.dim else None
     if module.probeable:
+        assert mixed is not None
         bias = given._replace(v=torch.zeros_like(given.v))(module, grid)
         assert_near(mixed, given(module, grid) - bias, 1e-10)
+    elif mixed is not None:
+        assert_near(mixed, given(module, grid), 1e-10)
 
 
 @attention
-def test_factors_are_those_of_the_matrix(name: str) -> None:
-    module = mechanism(name, GRID)
-    given = inputs(module, GRID)
-    factors = module.factors(given.q, given.k, GRID)
+@pytest.mark.parametrize("grid", [GRID, Grid((3, 4), num_prefix=1), REDUCED], ids=str)
+def test_factors_are_those_of_the_matrix(name: str, grid: Grid) -> None:
+    grid = supported(name, grid)
+    module = mechanism(name, grid)
+    given = inputs(module, grid)
+    factors = module.factors(given.q, given.k, grid)
     assert factors is None or not module.channelwise
     if factors is not None:
-        matrix = attention_matrix(module, given.q, given.k, GRID, v=given.v, **given.extra)
+        matrix = attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra)
         assert_near(factors[0] @ factors[1].mT, matrix, 1e-10)
         assert (rank(matrix) <= factors[0].shape[-1]).all()
+
+
+@attention
+@pytest.mark.parametrize("grid", [GRID, Grid((9, 11), num_prefix=1), REDUCED], ids=str)
+def test_rank_stays_within_its_bound(name: str, grid: Grid) -> None:
+    grid = supported(name, grid)
+    module = mechanism(name, grid)
+    given = inputs(module, grid)
+    bound = module.rank_bound(grid)
+    assert 1 <= bound <= min(grid.num_queries, grid.num_keys)
+    matrix = attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra)
+    assert (rank(matrix) <= bound).all()
+
+
+@builtin
+def test_built_in_mechanism_tells_its_cost_and_complexity(name: str) -> None:
+    module = mechanism(name, GRID)
+    assert module.cost(GRID) is not None
+    assert module.complexity in POWER
+
+
+@attention
+@pytest.mark.parametrize("grid", [GRID, Grid((5, 7), num_prefix=2), REDUCED], ids=str)
+@pytest.mark.parametrize("key_dim", [None, 4])
+def test_declared_cost_is_what_torch_counts(name: str, grid: Grid, key_dim: int | None) -> None:
+    """To the last multiplication, on one image in evaluation mode."""
+    grid = supported(name, grid)
+    module = mechanism(name, grid, key_dim=key_dim if attentions.get(name).narrow_keys else None)
+    declared = module.cost(grid)
+    if declared is not None:
+        assert 2 * declared.matmul == flops(module, grid)
+        assert declared.parameters == sum(parameter.numel() for parameter in module.parameters())
+        assert min(declared) >= 0
+        assert declared.total > 0
+
+
+def flops(module: Attention, grid: Grid) -> int:
+    """Floating-point operations in matrix products and convolutions on one image, as torch counts them."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run(module, grid, batch=1)
+    return counter.get_total_flops()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
+        return out
+
+
+@attention
+def test_nothing_grows_faster_than_declared(name: str) -> None:
+    """From 784 to 3136 tokens: operations, and the largest tensor of a forward and backward pass."""
+    sizes = []
+    for grid in (Grid((28, 28)), Grid((56, 56))):
+        module = mechanism(name, grid, dim=8, num_heads=1, dtype=torch.float32)
+        given = inputs(module, grid, batch=1, dtype=torch.float32, grad=True)
+        with LargestTensor() as largest:
+            given(module, grid).sum().backward()
+        declared = module.cost(grid)
+        sizes.append([largest.elements, flops(module.double(), grid), declared.total if declared else 0])
+    if module.complexity is None:
+        return
+    power = POWER[module.complexity]
+    assert all(large <= 1.05 * 4**power * small for small, large in zip(*sizes, strict=True))
+    if declared is not None and power > 1:
+        assert sizes[1][2] > 1.05 * 4 ** (power - 1) * sizes[0][2]  # nor is it declared slower than it is
 
 
 @attention
@@ -254,6 +422,42 @@ class Fixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, self.grid)
+
+
+def assert_finite(name: str, dtype: torch.dtype, autocast: bool, scale: float, grid: Grid, **sizes: int) -> None:
+    """Output and gradients are finite, and the output has v's dtype; under autocast the parameters are in float32."""
+    module = mechanism(name, grid, dtype=torch.float32 if autocast else dtype, **sizes).train()
+    given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        out = given(module, grid)
+    out.float().mean().backward()
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    for key, tensor in {**dict(enumerate(given.tensors)), **dict(module.named_parameters())}.items():
+        assert tensor.grad is not None, key
+        assert tensor.grad.isfinite().all(), key
+
+
+precisions = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
+ways = pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
+scales = pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
+
+
+@attention
+@precisions
+@ways
+@scales
+def test_half_precision_is_finite(name: str, dtype: torch.dtype, autocast: bool, scale: float) -> None:
+    assert_finite(name, dtype, autocast, scale, Grid((14, 14)))
+
+
+@pytest.mark.slow
+@attention
+@precisions
+@ways
+@scales
+def test_half_precision_is_finite_at_12544_tokens(name: str, dtype: torch.dtype, autocast: bool, scale: float) -> None:
+    assert_finite(name, dtype, autocast, scale, Grid((112, 112)), dim=8, num_heads=1)
 
 
 @pytest.mark.slow

@@ -5,25 +5,31 @@ import torch
 from torch import Tensor
 
 from linvit import Grid, UserError
+from linvit.analysis import attention_matrix
 from linvit.attention.linear import LinearAttention
+from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
 
 
 def naive(module: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`o_n = sum_m (phi(q_n).phi(k_m)) v_m / (sum_m phi(q_n).phi(k_m) + eps)`, one query at a time."""
+    """`o_n = sum_m (phi(q_n).phi(k_m)) v_m / (sum_m phi(q_n).phi(k_m) + eps)`, one query at a time.
+
+    Without `normalize` the quotient is by (N M)^(1/4).
+    """
 
     def phi(x: Tensor) -> Tensor:
         if module.feature_map == "relu":
             return torch.clamp(x, min=0) + module.relu_eps
         return torch.where(x > 0, x + 1, torch.exp(x))
 
+    n_q, n_k = q.shape[2], k.shape[2]
     rows = []
     for n in range(q.shape[2]):
         weights = (phi(q[:, :, n : n + 1]) * phi(k)).sum(-1)  # (B, h, M)
         total = (weights[..., None] * v).sum(2)
-        rows.append(total / (weights.sum(-1, keepdim=True) + module.eps))
+        rows.append(total / (weights.sum(-1, keepdim=True) + module.eps if module.normalize else (n_q * n_k) ** 0.25))
     return torch.stack(rows, dim=2)
 
 
@@ -36,6 +42,8 @@ def naive(module: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         {"feature_map": "relu"},
         {"feature_map": "relu", "relu_eps": 0.25},
         {"feature_map": "relu", "relu_eps": 1e-6, "eps": 0.0},
+        {"normalize": False},
+        {"normalize": False, "feature_map": "relu", "relu_eps": 0.25},
     ],
     ids=str,
 )
@@ -44,6 +52,31 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     given = inputs(module, grid, grad=True)
     want = naive(module, given.q, given.k, given.v)
     assert_same_gradients(given(module, grid), want, given.tensors, 1e-10)
+
+
+@both_precisions
+@of_case("lra_linear")
+def test_equals_nystromformers_linear_attention(golden: Golden, dtype: torch.dtype) -> None:
+    """Without a denominator; the mask silences keys, and so do zeros in place of their values."""
+    *given, mask = golden.inputs(dtype)
+    q, k, v = given
+    grid = Grid((1, q.shape[2]))
+    module = LinearAttention(q.shape[1] * q.shape[3], q.shape[1], grid, normalize=False)
+    out = module(q, k, v * mask.detach()[:, None, :, None], grid)
+    golden.check("output", out)
+    (out * golden.tensors["probe"].to(dtype)).sum().backward()
+    for name, tensor in zip("qkv", given, strict=True):
+        golden.check(f"grad_input.{name}", tensor.grad)
+
+
+def test_matrix_without_a_denominator() -> None:
+    """The factors and the probed matrix are `Q K^T / (N M)^(1/4)`."""
+    module = mechanism({"name": "linear", "normalize": False}, GRID)
+    given = inputs(module, GRID)
+    matrix = module.features(given.q) @ module.features(given.k).mT / (GRID.num_queries * GRID.num_keys) ** 0.25
+    assert_near(attention_matrix(module, given.q, given.k, GRID), matrix, 1e-12)
+    left, right = module.factors(given.q, given.k, GRID)
+    assert_near(left @ right.mT, matrix, 1e-12)
 
 
 def test_equals_formula_with_narrow_keys() -> None:

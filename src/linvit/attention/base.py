@@ -55,6 +55,7 @@ class Attention(nn.Module):
     Attributes:
         projections: What the host projects. "qkv"; "qv": k is q (SOFT); "kv": q is the layer's input itself (Poly-NL).
         takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
+        narrow_keys: Whether `key_dim` may differ from C / h. Not where keys and values are multiplied entry by entry.
         takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
         channelwise: Whether the equivalent matrix differs from channel to channel.
         probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
@@ -63,7 +64,8 @@ class Attention(nn.Module):
         out_dim: Channels of the output over all heads.
     """
 
-    projections: ClassVar[Literal["qkv", "qv", "kv"]] = "qkv"
+    projections: Literal["qkv", "qv", "kv"] = "qkv"
+    narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
     takes_input: ClassVar[bool] = False
     channelwise: bool = False
@@ -76,6 +78,11 @@ class Attention(nn.Module):
             raise UserError(
                 f"dim {dim} is not divisible by num_heads {num_heads}; "
                 f"{dim} can be split into {', '.join(str(h) for h in range(1, dim + 1) if dim % h == 0)} heads"
+            )
+        if not self.narrow_keys and key_dim not in (None, dim // num_heads):
+            raise UserError(
+                f"{type(self).__name__} multiplies keys and values entry by entry, so they are of one width; got "
+                f"key_dim={key_dim} for values of {dim // num_heads} channels per head. Leave key_dim out"
             )
         self.dim = dim
         self.num_heads = num_heads

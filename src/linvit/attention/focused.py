@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.functional import focus, linear_attention, resize_tokens
+from linvit.attention.cost import Cost
+from linvit.attention.functional import focus, linear_attention, linear_factors, resize_tokens
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
 
@@ -100,8 +101,9 @@ class FocusedAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        v = v.contiguous()  # by head in memory, once for both parts
         out = self._global(q, k, v, grid)
-        return out if self.dwc is None else out + self._local(v, grid, self.dwc)
+        return out if self.dwc is None else out.add_(self._local(v, grid, self.dwc))
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -110,22 +112,29 @@ class FocusedAttention(Attention):
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
 
     def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
-        q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, N, h, dk), so that f_p may span the heads
+        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes.
+
+        On a CPU fresh memory costs more than arithmetic: the sums here are new tensors, what follows is in place.
+        """
+        shift: Tensor | float = self.relu_eps
         if self.positional_encoding is not None:
             encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.keys_size)
             encoding = F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
-            k = k + encoding.unflatten(2, k.shape[2:])
-        q, k = F.relu(q) + self.relu_eps, F.relu(k) + self.relu_eps
-        if self.scale is not None:
-            scale = F.softplus(self.scale.to(q.dtype)).unflatten(2, q.shape[2:])
-            q, k = q / scale, k / scale
-        if self.focusing_factor != 1:
-            dims = (-2, -1) if self.norm_scope == "all_heads" else (-1,)
-            q, k = self._focus(q, dims), self._focus(k, dims)
-        return q.transpose(1, 2), k.transpose(1, 2)
+            shift = self._heads(encoding + self.relu_eps)
+        return self._phi(q + self.relu_eps), self._phi(k + shift)
 
-    def _focus(self, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    def _heads(self, x: Tensor) -> Tensor:
+        """(1, N, h dk) -> (1, h, N, dk)."""
+        return x.reshape(1, -1, self.num_heads, self.key_dim).transpose(1, 2)
+
+    def _phi(self, x: Tensor) -> Tensor:
+        """The feature map of (B, h, N, dk) with relu_eps already added; overwrites x."""
+        x = torch.threshold_(x, self.relu_eps, self.relu_eps)  # relu(x) + eps = max(x + eps, eps)
+        if self.scale is not None:
+            x = x.div_(F.softplus(self._heads(self.scale.to(x.dtype))))
+        if self.focusing_factor == 1:
+            return x
+        dims = (1, 3) if self.norm_scope == "all_heads" else (3,)
         if self.stable_power:
             return focus(x, self.focusing_factor, dims)
         powered = torch.pow(x, self.focusing_factor)
@@ -138,9 +147,11 @@ class FocusedAttention(Attention):
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.keys_size != grid.size:
             patches = self._stretch(patches, grid)
-        local = dwc(patches.unflatten(2, grid.size)).flatten(2).mT  # (B*h, H*W, d)
-        padded: Tensor = F.pad(local, (0, 0, grid.num_prefix, 0)).unflatten(0, v.shape[:2])
-        return padded
+        plane: Tensor = dwc(patches.unflatten(2, grid.size))
+        local = plane.flatten(2).mT  # (B*h, H*W, d)
+        if grid.num_prefix:
+            local = F.pad(local, (0, 0, grid.num_prefix, 0))
+        return local.reshape(*v.shape[:2], -1, self.head_dim)
 
     def _stretch(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patch values (B*h, d, M) brought from the key grid to the query grid, (B*h, d, N)."""
@@ -148,3 +159,34 @@ class FocusedAttention(Attention):
             return F.interpolate(patches, size=math.prod(grid.size), mode="linear", align_corners=False)
         plane = patches.unflatten(2, grid.keys_size)
         return F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False).flatten(2)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Those of linear attention on focused features; none with the convolution, whose matrix is no thin product."""
+        if self.dwc is not None:
+            return None
+        return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of tokens; without the convolution the width of a head's keys, if that is smaller."""
+        bound = super().rank_bound(grid)
+        return min(bound, self.key_dim) if self.dwc is None else bound
+
+    def cost(self, grid: Grid) -> Cost:
+        """`K^T v`, its product with Q, and the convolution; the feature maps and the denominators.
+
+        Left out, being small: what is done once per token, and bringing v or the position encoding to another grid.
+        """
+        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
+        features = (n + m) * width
+        patches = math.prod(grid.size) * self.dim
+        focusing = self.focusing_factor != 1
+        # relu, + eps, / scale; peak, its quotient, the squares and sums of both norms, the rescaling.
+        per_feature = 2 + (self.scale is not None) + focusing * (7 if self.stable_power else 6)
+        encoding = m * width if self.positional_encoding is not None else 0
+        denominators = m * width + 2 * n * width + n * self.dim  # sum of keys, products with queries, quotients
+        return Cost(
+            matmul=features * self.head_dim + (0 if self.dwc is None else patches * math.prod(self.dwc.kernel_size)),
+            elementwise=per_feature * features + encoding + denominators + (0 if self.dwc is None else patches),
+            transcendental=features if focusing else 0,
+            parameters=self.num_parameters(),
+        )

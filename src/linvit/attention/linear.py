@@ -26,6 +26,8 @@ class LinearAttention(Attention):
         grid: Nominal grid (unused: nothing here has a fixed length).
         key_dim: Channels of q and k per head; None means C / h.
         feature_map: "elu" for elu(x) + 1, or "relu".
+        normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
+            tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons).
         eps: Added to the denominator.
         relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0; with FLatten's
             1e-6 it gives the mean of all values.
@@ -41,12 +43,14 @@ class LinearAttention(Attention):
         *,
         key_dim: int | None = None,
         feature_map: Literal["elu", "relu"] = "elu",
+        normalize: bool = True,
         eps: float = 1e-6,
         relu_eps: float = 0.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_choice("feature_map", feature_map, ["elu", "relu"])
         self.feature_map = feature_map
+        self.normalize = normalize
         self.eps = eps
         self.relu_eps = relu_eps
 
@@ -57,23 +61,31 @@ class LinearAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        return linear_attention(self.features(q), self.features(k), v, self.eps)
+        if self.normalize:
+            return linear_attention(self.features(q), self.features(k), v, self.eps)
+        left, right = self.factors(q, k, grid)
+        return left @ (right.mT @ v)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """`diag(1 / (Q K^T 1 + eps)) Q` and `K`."""
-        return linear_factors(self.features(q), self.features(k), self.eps)
+        """`diag(1 / (Q K^T 1 + eps)) Q` and `K`, or `Q / N^(1/4)` and `K / M^(1/4)`."""
+        q, k = self.features(q), self.features(k)
+        if self.normalize:
+            return linear_factors(q, k, self.eps)
+        return q * q.shape[-2] ** -0.25, k * k.shape[-2] ** -0.25
 
     def rank_bound(self, grid: Grid) -> int:
         """The head width, or the number of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.key_dim)
 
     def cost(self, grid: Grid) -> Cost:
-        """`K^T v`, its product with Q, and the denominators; the feature maps."""
-        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
-        features = (n + m) * width
+        """`K^T v` and its product with Q; the feature maps, and the denominators, which are no matrix product."""
+        n, width = grid.num_queries, self.key_dim * self.num_heads
+        features = (n + grid.num_keys) * width
+        # A scaling of the features; or the sum of the keys, its products with the queries, and the quotients.
+        normalizing = features + n * width + n * self.dim if self.normalize else features
         return Cost(
-            matmul=features * self.head_dim + n * width,
-            elementwise=features + m * width + n * width + n * self.num_heads,
+            matmul=features * self.head_dim,
+            elementwise=features + normalizing,
             transcendental=features if self.feature_map == "elu" else 0,
             parameters=self.num_parameters(),
         )

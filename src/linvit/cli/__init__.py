@@ -17,6 +17,8 @@ usage: linvit VERB [options]
                         linvit predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt
   list       attentions, backbones and heads, plug-ins included:
                         linvit list attentions --filter "*linear*"
+  check      hold a mechanism, yours included, to the contract; all of them without a name:
+                        linvit check my_package.my_module:MyAttention --quick
 
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with: tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
@@ -36,11 +38,17 @@ def main(argv: list[str] | None = None) -> int:
             from linvit.cli.list import main as list_main
 
             return list_main(argv[1:])
+        elif verb == "check":
+            from linvit.cli.check import main as check_main
+
+            return check_main(argv[1:])
         else:
             from linvit.cli.train import VERBS, train
 
             if verb not in VERBS:
-                raise UserError(f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list. See linvit --help")
+                raise UserError(
+                    f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list, check. See linvit --help"
+                )
             train(argv)
     except Exception as error:
         mistake = _mistake(error)

@@ -1,0 +1,66 @@
+"""AFT-simple: `o = sigmoid(q) * sum_n w_n * v_n`, entry by entry, with `w = softmax(k)` over the tokens per channel.
+
+Paper: Zhai et al. 2021, "An Attention Free Transformer", the variant without position biases. It is Hydra attention
+with other kernels.
+Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import ACTIVATIONS, channelwise_attention
+from linvit.attention.precision import full_precision
+from linvit.errors import check_choice
+
+
+class AFTSimpleAttention(Attention):
+    """The attention-free transformer's simple variant, O(N d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h; they change nothing here.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: None or C / h (`narrow_keys` is False).
+        query_act: What gates the output with the queries: "sigmoid" (the paper's default), "tanh", "relu" or
+            "identity".
+    """
+
+    channelwise = True
+    narrow_keys = False
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        query_act: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("query_act", query_act, ACTIVATIONS)
+        self.query_act = query_act
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
+        return channelwise_attention(ACTIVATIONS[self.query_act](q), k.softmax(-2), v)
+
+    def rank_bound(self, grid: Grid) -> int:
+        """One: each channel is an outer product."""
+        return 1
+
+    def cost(self, grid: Grid) -> Cost:
+        """The gate, the softmax over the keys, `k * v` and its sum, the product with q."""
+        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
+        gate = {"sigmoid": 2, "tanh": 0, "relu": 1, "identity": 0}[self.query_act]
+        return Cost(
+            matmul=0,
+            elementwise=queries * (gate + 1) + keys * (4 + 2),
+            transcendental=keys + (queries if self.query_act in ("sigmoid", "tanh") else 0),
+            parameters=self.num_parameters(),
+        )

@@ -1,0 +1,74 @@
+"""Efficient attention: `o = softmax_d(q) (softmax_n(k)^T v)`, queries over their channels and keys over the tokens.
+
+Paper: Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", Section 3. Both factors being
+softmaxes, every row of the map sums to 1 without a denominator.
+Cost: (N + M) C dk MACs. Rank: at most dk, the width of a head's keys.
+"""
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.precision import full_precision
+from linvit.errors import check_choice
+
+
+class EfficientAttention(Attention):
+    """Linear attention on queries and keys normalised one by one, O(N d^2).
+
+    The paper has one head; heads are its reference code's. Each head's queries and keys are normalised by themselves.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        normalization: "softmax": queries over the channels of a head, keys over the tokens; "scaling": both divided by
+            sqrt(M), the plain product over the number of keys.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        normalization: Literal["softmax", "scaling"] = "softmax",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("normalization", normalization, ["softmax", "scaling"])
+        self.normalization = normalization
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        left, right = self.factors(q, k, grid)
+        return left @ (right.mT @ v)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The normalised queries and keys."""
+        if self.normalization == "softmax":
+            return q.softmax(-1), k.softmax(-2)
+        root = math.sqrt(k.shape[-2])
+        return q / root, k / root
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The width of a head's keys, or the number of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.key_dim)
+
+    def cost(self, grid: Grid) -> Cost:
+        """`K^T v` and its product with Q; the softmaxes in exponentials, maxima, sums and quotients."""
+        features = (grid.num_queries + grid.num_keys) * self.key_dim * self.num_heads
+        softmax = self.normalization == "softmax"
+        return Cost(
+            matmul=features * self.head_dim,
+            elementwise=features * (4 if softmax else 1),
+            transcendental=features if softmax else 0,
+            parameters=self.num_parameters(),
+        )

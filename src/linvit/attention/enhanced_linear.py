@@ -1,0 +1,150 @@
+"""Enhanced linear attention (EfficientViT): `o_s = phi(q_s) (phi(k_s)^T v_s) / (phi(q_s) sum_n phi(k_s,n) + eps)`.
+
+`phi` is relu, and the outputs of several scales are concatenated. The first takes q, k and v as they are; for each of
+the others they are aggregated with their neighbours by a depthwise s x s convolution and a 1x1 convolution per head.
+
+Paper: Cai et al. 2022, "EfficientViT: Enhanced Linear Attention for High-Resolution Low-Computation Visual
+Recognition"; the scales came with its later versions ("EfficientViT: Multi-Scale Linear Attention", 2023).
+Cost: (N + M) C d MACs per scale, and (N + 2 M) C (s^2 + d) for each aggregation. Rank: at most d per scale.
+
+For fewer tokens than channels per head the reference multiplies `q k^T` first. It is the same function, and here the
+order is always the one above.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import linear_attention, linear_factors
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError
+
+
+class EnhancedLinearAttention(Attention):
+    """Multi-scale ReLU linear attention, O(N d^2), with `out_dim = dim * (1 + len(scales))`.
+
+    The reference aggregates q, k and v in one convolution with channels laid out as [q | k | v] per head. No group of
+    it mixes the three, so each has its own part of the weights here, and keys may be narrower or fewer than queries.
+
+    Prefix tokens bypass the aggregation: at the further scales their queries stay, their keys and values are 0.
+
+    With scales the output is not one matrix times v: `attention_matrix` gives one per head and scale, which acts on the
+    aggregated values v_s.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        scales: Sides of the aggregation's depthwise kernels, odd; () leaves plain ReLU linear attention.
+        agg_bias: Biases in the aggregation's convolutions.
+        eps: Added to the denominator, positive: 1e-15 in the reference, 1e-5 in timm. A query without a positive entry
+            gives 0 with either. The sums run in at least float32, which 1e-15 fits (float16 would make it 0).
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        scales: Sequence[int] = (5,),
+        agg_bias: bool = False,
+        eps: float = 1e-15,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if not isinstance(scales, list | tuple) or any(scale < 1 or scale % 2 == 0 for scale in scales):
+            raise UserError(
+                f"scales must be a list of odd positive numbers, such as [5] or [3, 5], or [] for none; got {scales}"
+            )
+        if eps < torch.finfo(torch.float32).tiny:
+            raise UserError(f"eps must be positive in float32, such as 1e-15 or 1e-5; got {eps}")
+        self.scales = tuple(scales)
+        self.eps = eps
+        self.probeable = not self.scales
+        self.out_dim = dim * (1 + len(self.scales))
+
+        def aggregations(width: int) -> nn.ModuleList:
+            return nn.ModuleList(_aggregation(num_heads, width, scale, agg_bias) for scale in self.scales)
+
+        self.q_aggregations = aggregations(self.key_dim)
+        self.k_aggregations = aggregations(self.key_dim)
+        self.v_aggregations = aggregations(self.head_dim)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, (1 + S) d), the unaggregated scale first."""
+        scales = zip(self.queries(q, grid), self.keys(k, grid), self.values(v, grid), strict=True)
+        return torch.cat([self._attend(*scale) for scale in scales], dim=-1).to(v.dtype)
+
+    @full_precision
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The linear attention of one scale."""
+        return linear_attention(F.relu(q), F.relu(k), v, self.eps)
+
+    def queries(self, q: Tensor, grid: Grid) -> list[Tensor]:
+        """The queries at every scale, (B, h, N, dk) each."""
+        return self._at_scales(q, self.q_aggregations, grid.size, q[:, :, : grid.num_prefix])
+
+    def keys(self, k: Tensor, grid: Grid) -> list[Tensor]:
+        """The keys at every scale, (B, h, M, dk) each."""
+        return self._at_scales(k, self.k_aggregations, grid.keys_size, torch.zeros_like(k[:, :, : grid.num_prefix]))
+
+    def values(self, v: Tensor, grid: Grid) -> list[Tensor]:
+        """The values v_s at every scale, (B, h, M, d) each."""
+        return self._at_scales(v, self.v_aggregations, grid.keys_size, torch.zeros_like(v[:, :, : grid.num_prefix]))
+
+    def _at_scales(self, x: Tensor, aggregations: nn.ModuleList, size: tuple[int, int], prefix: Tensor) -> list[Tensor]:
+        """Tokens (B, h, N, d) as they are and aggregated, there with `prefix` (B, h, P, d) before the patches."""
+        plane = x[:, :, prefix.shape[2] :].mT.flatten(1, 2).unflatten(2, size)  # (B, h*d, H, W)
+        patches = [aggregation(plane).flatten(2).unflatten(1, x.shape[1:4:2]).mT for aggregation in aggregations]
+        return [x, *(torch.cat([prefix, local], dim=2) for local in patches)]  # (B, h, N, d) each
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`diag(1 / (Q K^T 1 + eps)) Q` and `K` per head and scale: (B, h*(1+S), N, dk), (B, h*(1+S), M, dk)."""
+        q, k = (torch.stack(scales, dim=2).flatten(1, 2) for scales in (self.queries(q, grid), self.keys(k, grid)))
+        return linear_factors(F.relu(q), F.relu(k), self.eps)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        """The matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale first, then head 1, ..."""
+        left, right = self.factors(q, k, grid)
+        return left @ right.mT
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The head width, or the number of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.key_dim)
+
+    def cost(self, grid: Grid) -> Cost:
+        """At every scale `K^T v` and its product with Q, relu and the denominators; the convolutions."""
+        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
+        patches, key_patches = n - grid.num_prefix, m - grid.num_prefix
+        # A convolution multiplies each of its weights, and adds each bias, once per place.
+        parameters = [
+            *((patches, parameter) for parameter in self.q_aggregations.parameters()),
+            *((key_patches, parameter) for parameter in self.k_aggregations.parameters()),
+            *((key_patches, parameter) for parameter in self.v_aggregations.parameters()),
+        ]
+        count = 1 + len(self.scales)
+        return Cost(
+            matmul=count * (n + m) * width * self.head_dim
+            + sum(places * weight.numel() for places, weight in parameters if weight.ndim > 1),
+            elementwise=count * ((n + m) * width + m * width + 2 * n * width + n * self.num_heads + n * self.dim)
+            + sum(places * bias.numel() for places, bias in parameters if bias.ndim == 1),
+            transcendental=0,
+            parameters=self.num_parameters(),
+        )
+
+
+def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Sequential:
+    """A depthwise convolution of each channel, then a 1x1 convolution of each head's channels."""
+    width = num_heads * head_dim
+    return nn.Sequential(
+        nn.Conv2d(width, width, scale, padding=scale // 2, groups=width, bias=bias),
+        nn.Conv2d(width, width, 1, groups=num_heads, bias=bias),
+    )

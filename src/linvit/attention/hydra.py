@@ -1,0 +1,147 @@
+"""Hydra attention: `o = phi_q(q) * sum_n phi_k(k_n) * v_n`, entry by entry; `phi(x) = x / ||x||` over all channels.
+
+Paper: Bolya et al. 2022, "Hydra Attention: Efficient Attention with Many Heads". It is linear attention with as many
+heads as channels: the usual heads are only a way to lay out the tensors here.
+Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import ACTIVATIONS, channelwise_attention, unit
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
+TOKENS = 2
+
+
+class Kernel(NamedTuple):
+    """A feature map phi, and what it costs per entry."""
+
+    phi: Callable[[Tensor, "HydraAttention", int], Tensor]  # x (B, h, N, d), the options, the number of keys M
+    elementwise: int = 0
+    transcendental: int = 0
+
+
+KERNELS = {
+    "l2": Kernel(lambda x, options, keys: unit(x, options.eps, 2, CHANNELS), elementwise=3),
+    "l1": Kernel(lambda x, options, keys: unit(x, options.eps, 1, CHANNELS), elementwise=3),
+    "constant": Kernel(lambda x, options, keys: x / options.constant, elementwise=1),
+    "mean": Kernel(lambda x, options, keys: x / math.sqrt(keys), elementwise=1),
+    "identity": Kernel(lambda x, options, keys: x),
+    "tanh": Kernel(lambda x, options, keys: ACTIVATIONS["tanh"](x), transcendental=1),
+    "sigmoid": Kernel(lambda x, options, keys: ACTIVATIONS["sigmoid"](x), elementwise=2, transcendental=1),
+    "relu": Kernel(lambda x, options, keys: ACTIVATIONS["relu"](x), elementwise=1),
+    "softmax_tokens": Kernel(lambda x, options, keys: x.softmax(TOKENS), elementwise=4, transcendental=1),
+    "softmax_features": Kernel(
+        lambda x, options, keys: (x - x.logsumexp(CHANNELS, keepdim=True)).exp(), elementwise=4, transcendental=1
+    ),
+}
+
+KernelName = Literal[
+    "l2", "l1", "constant", "mean", "identity", "tanh", "sigmoid", "relu", "softmax_tokens", "softmax_features"
+]
+
+
+class HydraAttention(Attention):
+    """Attention with as many heads as channels, O(N d).
+
+    A kernel is one of
+
+    - "l2", "l1": x over its norm across all C channels;
+    - "constant": x over a constant; "mean": x over sqrt(M), which on both sides gives the mean over the keys;
+      "identity": x;
+    - "tanh", "sigmoid", "relu": entry by entry;
+    - "softmax_tokens": over the tokens, channel by channel; "softmax_features": over all C channels.
+
+    The paper finds that the keys' kernel should be linear and admit negative values; the queries' matters little.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h; they change nothing here.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: None or C / h (`narrow_keys` is False).
+        kernel_q: phi_q.
+        kernel_k: phi_k.
+        post_norm: "ln": LayerNorm over the C channels of the output, before the output projection; "none".
+        eps: Smallest norm that "l2" and "l1" divide by. The published code has none and gives NaN for a zero token.
+        constant: What "constant" divides by; None means sqrt(C) (the paper's constant is not known).
+    """
+
+    channelwise = True
+    narrow_keys = False
+    complexity = "O(N)"
+    eps: float
+    constant: float
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        kernel_q: KernelName = "l2",
+        kernel_k: KernelName = "l2",
+        post_norm: Literal["none", "ln"] = "none",
+        eps: float = 1e-12,
+        constant: float | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("kernel_q", kernel_q, KERNELS)
+        check_choice("kernel_k", kernel_k, KERNELS)
+        check_choice("post_norm", post_norm, ["none", "ln"])
+        if constant is not None and constant <= 0:
+            raise UserError(f"constant must be positive, or None for sqrt(dim); got {constant}")
+        self.kernel_q = kernel_q
+        self.kernel_k = kernel_k
+        self.eps = eps
+        self.constant = math.sqrt(dim) if constant is None else constant
+        self.norm = nn.LayerNorm(dim) if post_norm == "ln" else None
+        self.probeable = self.norm is None  # a LayerNorm is not linear in v
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
+        out = channelwise_attention(*self.features(q, k), v)
+        if self.norm is None:
+            return out
+        tokens = out.transpose(1, 2).flatten(2)  # (B, N, C)
+        weight, bias = self.norm.weight.to(tokens.dtype), self.norm.bias.to(tokens.dtype)
+        tokens = F.layer_norm(tokens, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        return tokens.reshape(*tokens.shape[:2], self.num_heads, -1).transpose(1, 2)  # (B, h, N, d)
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
+        keys = k.shape[TOKENS]
+        return KERNELS[self.kernel_q].phi(q, self, keys), KERNELS[self.kernel_k].phi(k, self, keys)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        """The matrices before the LayerNorm, `phi_q(q)_c phi_k(k)_c^T` for every channel c, (B, h, d, N, M)."""
+        q, k = self.features(q, k)
+        matrix: Tensor = torch.einsum("bhnd,bhmd->bhdnm", q, k)
+        return matrix
+
+    def rank_bound(self, grid: Grid) -> int:
+        """One: each channel is an outer product."""
+        return 1
+
+    def cost(self, grid: Grid) -> Cost:
+        """Both kernels, `k * v` and its sum, the product with q, the LayerNorm; roots per token are left out."""
+        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
+        kernel_q, kernel_k = KERNELS[self.kernel_q], KERNELS[self.kernel_k]
+        norm = 0 if self.norm is None else 7 * queries  # sum, centre, square, sum, divide, weight, bias
+        return Cost(
+            matmul=0,
+            elementwise=queries * (kernel_q.elementwise + 1) + keys * (kernel_k.elementwise + 2) + norm,
+            transcendental=queries * kernel_q.transcendental + keys * kernel_k.transcendental,
+            parameters=self.num_parameters(),
+        )

@@ -1,0 +1,159 @@
+"""Linear-angular attention (Castling-ViT): `o = u(y) + dconv(v)` with `y = v / 2 + u(q) (u(k)^T v) / pi`.
+
+`u(x) = x / ||x||`. The angular kernel `1 - angle(q, k) / pi = 1/2 + <u(q), u(k)> / pi + higher odd powers` is cut after
+its linear term; a depthwise convolution of the values and, while training, a softmax map without its small weights
+stand in for the rest. Instead of a denominator that sums over the keys, each token's y is divided by its L2 norm.
+
+Paper: You et al. 2023, "Castling-ViT: Compressing Self-Attention via Switching Towards Linear-Angular Attention at
+Vision Transformer Inference".
+Cost: 2 N C d + r N C MACs (2 N^2 C more while training with `sparse_reg`). Rank: N; d for `u(q) u(k)^T` alone.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import unit
+from linvit.attention.head_conv import convolve_heads
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+
+class LinearAngularAttention(Attention):
+    """Linear-angular attention with a depthwise convolution of the values, O(N d^2).
+
+    Each token adds its own value, so there must be as many keys as queries: no spatial reduction.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        res_kernel_size: Length r of the convolution's kernel, odd.
+        sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
+            they are. Only while training, where it makes time and memory O(N^2).
+        sparse_threshold: Weights must be greater than this to stay.
+        half: What the kernel's constant 1/2 multiplies: "identity", the token's own value (the reference code and the
+            paper's figure), or "mean", the mean of all values (nearer to the kernel, whose constant sees every key).
+        out_norm: Divide each token of y by its L2 norm over the channels of a head. The equivalent matrix then depends
+            on v, so it cannot be probed and `attention_matrix` gives it for the values at hand.
+        eps: Lower bound of the norms of q, k and y. 0 is the reference code, but for a vector of zeros, which gives NaN
+            there and stays 0 here.
+        dconv: "seq1d": one kernel of r taps per head along the sequence of tokens, the prefix included (the reference);
+            "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        res_kernel_size: int = 9,
+        sparse_reg: bool = False,
+        sparse_threshold: float = 0.02,
+        half: Literal["identity", "mean"] = "identity",
+        out_norm: bool = True,
+        eps: float = 1e-6,
+        dconv: Literal["seq1d", "grid2d"] = "seq1d",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if res_kernel_size < 1 or res_kernel_size % 2 == 0:
+            raise UserError(f"res_kernel_size must be odd and positive, such as 9; got {res_kernel_size}")
+        if not 0 <= sparse_threshold < 1:
+            raise UserError(
+                f"sparse_threshold must be at least 0 and below 1, as it cuts softmax; got {sparse_threshold}"
+            )
+        if eps < 0:
+            raise UserError(f"eps must be at least 0, such as 1e-6; got {eps}")
+        check_choice("half", half, ["identity", "mean"])
+        check_choice("dconv", dconv, ["seq1d", "grid2d"])
+        self.sparse_reg = sparse_reg
+        self.sparse_threshold = sparse_threshold
+        self.own_half = half == "identity"
+        self.out_norm = out_norm
+        self.eps = eps
+        self.probeable = not out_norm
+        self.on_grid = dconv == "grid2d"
+
+        width = res_kernel_size if self.on_grid else 1
+        self.dconv = nn.Conv2d(
+            num_heads,
+            num_heads,
+            (res_kernel_size, width),
+            padding=(res_kernel_size // 2, width // 2),
+            groups=num_heads,
+            bias=False,
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
+        if grid.keys_size != grid.size:
+            (rows, columns), (key_rows, key_columns) = grid.size, grid.keys_size
+            raise UserError(
+                f"linear_angular adds each token's own value, so it needs as many keys as queries; got a grid of "
+                f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
+            )
+        return (self._global(q, k, v) + self._local(v, grid)).to(v.dtype)
+
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The linear-angular attention, normalised."""
+        unit_q, unit_k = unit(q, self.eps), unit(k, self.eps)
+        halved = v if self.own_half else v.mean(-2, keepdim=True)
+        y = halved / 2 + unit_q @ (unit_k.mT @ v) / math.pi
+        if self.sparse_reg and self.training:
+            y = y + self._sparse_map(q, k) @ v
+        return unit(y, self.eps) if self.out_norm else y
+
+    def _sparse_map(self, q: Tensor, k: Tensor) -> Tensor:
+        """Softmax weights (B, h, N, N) above the threshold, from q and k as they came."""
+        weights: Tensor = (q * self.key_dim**-0.5 @ k.mT).softmax(-1)
+        return weights * (weights > self.sparse_threshold)
+
+    def _local(self, v: Tensor, grid: Grid) -> Tensor:
+        """The depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
+        if self.on_grid:
+            return convolve_heads(self.dconv, v, grid)
+        # As h * d channels, each with its head's kernel: several times faster on a CPU than as h planes of N x d.
+        kernels = self.dconv.weight.squeeze(3).repeat_interleave(v.shape[3], 0)  # (h*d, 1, r)
+        tokens = v.mT.flatten(1, 2)  # (B, h*d, N)
+        along = F.conv1d(tokens, kernels.to(v.dtype), padding=self.dconv.padding[0], groups=len(kernels))
+        local: Tensor = along.unflatten(1, v.shape[1::2]).mT
+        return local
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        """The matrix (B, h, N, N) that gives the output for these values: `diag(1 / ||y||) Y + T` with `y = Y v`."""
+        if v is None:
+            raise UserError("the matrix of linear_angular with out_norm depends on the values; pass v=")
+        one_hot = torch.eye(grid.num_keys, dtype=v.dtype, device=v.device).expand(1, self.num_heads, -1, -1)
+        matrix = unit(q, self.eps) @ unit(k, self.eps).mT / math.pi
+        matrix = matrix + (one_hot if self.own_half else 1 / grid.num_keys) / 2
+        if self.sparse_reg and self.training:
+            matrix = matrix + self._sparse_map(q, k)
+        if self.out_norm:
+            norm: Tensor = torch.linalg.vector_norm(matrix @ v, dim=-1, keepdim=True)
+            matrix = matrix / norm.clamp_min(self.eps).masked_fill(norm == 0, 1)
+        return matrix + self._local(one_hot, grid)
+
+    def cost(self, grid: Grid) -> Cost:
+        """`u(k)^T v`, its product with `u(q)`, the convolution; the norms, the mean of v, the sum of the terms."""
+        n, width, convolved = grid.num_queries, self.key_dim * self.num_heads, grid.num_queries
+        if self.on_grid:
+            convolved -= grid.num_prefix
+        norms = [width, width, self.dim] if self.out_norm else [width, width]
+        terms = 4 if self.own_half else 5
+        return Cost(
+            matmul=2 * n * width * self.head_dim + convolved * self.head_dim * self.dconv.weight.numel(),
+            elementwise=n * (3 * sum(norms) + terms * self.dim),
+            transcendental=n * self.num_heads * len(norms),
+            parameters=self.num_parameters(),
+        )

@@ -1,0 +1,166 @@
+"""Linformer attention: `o = softmax(q (E k)^T / sqrt(dk)) (F v)`, with learnable E and F of shape k x M.
+
+E and F act along the tokens and leave k projected keys and values, whatever the number M of tokens.
+
+Paper: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", Eq. 7.
+Cost: 2 k (N + M) C MACs. Rank: at most k.
+
+E and F have as many columns as the nominal grid has keys, prefix tokens included. For another grid they are resized.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import resize_tokens
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+
+class LinformerAttention(Attention):
+    """Softmax attention to k learnt mixtures of the tokens, O(N k d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the columns of E and F.
+        key_dim: Channels of q and k per head; None means C / h.
+        k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels.
+        share: Who shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
+            matrix for all heads, keys and values; "none": an E and an F for each head. The paper's "layerwise" is
+            beyond a single layer and refused: use "kv" and let the layers hold one parameter `proj_k`.
+        share_kv_weights: F is E, whatever `share` says of the heads: with "none" this is Nystromformer's Linformer.
+            (lucidrains' `share_kv` also makes the keys the values, which is for the host's projections to do.)
+        one_kv_head: All heads read the keys and values of the first head; a host may supply that one alone.
+        init: "uniform" in +-1 / sqrt(k) (lucidrains) or "normal002", normal of standard deviation 0.02 (Nystromformer).
+        resize: How E and F follow another grid. "interpolate": bicubic over the 2-D grid of patches, times the old
+            over the new number of patches, which keeps the size of the sums E k and F v; the columns of prefix tokens
+            stay. "slice": the first columns, for fewer tokens only (lucidrains).
+        attn_drop: Dropout rate on the attention weights.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        k: int = 256,
+        share: Literal["headwise", "kv", "layerwise", "none"] = "headwise",
+        share_kv_weights: bool = False,
+        one_kv_head: bool = False,
+        init: Literal["uniform", "normal002"] = "uniform",
+        resize: Literal["interpolate", "slice"] = "interpolate",
+        attn_drop: float = 0.0,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if k < 1:
+            raise UserError(f"k, the number of projected keys, must be at least 1; got {k}")
+        if share == "layerwise":
+            raise UserError(
+                "share='layerwise' is one matrix for all layers, and a mechanism knows only its own layer. "
+                "Use share='kv' and give every layer the first one's parameter: mechanism.proj_k = first.proj_k"
+            )
+        check_choice("share", share, ["headwise", "kv", "none", "layerwise"])
+        check_choice("init", init, ["uniform", "normal002"])
+        check_choice("resize", resize, ["interpolate", "slice"])
+        if not 0 <= attn_drop <= 1:
+            raise UserError(f"attn_drop is a rate between 0 and 1; got {attn_drop}")
+        self.k = min(k, grid.num_keys)
+        self.one_kv_head = one_kv_head
+        self.resize = resize
+        self.attn_drop = attn_drop
+        self.probeable = not one_kv_head
+
+        shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
+        self.proj_k = nn.Parameter(torch.empty(shape))
+        self.proj_v = None if share == "kv" or share_kv_weights else nn.Parameter(torch.empty(shape))
+        for matrix in self.parameters():
+            if init == "uniform":
+                nn.init.uniform_(matrix, -(self.k**-0.5), self.k**-0.5)
+            else:
+                nn.init.normal_(matrix, std=0.02)
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        keys = self._project(self.proj_k, k, grid)
+        values = self._project(self._value_matrix, v, grid)
+        weights = F.dropout(self._weights(q, keys), self.attn_drop, self.training)
+        return weights @ values
+
+    @property
+    def _value_matrix(self) -> Tensor:
+        """F, which is E if the two are shared."""
+        return self.proj_k if self.proj_v is None else self.proj_v
+
+    def _project(self, matrix: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
+        """E k or F v: (B, h, M, d) -> (B, h or 1, k, d)."""
+        tokens = tokens[:, :1] if self.one_kv_head else tokens
+        mixed: Tensor = torch.einsum("hkm,bhmd->bhkd", self._resized(matrix.to(tokens.dtype), grid), tokens)
+        return mixed
+
+    def _weights(self, q: Tensor, keys: Tensor) -> Tensor:
+        """The softmax over the k projected keys, (B, h, N, k)."""
+        logits: Tensor = q * self.key_dim**-0.5 @ keys.mT
+        return logits.softmax(-1)
+
+    def _resized(self, matrix: Tensor, grid: Grid) -> Tensor:
+        """E or F for the keys of a call, (h or 1, k, M)."""
+        built = self.grid
+        if self.resize == "slice":
+            if grid.num_keys > built.num_keys:
+                raise UserError(f"{_mismatch(built, grid)}; resize='slice' cannot grow, use resize='interpolate'")
+            return matrix[..., : grid.num_keys]
+        if grid.num_prefix != built.num_prefix:
+            raise UserError(f"{_mismatch(built, grid)}; build it with num_prefix={grid.num_prefix}")
+        if grid.keys_size == built.keys_size:
+            return matrix
+        prefix, patches = matrix[..., : built.num_prefix], matrix[..., built.num_prefix :]
+        table = patches.flatten(0, 1).mT[None]  # (1, H*W, groups*k)
+        resized = resize_tokens(table, built.keys_size, grid.keys_size)[0].mT.unflatten(0, matrix.shape[:2])
+        shrink = math.prod(built.keys_size) / math.prod(grid.keys_size)
+        return torch.cat([prefix, resized * shrink], dim=-1)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The softmax weights and `F^T`."""
+        left = self._weights(q, self._project(self.proj_k, k, grid))
+        right = self._resized(self._value_matrix.to(q.dtype), grid).mT  # (h or 1, M, k)
+        return left, right.expand(*left.shape[:2], -1, -1)
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        """The matrices that all heads apply to the first head's values, (B, h, N, M); for `one_kv_head`."""
+        left, right = self.factors(q, k, grid)
+        return left @ right.mT
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of projected keys, or of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.k)
+
+    def cost(self, grid: Grid) -> Cost:
+        """`E k`, `F v` and attention to k keys; the softmax in exponentials, maxima, sums and quotients."""
+        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
+        compressed = 1 if self.one_kv_head and len(self.proj_k) == 1 else heads
+        pairs = heads * n * self.k
+        return Cost(
+            matmul=(compressed * m * self.k + pairs) * (self.key_dim + self.head_dim),
+            elementwise=n * self.key_dim * heads + 4 * pairs,
+            transcendental=pairs,
+            parameters=self.num_parameters(),
+        )
+
+
+def _mismatch(built: Grid, given: Grid) -> str:
+    (rows, columns), (new_rows, new_columns) = built.keys_size, given.keys_size
+    return (
+        f"linformer was built for keys of {rows}x{columns} patches and {built.num_prefix} prefix tokens, "
+        f"got {new_rows}x{new_columns} and {given.num_prefix}"
+    )

@@ -1,0 +1,112 @@
+"""Inverse of a symmetric positive matrix by Newton's iteration: `Y <- 2 Y - Y A Y` from `Y0 = alpha A`.
+
+Matrix products only, so it runs batched on any device. `I - A Y` squares in every step, so a small error is gone in a
+few; but an eigenvalue l of A takes about log2(1 / (alpha l^2)) steps to get that far. With similar landmarks the
+iteration is far from the inverse after 20 steps, and what the papers trained is the iterate.
+
+Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithm 2.
+Cost: 2 T m^3 MACs for T steps on an m x m matrix.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from linvit.errors import UserError, check_choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonInverse:
+    """Maps kernel matrices A (B, h, m, m) to approximate inverses of the same shape.
+
+    Attributes:
+        method: "newton", or "solve" for the inverse itself, which a singular matrix has only with a ridge.
+        iters: Steps T.
+        alpha: a of `alpha = a / max_row_sum(A)^2`, in (0, 2]; the row sums are those before the ridge. With a = 2 an
+            eigenvalue equal to the largest row sum (A = I, or one or two landmarks) is inverted to 0.
+        ridge: Added to the diagonal before the inversion.
+        beta: Backtracking multiplies alpha by this ...
+        max_backtrack: ... at most so many times (0: never) ...
+        backtrack_tol: ... while the largest column sum of `|I - alpha A^2|` exceeds this.
+        alpha_scope: "head": alpha for every matrix of its own; "batch": one for all matrices together, so that a sample
+            depends on its neighbours.
+        backward: "analytic": `dA = -Y^T dY Y^T`, as if Y were the inverse, with nothing kept of the iteration;
+            "autograd": through every step and alpha.
+    """
+
+    method: Literal["newton", "solve"]
+    iters: int
+    alpha: float
+    ridge: float
+    beta: float
+    max_backtrack: int
+    backtrack_tol: float
+    alpha_scope: Literal["head", "batch"]
+    backward: Literal["analytic", "autograd"]
+
+    def __post_init__(self) -> None:
+        check_choice("inverse", self.method, ["newton", "solve"])
+        check_choice("alpha_scope", self.alpha_scope, ["head", "batch"])
+        check_choice("inverse_backward", self.backward, ["analytic", "autograd"])
+        if self.iters < 1:
+            raise UserError(f"newton_iters must be at least 1; got {self.iters}")
+        if not 0 < self.alpha <= 2:
+            raise UserError(f"newton_alpha must be above 0 and at most 2, or Newton diverges; got {self.alpha}")
+        if self.ridge < 0:
+            raise UserError(f"ridge must be at least 0; got {self.ridge}")
+        if not 0 < self.beta < 1:
+            raise UserError(f"newton_beta must lie between 0 and 1; got {self.beta}")
+        if self.max_backtrack < 0:
+            raise UserError(f"max_backtrack must be at least 0 (0 = no backtracking); got {self.max_backtrack}")
+        if self.backtrack_tol < 1:
+            raise UserError(f"backtrack_tol must be at least 1, which no small alpha exceeds; got {self.backtrack_tol}")
+        # Row sums of a Gaussian kernel are at least 1, so this bounds alpha l^2 for its eigenvalues l plus the ridge.
+        if self.method == "newton" and self.alpha * (1 + self.ridge) ** 2 > 2:
+            raise UserError(
+                f"Newton diverges with newton_alpha={self.alpha} and ridge={self.ridge}: newton_alpha (1 + ridge)^2 is "
+                f"above 2; lower newton_alpha to {2 / (1 + self.ridge) ** 2:.3g} or use a smaller ridge"
+            )
+
+    def __call__(self, kernel: Tensor) -> Tensor:
+        """(B, h, m, m) -> (B, h, m, m)."""
+        identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+        matrix = kernel + self.ridge * identity
+        if self.method == "solve":
+            inverse: Tensor = torch.linalg.inv_ex(matrix).inverse  # never raises
+            return inverse
+        if self.backward == "autograd":
+            return self._iterate(kernel, matrix, identity)
+        with torch.no_grad():
+            inverse = self._iterate(kernel, matrix, identity)
+        # Adds 0 with the gradient wanted. An autograd.Function would lose its backward in torch.export.
+        return inverse - inverse @ (matrix - matrix.detach()) @ inverse
+
+    def _iterate(self, kernel: Tensor, matrix: Tensor, identity: Tensor) -> Tensor:
+        alpha = self.alpha / self._largest(kernel).square()
+        if self.max_backtrack:
+            square = matrix.detach() @ matrix.detach()
+            # As many rounds whatever the numbers, and no test in Python: one graph, no wait for the device.
+            for _ in range(self.max_backtrack):
+                error = self._largest((identity - alpha * square).abs())
+                alpha = torch.where(error > self.backtrack_tol, self.beta * alpha, alpha)
+        inverse = alpha * matrix
+        for _ in range(self.iters):
+            inverse = 2 * inverse - inverse @ matrix @ inverse
+        return inverse
+
+    def _largest(self, matrix: Tensor) -> Tensor:
+        """The largest row sum, which is the largest column sum: (B, h, 1, 1), or (1, 1, 1, 1) for the whole batch."""
+        sums = matrix.sum(-1, keepdim=True)
+        dims = (-2, -1) if self.alpha_scope == "head" else tuple(range(matrix.ndim))
+        return sums.amax(dims, keepdim=True)
+
+    def cost(self, size: int) -> tuple[int, int, int]:
+        """Products (MACs), elementwise operations and transcendental functions for one matrix of this size."""
+        cells = size**2
+        if self.method == "solve":
+            return 0, 2 * cells * size, 0  # the counters of products see no factorisation
+        products = 2 * self.iters + (self.max_backtrack > 0) + 2 * (self.backward == "analytic")
+        passes = 3 + 2 * self.iters + 4 * self.max_backtrack + 2 * (self.backward == "analytic")
+        return products * cells * size, passes * cells, 0

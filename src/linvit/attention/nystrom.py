@@ -1,0 +1,166 @@
+"""Nystrom attention: `o = softmax(q kt^T) pinv(softmax(qt kt^T)) softmax(qt k^T) v`, q and k divided by dk^(1/4).
+
+The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration stand for the pseudo-inverse.
+
+Paper: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention".
+Cost: 2 (N + M) m C + 2 m^2 C + 24 m^3 h MACs, for 6 steps. Rank: at most m (N with the convolution).
+
+The iteration is part of the definition: after 6 steps it is often far from the pseudo-inverse. Where the landmarks are
+all queries or all keys, plain softmax attention costs no more and takes its place.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.landmarks import Landmarks
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+
+class NystromAttention(Attention):
+    """Softmax attention through m landmarks, O(N m d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (checked against `num_landmarks`; nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        num_landmarks: Landmarks m, at most the number of queries and of keys. None takes 64, or as many as the grid
+            allows.
+        pinv_iters: Steps of the pseudo-inverse.
+        init: Where the iteration starts: `K^T / c` for the kernel K between landmarks, with c the largest column sum of
+            the same sample and head ("exact") or of the whole batch ("original", the reference's default: a sample then
+            depends on its neighbours).
+        conv_kernel: Length s of a convolution of v along the sequence, added to the output; odd, 0 is none. One kernel
+            per head, shared by its channels. Prefix tokens are part of the sequence. Not for keys of another grid.
+        landmarks: "segment": means of consecutive tokens, prefix tokens included; "pool2d": means of the blocks of an
+            a x b division of the grid, a b = m, with blocks as square as can be; prefix tokens stay out.
+        uneven: Where m does not divide the tokens: "t2t" makes the first parts one token shorter than the last
+            (T2T-ViT); "error" refuses.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        num_landmarks: int | None = None,
+        pinv_iters: int = 6,
+        init: Literal["exact", "original"] = "exact",
+        conv_kernel: int = 0,
+        landmarks: Literal["segment", "pool2d"] = "segment",
+        uneven: Literal["t2t", "error"] = "t2t",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if pinv_iters < 0:
+            raise UserError(f"pinv_iters must not be negative; got {pinv_iters}")
+        if conv_kernel < 0 or (conv_kernel and conv_kernel % 2 == 0):
+            raise UserError(f"conv_kernel must be odd, such as 33 or 35, or 0 for none; got {conv_kernel}")
+        check_choice("init", init, ["exact", "original"])
+        self.pinv_iters = pinv_iters
+        self.init = init
+        self.landmarks = Landmarks(num_landmarks, landmarks, uneven)
+        self.landmarks.count(grid)  # raises if they do not fit
+        self.conv = None
+        if conv_kernel:
+            shape, padding = (conv_kernel, 1), (conv_kernel // 2, 0)
+            self.conv = nn.Conv2d(num_heads, num_heads, shape, padding=padding, groups=num_heads, bias=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
+
+        Args:
+            q: Queries.
+            k: Keys.
+            v: Values.
+            grid: Their grid.
+            mask: (B, N), 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
+        """
+        if grid.keys_size != grid.size and (self.conv is not None or mask is not None):
+            raise UserError(
+                f"nystrom with conv_kernel or mask needs keys of the queries' grid; got queries of "
+                f"{grid.size[0]}x{grid.size[1]}, keys of {grid.keys_size[0]}x{grid.keys_size[1]}. Use conv_kernel=0"
+            )
+        kept = None if mask is None else mask[:, None, :, None].to(v.dtype)  # (B, 1, N, 1)
+        out = self._global(q, k, v, grid, kept)
+        if self.conv is None:
+            return out
+        return out + self.conv(v if kept is None else v * kept)  # type: ignore[no-any-return]
+
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None) -> Tensor:
+        """The attention through landmarks."""
+        parts = self._kernels(q, k, grid, kept)
+        if len(parts) == 1:
+            return parts[0] @ v
+        left, middle, right = parts
+        return left @ (self._pinv(middle) @ (right @ v))
+
+    def _kernels(self, q: Tensor, k: Tensor, grid: Grid, kept: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Row-wise softmax of `q kt^T`, `qt kt^T` and `qt k^T`, or of `q k^T` alone where that is the thinner one."""
+        q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
+        hidden: Tensor | float = 0.0
+        if kept is not None:
+            kept = kept.to(q.dtype)
+            q, k = q * kept, k * kept
+            hidden = -1e9 * (1 - kept.mT)  # (B, 1, 1, M)
+        count = self.landmarks.count(grid)
+        if count == min(grid.num_queries, grid.num_keys):
+            return ((q @ k.mT + hidden).softmax(-1),)
+        qt = self.landmarks.means(q, count, grid.size, grid.num_prefix)
+        kt = self.landmarks.means(k, count, grid.keys_size, grid.num_prefix)
+        return (q @ kt.mT).softmax(-1), (qt @ kt.mT).softmax(-1), (qt @ k.mT + hidden).softmax(-1)
+
+    def _pinv(self, kernel: Tensor) -> Tensor:
+        """Iterative pseudo-inverse of (B, h, m, m), by an iteration of third order."""
+        column_sums = kernel.sum(-2, keepdim=True)  # (B, h, 1, m)
+        largest = column_sums.amax(-1, keepdim=True) if self.init == "exact" else column_sums.amax()
+        inverse = kernel.mT / largest
+        eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+        for _ in range(self.pinv_iters):
+            x = kernel @ inverse
+            inverse = inverse @ (13 * eye - x @ (15 * eye - x @ (7 * eye - x))) / 4
+        return inverse
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """`softmax(q kt^T) pinv(...)` and `softmax(qt k^T)^T`; None with the convolution or where m is all tokens."""
+        parts = self._kernels(q, k, grid)
+        if self.conv is not None or len(parts) == 1:
+            return None
+        left, middle, right = parts
+        return left @ self._pinv(middle), right.mT
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of landmarks; with the convolution, of tokens."""
+        return super().rank_bound(grid) if self.conv is not None else self.landmarks.count(grid)
+
+    def cost(self, grid: Grid) -> Cost:
+        """Three softmax kernels, four products per step of the pseudo-inverse, the products with v, the convolution."""
+        n, m, heads, count = grid.num_queries, grid.num_keys, self.num_heads, self.landmarks.count(grid)
+        scaling = (n + m) * self.key_dim * heads
+        local = 0 if self.conv is None else n * self.dim * self.conv.kernel_size[0]
+        joining = 0 if self.conv is None else n * self.dim
+        if count == min(n, m):
+            pairs = heads * n * m
+            return Cost(
+                matmul=pairs * (self.key_dim + self.head_dim) + local,
+                elementwise=scaling + 4 * pairs + joining,
+                transcendental=pairs,
+                parameters=self.num_parameters(),
+            )
+        pairs = heads * (n * count + count * count + count * m)
+        square = heads * count * count
+        return Cost(
+            matmul=pairs * (self.key_dim + self.head_dim) + 4 * self.pinv_iters * square * count + local,
+            elementwise=2 * scaling + 4 * pairs + (3 + 8 * self.pinv_iters) * square + joining,
+            transcendental=pairs,
+            parameters=self.num_parameters(),
+        )

@@ -1,0 +1,196 @@
+"""Performer attention (FAVOR+): `o = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n))` with random features phi.
+
+`phi(x) = m^-1/2 exp(W x' - ||x'||^2 / 2)` with `x' = x / dk^(1/4)` and m random rows W: the mean of `phi(q) phi(k)^T`
+over W is the softmax kernel `exp(q k^T / sqrt(dk))`. Orthogonal rows make its variance smaller.
+
+Paper: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1.
+Cost: 2 (N + M) m C MACs. Rank: at most m, the number of features.
+
+For numerical stability the largest `W x'` is subtracted in the exponent, for queries per token, for keys over all
+tokens of a head; this cancels in the quotient but for `kernel_eps`, which is added to phi.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import linear_attention, linear_factors
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError, check_choice
+
+
+class PerformerAttention(Attention):
+    """Linear attention with positive orthogonal random features, O(N m d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h; all share the rows W.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        nb_features: Random features m; None means int(dk ln dk).
+        kernel: "softmax": the features above. "relu" and "exp": `f(W x') + kernel_eps`, which approximates no softmax
+            (the reference's generalized attention). "none": `softmax(q)` over channels and `softmax(k)` over tokens,
+            without W; this is efficient attention.
+        kernel_eps: Added to the features; None means 1e-4 for "softmax" and 1e-3 for "relu" and "exp". With 0 and
+            "softmax" or "relu", a query whose features all vanish gives NaN.
+        ortho_scaling: Lengths of the rows of W: 0: those of Gaussian vectors; 1: all sqrt(dk).
+        redraw_interval: Draws a new W every so many forward passes in training mode; None never does. A pass that
+            gradient checkpointing repeats does not count. The count is read on the host, which costs a device
+            synchronisation per training pass.
+        seed: Of all draws; the n-th W depends on it and on n alone, whatever the device. None takes one from torch's
+            global generator, another for each layer. It is kept in checkpoints with W and the count of passes, so that
+            a resumed run draws what the uninterrupted one would have drawn.
+    """
+
+    complexity = "O(N)"
+    projection_matrix: Tensor | None
+    seed: Tensor
+    passes: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        nb_features: int | None = None,
+        kernel: Literal["softmax", "relu", "exp", "none"] = "softmax",
+        kernel_eps: float | None = None,
+        ortho_scaling: Literal[0, 1] = 0,
+        redraw_interval: int | None = 1000,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if nb_features is None:
+            nb_features = max(1, int(self.key_dim * math.log(self.key_dim)))
+        if kernel_eps is None:
+            kernel_eps = 1e-4 if kernel == "softmax" else 1e-3
+        check_choice("kernel", kernel, ["softmax", "relu", "exp", "none"])
+        if nb_features < 1:
+            raise UserError(f"nb_features must be at least 1, or None for int(dk ln dk); got {nb_features}")
+        if kernel_eps < 0:
+            raise UserError(f"kernel_eps must not be negative: it keeps the features positive; got {kernel_eps}")
+        if ortho_scaling not in (0, 1):
+            raise UserError(f"ortho_scaling must be 0 (Gaussian lengths) or 1 (sqrt(dk)); got {ortho_scaling}")
+        if redraw_interval is not None and redraw_interval < 1:
+            raise UserError(f"redraw_interval must be at least 1, or None for never; got {redraw_interval}")
+        if seed is None:
+            seed = int(torch.randint(2**31, (), device="cpu"))
+        if not 0 <= seed < 2**31:
+            raise UserError(f"seed must lie between 0 and 2^31 - 1; got {seed}")
+        self.nb_features = self.key_dim if kernel == "none" else nb_features
+        self.kernel = kernel
+        self.kernel_eps = kernel_eps
+        self.ortho_scaling = ortho_scaling
+        self.redraw_interval = None if kernel == "none" else redraw_interval
+        weight = None if kernel == "none" else draw((nb_features, self.key_dim), ortho_scaling, seed, 0)
+        self.register_buffer("projection_matrix", None if weight is None else weight.to(torch.get_default_dtype()))
+        self.register_buffer("seed", torch.tensor(seed))
+        self.register_buffer("passes", torch.tensor(0))
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        if self.training and self.redraw_interval is not None and not _recomputing():
+            weight = redraw(self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling)
+            self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
+            self.passes.add_(1)
+        q, k = self.features(q, k)
+        return linear_attention(q, k, v, eps=0.0)
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
+        if self.projection_matrix is None:
+            return q.softmax(-1), k.softmax(-2)
+        weight = self.projection_matrix.to(q.dtype, copy=True)  # a later redraw must not reach into this backward
+        q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
+        u_q, u_k = q @ weight.mT, k @ weight.mT
+        if self.kernel == "relu":
+            return F.relu(u_q) + self.kernel_eps, F.relu(u_k) + self.kernel_eps
+        if self.kernel == "exp":
+            return self._exp_features(u_q, u_k)
+        peak_q, peak_k = u_q.detach().amax(-1, keepdim=True), u_k.detach().amax((-2, -1), keepdim=True)
+        return self._softmax_features(q, u_q, peak_q), self._softmax_features(k, u_k, peak_k)
+
+    def _softmax_features(self, x: Tensor, u: Tensor, peak: Tensor) -> Tensor:
+        """`m^-1/2 (exp(u - ||x||^2 / 2 - peak) + kernel_eps)`."""
+        half_norm = x.square().sum(-1, keepdim=True) / 2
+        features: Tensor = self.nb_features**-0.5 * ((u - half_norm - peak).exp() + self.kernel_eps)
+        return features
+
+    def _exp_features(self, u_q: Tensor, u_k: Tensor) -> tuple[Tensor, Tensor]:
+        """`exp(u) + kernel_eps` up to factors that cancel in the quotient, and that keep it from overflowing.
+
+        Every feature of the keys is divided by its largest value c, and the same feature of the queries multiplied by
+        it; then every query is divided by its largest feature. The denominator is at least 1.
+        """
+        floor = math.log(self.kernel_eps) if self.kernel_eps else -math.inf
+        c = u_k.detach().amax(-2, keepdim=True).clamp_min(floor)
+        peak = (u_q.detach().clamp_min(floor) + c).amax(-1, keepdim=True)
+        return (u_q + c - peak).exp() + (floor + c - peak).exp(), (u_k - c).exp() + (floor - c).exp()
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`diag(1 / (Q K^T 1)) Q` and `K`."""
+        return linear_factors(*self.features(q, k), eps=0.0)
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of features, or of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.nb_features)
+
+    def cost(self, grid: Grid) -> Cost:
+        """The features, `K^T v` and its product with Q; norms, maxima, kernels, denominators and quotients."""
+        n, heads = grid.num_queries, self.num_heads
+        inputs = (n + grid.num_keys) * self.key_dim * heads
+        features = (n + grid.num_keys) * self.nb_features * heads
+        projecting = 0 if self.kernel == "none" else inputs * self.nb_features
+        per_input = {"softmax": 3, "relu": 1, "exp": 1, "none": 0}[self.kernel]  # scaling, norms
+        per_feature = {"softmax": 5, "relu": 2, "exp": 6, "none": 3}[self.kernel]  # maxima, shifts, kernel_eps, sums
+        denominators = features + n * self.nb_features * heads + n * self.dim
+        return Cost(
+            matmul=projecting + features * self.head_dim,
+            elementwise=per_input * inputs + per_feature * features + denominators,
+            transcendental={"softmax": 1, "relu": 0, "exp": 2, "none": 1}[self.kernel] * features,
+            parameters=self.num_parameters(),
+        )
+
+
+def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:
+    """The `number`-th matrix W (m, dk) of a seed in float64: blocks of dk orthogonal rows with random lengths."""
+    rows, width = shape
+    generator = torch.Generator("cpu").manual_seed(seed + (number << 31))  # injective: a seed has 31 bits
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    q, r = torch.linalg.qr(normal(-(-rows // width), width, width))
+    # LAPACK's Q is not uniformly distributed (its first column has a fixed sign); with a positive diagonal of R it is.
+    directions = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)[:rows]
+    lengths = normal(rows, width).norm(dim=-1, keepdim=True) if ortho_scaling == 0 else width**0.5
+    weight: Tensor = directions * lengths
+    return weight
+
+
+# An operator of its own, since a compiled graph cannot ask for the value of a counter. It changes nothing in place.
+@torch.library.custom_op("linvit::performer_redraw", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def redraw(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
+    """W for the coming pass: a new one after every `interval` passes, else a copy of the present one."""
+    number, since = divmod(int(passes), interval)
+    if number == 0 or since:
+        return weight.clone()
+    return draw(weight.shape, ortho_scaling, int(seed), number).to(weight)
+
+
+@redraw.register_fake
+def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
+    return torch.empty_like(weight)
+
+
+def _recomputing() -> bool:
+    """Whether this is a forward pass inside a backward pass: gradient checkpointing repeats it, W must stay."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

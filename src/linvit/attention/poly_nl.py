@@ -1,0 +1,80 @@
+"""Poly-NL: `o = x * mean_n(k_n * v_n)`, entry by entry: a polynomial of third degree in the layer's input x.
+
+Paper: Babiloni et al. 2021, "Poly-NL: Linear Complexity Non-local Layers with Polynomials". With k = x W1, v = x W2 and
+the output projection W3 the layer is `(x * mean_n((x W1)_n * (x W2)_n)) W3`: the query is the input itself.
+Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import channelwise_attention
+from linvit.attention.precision import full_precision
+from linvit.errors import check_choice
+
+
+class PolyNLAttention(Attention):
+    """Polynomial non-local layer, O(N d). Unbounded in its input, so it needs a norm before it.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h; they change nothing here.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: None or C / h (`narrow_keys` is False).
+        project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
+            input for them (the paper).
+        alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There
+            alpha's share skips the output projection; here the host projects both.
+        reduce: "mean" over the keys (the paper) or "sum".
+    """
+
+    projections: Literal["qkv", "qv", "kv"] = "kv"
+    channelwise = True
+    narrow_keys = False
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        project_q: bool = False,
+        alpha_beta: bool = False,
+        reduce: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("reduce", reduce, ["mean", "sum"])
+        self.projections = "qkv" if project_q else "kv"
+        self.reduce = reduce
+        self.alpha = nn.Parameter(torch.ones(1)) if alpha_beta else None
+        self.beta = nn.Parameter(torch.ones(1)) if alpha_beta else None
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
+        if self.reduce == "mean":
+            k = k / k.shape[-2]
+        out = channelwise_attention(q, k, v)
+        if self.alpha is None or self.beta is None:
+            return out
+        return self.alpha.to(q.dtype) * q + self.beta.to(q.dtype) * out
+
+    def rank_bound(self, grid: Grid) -> int:
+        """One: each channel is an outer product."""
+        return 1
+
+    def cost(self, grid: Grid) -> Cost:
+        """`k * v`, its sum or mean, the product with q, and the residual."""
+        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
+        return Cost(
+            matmul=0,
+            elementwise=queries * (1 if self.alpha is None else 4) + keys * (2 if self.reduce == "sum" else 3),
+            transcendental=0,
+            parameters=self.num_parameters(),
+        )

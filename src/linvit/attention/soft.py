@@ -1,0 +1,143 @@
+"""Softmax-free attention (SOFT): `o = P Y P^T v + conv(v)` with `P = G(q, l)`, `Y = (G(l, l) + ridge I)^-1`, `k = q`.
+
+`G(a, b) = exp(-||a - b||^2 / (2 sqrt(d)))` is the Gaussian kernel and l are m landmarks made from the patch queries
+(Nystrom's method). Keys are the queries, so that the matrix is symmetric and positive; its rows do not sum to 1. The
+inverse is the last iterate of Newton's method, see `newton.py`.
+
+Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
+Cost: N C d + 3 N m C + m^2 C + 2 T m^3 h + s^2 N C MACs, linear in N if m is fixed. Rank: m (N with the convolution).
+
+Paper and code differ, and the default here is the code: landmarks pass LayerNorm and GELU (`landmark_norm`), the
+diagonal gets a ridge of 0.01 (`ridge=0`: none), Newton starts at 1.8 instead of 2 over the squared norm without
+backtracking (`newton_alpha`, `max_backtrack`), and one convolution kernel per head is added (`conv_size=0`: none). The
+code's path for `ratio=1`, meant as `G(l, l) v`, cannot run; here 1 is a ratio like any other.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.gaussian import GaussianKernels, check_tied, nystrom_cost, paper_conv_size, paper_ratio
+from linvit.attention.head_conv import convolve_heads, head_conv
+from linvit.attention.newton import NewtonInverse
+from linvit.attention.precision import full_precision
+
+
+class SoftAttention(Attention):
+    """Softmax-free attention through m landmarks and Newton's inverse of their Gaussian kernel, O(N m d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
+        key_dim: Channels of q per head; None means C / h.
+        landmarks: "conv": a convolution of R x R patch queries, shared by the heads; "avgpool": their mean; "random":
+            as many patch queries, drawn anew in every training step and fixed in evaluation.
+        ratio: R, patches per landmark along each axis; 1 makes every patch one. Rows and columns that fill no window
+            make no landmark, and along an axis shorter than R the window is cut to it. None: the largest power of two
+            that leaves 49 landmarks of the nominal grid, which is the paper's 8, 4, 2, 1 on its stages (56 x 56 to
+            7 x 7) and keeps the cost linear. Give a number to carry weights to an image size of another ratio.
+        landmark_norm: LayerNorm and GELU on the landmarks (the reference); False is the paper.
+        newton_iters: Steps of Newton's iteration.
+        newton_alpha: a in `alpha = a / max_row_sum^2`, the factor of its start `Y0 = alpha A`; at most 2, the paper's.
+        newton_beta: Backtracking multiplies alpha by this.
+        max_backtrack: Backtracking steps at most; 0 is the reference.
+        backtrack_tol: Backtracking goes on while the largest column sum of `|I - A Y0|` exceeds this.
+        alpha_scope: "head": alpha for every image and head; "batch": one for all, which couples the images of a batch.
+        ridge: Added to the diagonal of the landmarks' kernel; bounds Y by 1 / ridge. 0 is the paper.
+        conv_size: Side s of the kernel of the values' convolution, odd; 0 is none. One kernel per head, shared by its
+            channels; it reads and writes patch tokens only. None: the paper's 9, 5 and 3 for R of at least 8, at least
+            4, and less.
+        tie_qk: Keys are the queries. False gives keys a projection of their own and allows spatial reduction:
+            `G(q, l) Y G(l, k)`, no longer symmetric.
+        inverse_backward: "analytic": the gradient of an exact inverse at the iterate (the reference), nothing kept of
+            the iteration; "autograd": the gradient of the iteration.
+        inverse: "newton", or "solve" for the exact inverse, which landmarks that coincide have only with a ridge.
+    """
+
+    projections: Literal["qkv", "qv", "kv"] = "qv"
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        landmarks: Literal["conv", "avgpool", "random"] = "conv",
+        ratio: int | None = None,
+        landmark_norm: bool = True,
+        newton_iters: int = 20,
+        newton_alpha: float = 1.8,
+        newton_beta: float = 0.5,
+        max_backtrack: int = 0,
+        backtrack_tol: float = 1.01,
+        alpha_scope: Literal["head", "batch"] = "head",
+        ridge: float = 0.01,
+        conv_size: int | None = None,
+        tie_qk: bool = True,
+        inverse_backward: Literal["analytic", "autograd"] = "analytic",
+        inverse: Literal["newton", "solve"] = "newton",
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.tie_qk = tie_qk
+        if not tie_qk:
+            self.projections = "qkv"
+        check_tied(grid, tie_qk)
+        self.kernels = GaussianKernels(
+            self.key_dim,
+            landmarks=landmarks,
+            ratio=paper_ratio(grid.size) if ratio is None else ratio,
+            landmark_norm=landmark_norm,
+        )
+        self.inverse = NewtonInverse(
+            method=inverse,
+            iters=newton_iters,
+            alpha=newton_alpha,
+            ridge=ridge,
+            beta=newton_beta,
+            max_backtrack=max_backtrack,
+            backtrack_tol=backtrack_tol,
+            alpha_scope=alpha_scope,
+            backward=inverse_backward,
+        )
+        self.conv = head_conv(num_heads, paper_conv_size(self.kernels.ratio) if conv_size is None else conv_size)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        check_tied(grid, self.tie_qk)
+        out = self._global(q, k, v, grid)
+        return out if self.conv is None else out + convolve_heads(self.conv, v, grid)
+
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """`P (Y (P^T v))`."""
+        left, middle, right = self.parts(q, k, grid)
+        return left @ (middle @ (right.mT @ v))
+
+    def parts(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """`P` (B, h, N, m), `Y` (B, h, m, m) and the keys' `P` (B, h, M, m)."""
+        left, kernel, right = self.kernels(q, None if self.tie_qk else k, grid)
+        return left, self.inverse(kernel), right
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """`P` and `P Y^T`; None with the convolution."""
+        if self.conv is not None:
+            return None
+        left, middle, right = self.parts(q, k, grid)
+        return left, right @ middle.mT
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of landmarks without the convolution, and never more than the tokens."""
+        tokens = super().rank_bound(grid)
+        return tokens if self.conv is not None else min(tokens, self.kernels.count(grid))
+
+    def cost(self, grid: Grid) -> Cost:
+        """Landmarks and their kernels, the inverse, three thin products, the convolution."""
+        inverse = self.inverse.cost(self.kernels.count(grid))
+        one_head = nystrom_cost(self.kernels, inverse, self.conv, grid, self.tie_qk, self.head_dim)
+        matmul, elementwise, transcendental = (self.num_heads * operations for operations in one_head)
+        return Cost(matmul, elementwise, transcendental, self.num_parameters())

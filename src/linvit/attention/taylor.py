@@ -1,0 +1,110 @@
+"""Linear Attention Mechanism: `o_i = (sum_j v_j + q_i (K^T V)) / (N + q_i . (sum_j k_j + eps))`, q and k of length one.
+
+The exponential of softmax attention by its first-order Taylor expansion, `sim(q, k) = 1 + q.k >= 0` for unit vectors.
+
+Paper: Li et al. 2020, "Linear Attention Mechanism: An Efficient Attention for Semantic Segmentation", Eqs. 10-12.
+Cost: (N + M) C dk MACs. Rank: at most dk + 1.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.cost import Cost
+from linvit.attention.functional import unit
+from linvit.attention.precision import full_precision, upcast
+
+
+class TaylorAttention(Attention):
+    """Linear attention by the first-order Taylor expansion of softmax attention, O(N d^2).
+
+    The reference has one head, keys of C/8 channels (the host's `key_dim`) and adds the layer's input, which is the
+    host's business too.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        eps: Added to every channel of the key sum, as the reference does, not to the denominator as a whole.
+        norm_eps: Smallest norm that q and k are divided by. The reference has none and gives NaN for a zero token.
+        gamma: Multiply the output by a learnable scalar that begins at 0, the reference's start as the identity.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-12,
+        gamma: bool = False,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.eps = eps
+        self.norm_eps = norm_eps
+        self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        q, k = unit(q, self.norm_eps), unit(k, self.norm_eps)
+        return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`diag(gamma / denominator) [1, Q]` and `[1, K]`: the constant term is one more channel."""
+        q, k = unit(q, self.norm_eps), unit(k, self.norm_eps)
+        ones_q, ones_k = torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
+        return torch.cat([ones_q, q], -1) * self._weights(q, k), torch.cat([ones_k, k], -1)
+
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """`gamma / (M + q_i . (sum_j k_j + eps))` of unit vectors, (B, h, N, 1)."""
+        keys = k.shape[-2]
+        denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
+        # All keys opposite to a query leave 0, give or take rounding and eps, whose share has no definite sign.
+        denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
+        return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The width of a head's keys and one for the constant term, or the number of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.key_dim + 1)
+
+    def cost(self, grid: Grid) -> Cost:
+        """`K^T v`, its product with Q, and the denominators; the norms, the sums over the keys, the quotients."""
+        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
+        width = self.key_dim * heads
+        features = (n + m) * width
+        scalars = n * heads * (4 if self.gamma is None else 5)
+        return Cost(
+            matmul=features * self.head_dim + n * width,
+            elementwise=3 * features + m * (width + self.dim) + 2 * n * self.dim + scalars,
+            transcendental=(n + m) * heads,
+            parameters=self.num_parameters(),
+        )
+
+
+def taylor_channel_attention(x: Tensor, eps: float = 1e-6, norm_eps: float = 1e-12) -> Tensor:
+    """The mechanism across channels instead of tokens, as the reference has it: q = k = v = x, no parameters.
+
+    Two oddities of the reference are kept: q and k are normalised over the channels of each token, though the rows of
+    the map are channels, and the constant in the denominator is the number of tokens, though the sums run over
+    channels; so the weights do not sum to 1.
+
+    Args:
+        x: Tokens (B, N, C).
+        eps: Added to every entry of the key sum.
+        norm_eps: Smallest norm to divide by.
+
+    Returns:
+        (B, N, C). The reference goes on with `x + gamma * result`.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        v = upcast(x)
+        qk = unit(v, norm_eps)
+        total = v.sum(-1, keepdim=True) + qk @ (qk.mT @ v)
+        denominator = v.shape[1] + qk.mT @ (qk.sum(-1, keepdim=True) + eps)  # (B, C, 1)
+        return (total / denominator.mT).to(x.dtype)

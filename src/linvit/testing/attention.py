@@ -1,0 +1,116 @@
+"""`check_attention`: the contract of attention mechanisms, held over one of them."""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from linvit.attention.base import Attention
+from linvit.errors import UserError
+from linvit.registry import Spec
+from linvit.testing import (
+    checks_behaviour,
+    checks_compile,
+    checks_cost,
+    checks_growth,
+    checks_matrix,
+    checks_numerics,
+    checks_shape,
+)
+from linvit.testing.inputs import Subject
+from linvit.testing.report import Finding, Line, Report, crash
+
+
+class Check(NamedTuple):
+    """One line of the contract.
+
+    Attributes:
+        name: What the line is called in reports.
+        run: Looks at the mechanism.
+        quick: Whether a quick run has it.
+    """
+
+    name: str
+    run: Callable[[Subject], Finding]
+    quick: bool = True
+
+
+CHECKS = (
+    Check("shape and dtype", checks_shape.shape),
+    Check("grids", checks_shape.grids),
+    Check("another size", checks_shape.another_size),
+    Check("prefix tokens", checks_shape.prefix_tokens),
+    Check("spatial reduction", checks_shape.spatial_reduction),
+    Check("narrow keys", checks_shape.narrow_keys),
+    Check("attention layer", checks_shape.attention_layer),
+    Check("position bias", checks_shape.position_bias),
+    Check("batch independence", checks_behaviour.batch_independence),
+    Check("gradients", checks_behaviour.gradients),
+    Check("determinism", checks_behaviour.determinism),
+    Check("copies", checks_behaviour.copies),
+    Check("memory layout", checks_behaviour.memory_layout),
+    Check("NaN propagates", checks_behaviour.nan_propagates),
+    Check("equivalent matrix", checks_matrix.equivalent_matrix),
+    Check("factors", checks_matrix.factors),
+    Check("rank", checks_matrix.rank_bound),
+    *(
+        Check(f"finite, {precision.name}", checks_numerics.finite(precision))
+        for precision in checks_numerics.PRECISIONS
+    ),
+    *(Check(f"error, {precision.name}", checks_numerics.error(precision)) for precision in checks_numerics.PRECISIONS),
+    Check("cost", checks_cost.cost),
+    Check("growth of work", checks_growth.growth_of_work),
+    Check("growth of time", checks_growth.growth_of_time),
+    Check("torch.compile", checks_compile.compiles, quick=False),
+    Check("torch.export", checks_compile.exports, quick=False),
+)
+
+
+def check_attention(
+    spec_or_class: Spec | type[Attention], *, quick: bool = False, dim: int = 32, num_heads: int = 2
+) -> Report:
+    """Holds a mechanism to the contract of `linvit.Attention`, on the CPU.
+
+    What the mechanism declares is what it is held to: see the attributes of `linvit.Attention`. Parameters are moved
+    away from their initial values first. An exception inside a check is that check's failure.
+
+    Args:
+        spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
+        quick: Leave out `torch.compile`, `torch.export` and the largest numbers of tokens.
+        dim: Channels C of the instances.
+        num_heads: Their heads h.
+
+    Raises:
+        UserError: If there is no such mechanism, or it refuses its options.
+
+    Example:
+        >>> from linvit.testing import check_attention
+        >>> report = check_attention("focused", quick=True)
+        >>> assert report.passed, report
+    """
+    start = time.perf_counter()
+    subject = Subject(spec_or_class, dim, num_heads, quick)
+    lines = []
+    try:
+        subject.build()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a constructor does
+        lines.append(Line("construction", *crash(error)))
+    else:
+        lines += [_line(check, subject) for check in CHECKS if check.quick or not quick]
+    return Report(str(subject), tuple(lines), time.perf_counter() - start)
+
+
+def _line(check: Check, subject: Subject) -> Line:
+    """One check's row, whatever happens in it. The caller's random numbers and warning filters stay as they are."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            finding = check.run(subject)
+        except Exception as error:  # whatever a mechanism does
+            finding = crash(error)
+    return Line(check.name, *finding)

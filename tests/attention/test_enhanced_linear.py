@@ -1,0 +1,340 @@
+"""Enhanced linear attention equals EfficientViT's code, and, option by option, the formula written out naively."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import Attention, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.enhanced_linear import EnhancedLinearAttention
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+
+GRIDS = [
+    Grid((4, 6)),
+    Grid((7, 9), num_prefix=2),
+    Grid((2, 3)),  # smaller than the kernel, fewer tokens than channels per head
+    Grid((1, 50), num_prefix=1),
+    Grid((50, 1)),
+    Grid((13, 31)),
+    Grid((4, 6), (2, 3)),
+    Grid((5, 7), (2, 3), num_prefix=2),
+]
+OPTIONS = [
+    {},
+    {"scales": []},
+    {"scales": [], "eps": 0.5},
+    {"scales": (1,)},
+    {"scales": [3, 5]},
+    {"scales": [5, 5, 7], "agg_bias": True},
+    {"agg_bias": True},
+    {"eps": 1e-5},
+    {"eps": 0.5},
+]
+
+
+# The reference implementation
+
+
+class LiteMLA:
+    """The official multi-scale linear attention around our mechanism, with the official parameters."""
+
+    def __init__(self, golden: Golden, prefix: str, grid: Grid, dtype: torch.dtype) -> None:
+        official = golden.constructor
+        self.width = official["dim"]
+        self.heads = official.get("heads") or int(
+            official["in_channels"] // self.width * official.get("heads_ratio", 1.0)
+        )
+        self.grid = grid
+        self.p = {
+            name: tensor.to(dtype, copy=True).requires_grad_(tensor.is_floating_point() and "running" not in name)
+            for name, tensor in golden.parameters(prefix).items()
+        }
+        self.mechanism = EnhancedLinearAttention(
+            self.heads * self.width,
+            self.heads,
+            grid,
+            scales=official.get("scales", [5]),
+            agg_bias="aggreg.0.0.bias" in self.p,
+            eps=official.get("eps", 1e-15),
+        ).to(dtype)
+
+    def own_parameters(self) -> dict[str, Tensor]:
+        """Ours from the official ones, whose rows are [q | k | v] of each head."""
+        own = {}
+        for name, tensor in self.p.items():
+            if name.startswith("aggreg."):
+                parts = tensor.unflatten(0, (self.heads, 3, self.width)).unbind(1)
+                for letter, part in zip("qkv", parts, strict=True):
+                    own[f"{letter}_aggregations.{name.removeprefix('aggreg.')}"] = part.flatten(0, 1)
+        return own
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H, W)."""
+        qkv = F.conv2d(x, self.p["qkv.conv.weight"], self.p.get("qkv.conv.bias"))
+        q, k, v = qkv.flatten(2).unflatten(1, (self.heads, 3, self.width)).unbind(2)  # (B, h, d, N)
+        arguments = (q.mT, k.mT, v.mT, self.grid)
+        out = torch.func.functional_call(self.mechanism, self.own_parameters(), arguments)
+        scales = out.unflatten(3, (-1, self.width))  # (B, h, N, 1 + S, d)
+        plane = scales.permute(0, 3, 1, 4, 2).flatten(1, 3).unflatten(2, self.grid.size)  # channels (1 + S, h, d)
+        return norm(F.conv2d(plane, self.p["proj.conv.weight"], self.p.get("proj.conv.bias")), self.p, "proj.norm")
+
+
+def norm(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
+    """BatchNorm in evaluation mode."""
+    mean, var, weight, bias = (p[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+    return F.batch_norm(x, mean, var, weight, bias)
+
+
+@both_precisions
+@of_case("litemla")
+def test_equals_efficientvit(golden: Golden, dtype: torch.dtype) -> None:
+    """Both paths of the reference: the quadratic one for H * W <= d is the same function."""
+    (x,) = given = golden.inputs(dtype)
+    assert golden.constructor["norm"] == [None, "bn2d"]
+    module = LiteMLA(golden, "", Grid(tuple(x.shape[2:])), dtype)
+    golden.check_call(module(x), given)
+    for name in golden.named("grad_param."):
+        golden.check(name, module.p[name.removeprefix("grad_param.")].grad)
+
+
+@both_precisions
+@of_case("efficientvit_block")
+def test_equals_efficientvit_block(golden: Golden, dtype: torch.dtype) -> None:
+    """Two residual branches: the attention, then an inverted bottleneck with hard-swish."""
+    (x,) = given = golden.inputs(dtype)
+    module = LiteMLA(golden, "context_module.main.", Grid(tuple(x.shape[2:])), dtype)
+    p = {
+        name: tensor.to(dtype, copy=True).requires_grad_(tensor.is_floating_point() and "running" not in name)
+        for name, tensor in golden.parameters("local_module.main.").items()
+    }
+
+    def conv(x: Tensor, name: str, **options: int) -> Tensor:
+        return F.conv2d(x, p[f"{name}.conv.weight"], p.get(f"{name}.conv.bias"), **options)
+
+    x = x + module(x)
+    hidden = F.hardswish(conv(x, "inverted_conv"))
+    assert hidden.shape[1] == golden.constructor["in_channels"] * golden.constructor["expand_ratio"]
+    hidden = F.hardswish(conv(hidden, "depth_conv", padding=1, groups=hidden.shape[1]))
+    golden.check_call(x + norm(conv(hidden, "point_conv"), p, "point_conv.norm"), given)
+    for name in golden.named("grad_param."):
+        branch, _, own = name.removeprefix("grad_param.").partition(".main.")
+        golden.check(name, (module.p if branch == "context_module" else p)[own].grad)
+
+
+# The formula
+
+
+def naive_conv(plane: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    """A zero-padded grouped convolution of (B, C, H, W), tap by tap."""
+    side, (height, width) = weight.shape[-1], plane.shape[2:]
+    padded = F.pad(plane, (side // 2,) * 4).unflatten(1, (groups, -1))  # (B, g, C/g, H+, W+)
+    taps = weight.unflatten(0, (groups, -1))  # (g, C'/g, C/g, k, k)
+    out = torch.zeros(())
+    for i in range(side):
+        for j in range(side):
+            window = padded[..., i : i + height, j : j + width]
+            out = out + torch.einsum("bgchw,goc->bgohw", window, taps[..., i, j])
+    return out.flatten(1, 2) if bias is None else out.flatten(1, 2) + bias[:, None, None]
+
+
+def naive_aggregation(
+    module: EnhancedLinearAttention, letter: str, index: int, x: Tensor, size: tuple[int, int], num_prefix: int
+) -> Tensor:
+    """Tokens (B, h, N, d) aggregated: patches by both convolutions, prefix queries as they are, prefix k and v zero."""
+    depthwise, pointwise = getattr(module, f"{letter}_aggregations")[index]
+    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
+    plane = patches.transpose(2, 3).reshape(x.shape[0], -1, *size)
+    plane = naive_conv(plane, depthwise.weight, depthwise.bias, groups=plane.shape[1])
+    plane = naive_conv(plane, pointwise.weight, pointwise.bias, groups=x.shape[1])
+    patches = plane.reshape(*x.shape[:2], x.shape[3], -1).transpose(2, 3)
+    return torch.cat([prefix if letter == "q" else 0 * prefix, patches], dim=2)
+
+
+def naive_scales(
+    module: EnhancedLinearAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid
+) -> list[tuple[Tensor, Tensor]]:
+    """The matrix (B, h, N, M) of every scale and the values (B, h, M, d) that it acts on."""
+    scales = [(q, k, v)]
+    for index in range(len(module.scales)):
+        sizes = {"q": grid.size, "k": grid.keys_size, "v": grid.keys_size}
+        parts = {"q": q, "k": k, "v": v}
+        scales.append(
+            tuple(naive_aggregation(module, s, index, x, sizes[s], grid.num_prefix) for s, x in parts.items())
+        )
+    result = []
+    for q_s, k_s, v_s in scales:
+        scores = torch.einsum("bhnd,bhmd->bhnm", q_s.clamp(min=0), k_s.clamp(min=0))
+        result.append((scores / (scores.sum(-1, keepdim=True) + module.eps), v_s))
+    return result
+
+
+def naive(module: EnhancedLinearAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """The scales side by side."""
+    return torch.cat([matrix @ values for matrix, values in naive_scales(module, q, k, v, grid)], dim=-1)
+
+
+def alive(module: Attention, grid: Grid, **options: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v, the first two with a positive mean, so that no denominator is near 0."""
+    given = inputs(module, grid, **options)
+    return tuple(x.detach().add(shift).requires_grad_() for x, shift in ((given.q, 0.5), (given.k, 0.5), (given.v, 0)))
+
+
+def check(options: dict[str, object], grid: Grid, **context: int) -> None:
+    """Output and the gradients of inputs and parameters equal the formula's."""
+    module = mechanism({"name": "enhanced_linear", **options}, grid, **context)
+    assert module.out_dim == module.dim * (1 + len(module.scales))
+    q, k, v = alive(module, grid)
+    out = module(q, k, v, grid)
+    assert out.shape == (2, 3, grid.num_queries, module.out_dim // 3)
+    assert_same_gradients(out, naive(module, q, k, v, grid), [q, k, v, *module.parameters()], 1e-9)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object]) -> None:
+    check(options, Grid((4, 3), num_prefix=1))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_equals_formula_on_any_grid(grid: Grid) -> None:
+    check({"scales": [3, 5]}, grid)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    check({"scales": [3], "agg_bias": True}, Grid((4, 3), num_prefix=1), key_dim=5)
+
+
+@pytest.mark.parametrize("options", [{"scales": []}, {"scales": [3], "agg_bias": True}], ids=str)
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 3), num_prefix=1)
+    module = mechanism({"name": "enhanced_linear", **options}, grid, dim=4, num_heads=2)
+    q, k, v = alive(module, grid, batch=1)
+    for scale in [*module.queries(q, grid), *module.keys(k, grid)]:
+        live = scale[scale != 0]
+        assert live.abs().min() > 1e-3  # relu has no derivative at 0
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
+
+
+def test_without_scales_it_is_relu_linear_attention() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module = mechanism({"name": "enhanced_linear", "scales": [], "eps": 1e-6}, grid)
+    linear = mechanism({"name": "linear", "feature_map": "relu", "eps": 1e-6}, grid)
+    given = inputs(module, grid)
+    assert module.num_parameters() == 0
+    assert torch.equal(given(module, grid), given(linear, grid))
+
+
+# The equivalent matrices
+
+
+@pytest.mark.parametrize("grid", [Grid((5, 6)), Grid((3, 4), num_prefix=2), Grid((4, 6), (2, 3))], ids=str)
+@pytest.mark.parametrize("scales", [[], [5], [3, 5]], ids=str)
+def test_matrices_act_on_the_values_of_their_scale(scales: list[int], grid: Grid) -> None:
+    module = mechanism({"name": "enhanced_linear", "scales": scales}, grid)
+    assert module.probeable == (not scales)
+    q, k, v = alive(module, grid)
+    matrix = attention_matrix(module, q, k, grid, v=v)
+    assert matrix.shape == (2, 3 * (1 + len(scales)), grid.num_queries, grid.num_keys)
+    want = torch.stack([m for m, _ in naive_scales(module, q, k, v, grid)], dim=2).flatten(1, 2)
+    assert_near(matrix, want, 1e-12)
+    values = torch.stack(module.values(v, grid), dim=2).flatten(1, 2)
+    mixed = (matrix @ values).unflatten(1, (3, -1)).transpose(2, 3).flatten(3)  # (B, h, N, (1 + S) d)
+    assert_near(mixed, module(q, k, v, grid), 1e-12)
+    left, right = module.factors(q, k, grid)
+    assert_near(left @ right.mT, matrix, 1e-12)
+
+
+@pytest.mark.parametrize("key_dim", [None, 3])
+def test_rank_is_the_width_of_the_keys_at_every_scale(key_dim: int | None) -> None:
+    grid = Grid((9, 11))
+    module = mechanism("enhanced_linear", grid, key_dim=key_dim)
+    given = inputs(module, grid)
+    assert module.rank_bound(grid) == (key_dim or 8)
+    assert (rank(attention_matrix(module, given.q, given.k, grid)) == module.rank_bound(grid)).all()
+
+
+@pytest.mark.parametrize("eps", [1e-15, 1e-5])
+def test_rows_sum_to_one(eps: float) -> None:
+    grid = Grid((5, 6))
+    module = mechanism({"name": "enhanced_linear", "scales": [], "eps": eps}, grid)
+    q, k, _ = alive(module, grid)
+    left, right = module.factors(q, k, grid)
+    sums = (left @ right.mT).sum(-1)
+    assert (sums <= 1 + 1e-12).all()
+    assert_near(sums, torch.ones_like(sums), 2 * eps + 1e-13)
+
+
+# Prefix tokens, tokens without a positive channel
+
+
+def test_prefix_tokens_join_the_sums_but_not_the_aggregation() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module = mechanism({"name": "enhanced_linear", "scales": [3]}, grid)
+    q, k, v = (x.detach() for x in alive(module, grid))
+    before = module(q, k, v, grid).unflatten(3, (2, -1))  # (B, h, N, 1 + S, d)
+    changed_q, changed_k, changed_v = (x.clone() for x in (q, k, v))
+    changed_k[:, :, 0] += 1
+    changed_v[:, :, 0] += 10
+    after = module(q, changed_k, changed_v, grid).unflatten(3, (2, -1))
+    assert (after - before)[..., 0, :].abs().min() > 1e-3
+    assert torch.equal(after[..., 1, :], before[..., 1, :])
+    changed_q[:, :, 0] += torch.linspace(0, 1, 8)
+    after = module(changed_q, k, v, grid).unflatten(3, (2, -1))
+    assert torch.equal(after[:, :, 1:], before[:, :, 1:])
+    assert (after - before)[:, :, 0].abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("eps", [1e-15, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
+def test_tokens_without_a_positive_channel_give_zero_and_finite_gradients(
+    dtype: torch.dtype, eps: float, scale: float
+) -> None:
+    grid = Grid((3, 4))
+    module = mechanism({"name": "enhanced_linear", "eps": eps}, grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype, scale=scale)
+    given.q[:, :, 0] = -scale
+    given.k[0] = -scale  # no key at all
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(module, grid)
+    out.float().sum().backward()
+    assert (out[1, :, 0, :8] == 0).all()
+    assert (out[0, :, :, :8] == 0).all()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+
+# Initial values and errors
+
+
+def test_parameters_begin_as_in_torch() -> None:
+    module = EnhancedLinearAttention(24, 3, Grid((6, 7)), scales=[3, 5], key_dim=4)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert shapes == {
+        f"{letter}_aggregations.{i}.{j}.weight": shape
+        for letter, width in (("q", 4), ("k", 4), ("v", 8))
+        for i, side in enumerate((3, 5))
+        for j, shape in enumerate([(3 * width, 1, side, side), (3 * width, width, 1, 1)])
+    }
+    fan_in = {name: p[0].numel() for name, p in module.named_parameters()}
+    assert all(0 < p.abs().max() <= fan_in[name] ** -0.5 for name, p in module.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"scales": [4]},
+            r"scales must be a list of odd positive numbers, such as \[5\] .* or \[\] for none; got \[4\]",
+        ),
+        ({"scales": [3, -1]}, "scales must be a list of odd positive numbers"),
+        ({"scales": 5}, "scales must be a list of odd positive numbers.*; got 5"),
+        ({"eps": 0.0}, "eps must be positive in float32, such as 1e-15 or 1e-5; got 0.0"),
+        ({"eps": 1e-60}, "eps must be positive in float32"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EnhancedLinearAttention(24, 3, Grid((4, 4)), **options)

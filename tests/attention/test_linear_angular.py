@@ -1,0 +1,293 @@
+"""Linear-angular attention equals Castling-ViT's code, and, option by option, the formula written out naively."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.linear_angular import LinearAngularAttention
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+
+GRIDS = [
+    Grid((4, 6)),
+    Grid((7, 9), num_prefix=2),
+    Grid((2, 3)),  # fewer tokens than taps
+    Grid((1, 50), num_prefix=1),
+    Grid((50, 1)),
+    Grid((13, 31)),
+]
+OPTIONS = [
+    {},
+    {"eps": 0.0},
+    {"eps": 2.0},  # above some of the norms
+    {"half": "mean"},
+    {"out_norm": False},
+    {"out_norm": False, "half": "mean", "dconv": "grid2d"},
+    {"dconv": "grid2d"},
+    {"dconv": "grid2d", "res_kernel_size": 3},
+    {"res_kernel_size": 1},
+    {"res_kernel_size": 5},
+    {"sparse_reg": True},
+    {"sparse_reg": True, "sparse_threshold": 0.1},
+    {"sparse_reg": True, "sparse_threshold": 0.0, "half": "mean", "out_norm": False},
+]
+
+
+# The reference implementation
+
+
+@both_precisions
+@of_case("castling")
+def test_equals_castling_vit(golden: Golden, dtype: torch.dtype) -> None:
+    """The reference adds the sparse map whenever it is asked for; ours only while training."""
+    (x,) = given = golden.inputs(dtype)
+    official = golden.constructor
+    spec = {
+        "name": "linear_angular",
+        "res_kernel_size": official["res_kernel_size"],
+        "sparse_reg": official["sparse_reg"],
+        "eps": 0.0,
+    }
+    grid = Grid((1, x.shape[1]))
+    layer = AttentionLayer(
+        official["in_channels"], official["num_heads"], grid, attention=spec, qkv_bias=official["qkv_bias"]
+    ).to(dtype)
+    names = {"dconv.weight": "mechanism.dconv.weight"}
+    layer.load_state_dict({names.get(name, name): tensor for name, tensor in golden.parameters().items()})
+    golden.check_call(layer.train(official["sparse_reg"])(x, grid), given)
+    for name in golden.parameters():
+        golden.check(f"grad_param.{name}", layer.get_parameter(names.get(name, name)).grad)
+
+
+# The formula
+
+
+def shift_matrix(module: LinearAngularAttention, grid: Grid) -> Tensor:
+    """T of every head, (h, N, N): `T[i, j] = w[j - i + r // 2]` along the sequence, or the same in both directions."""
+    taps = module.dconv.weight[:, 0]  # (h, r, 1) or (h, r, r)
+    reach, prefix, (height, width) = taps.shape[1] // 2, grid.num_prefix, grid.size
+    matrix = torch.zeros(module.num_heads, grid.num_queries, grid.num_queries, dtype=taps.dtype)
+    if not module.on_grid:
+        for i, j in itertools.product(range(grid.num_queries), repeat=2):
+            if abs(j - i) <= reach:
+                matrix[:, i, j] = taps[:, j - i + reach, 0]
+        return matrix
+    places = list(itertools.product(range(height), range(width)))
+    for (i, (row, column)), (j, (other_row, other_column)) in itertools.product(enumerate(places), repeat=2):
+        down, right = other_row - row, other_column - column
+        if max(abs(down), abs(right)) <= reach:
+            matrix[:, prefix + i, prefix + j] = taps[:, down + reach, right + reach]
+    return matrix
+
+
+def naive(module: LinearAngularAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """Steps a to f of the reference, with the N x N matrix."""
+
+    def length(x: Tensor) -> Tensor:
+        return x.square().sum(-1, keepdim=True).sqrt().clamp_min(module.eps)
+
+    tokens = q.shape[2]
+    eye = torch.eye(tokens, dtype=q.dtype)
+    cosines = torch.einsum("bhnd,bhmd->bhnm", q, k) / length(q) / length(k).mT
+    bracket = cosines / math.pi + (eye if module.own_half else torch.full_like(eye, 1 / tokens)) / 2
+    if module.sparse_reg and module.training:
+        powers = torch.exp(torch.einsum("bhnd,bhmd->bhnm", q, k) / math.sqrt(q.shape[3]))
+        softmax = powers / powers.sum(-1, keepdim=True)
+        bracket = bracket + torch.where(softmax > module.sparse_threshold, softmax, 0.0)
+    y = torch.einsum("bhnm,bhmd->bhnd", bracket, v)
+    if module.out_norm:
+        y = y / length(y)
+    return y + torch.einsum("hnm,bhmd->bhnd", shift_matrix(module, grid), v)
+
+
+def check(options: dict[str, object], grid: Grid, training: bool, **context: int) -> None:
+    """Output and the gradients of inputs and parameters equal the formula's."""
+    module = mechanism({"name": "linear_angular", **options}, grid, **context).train(training)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v, grid)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object], training: bool) -> None:
+    check(options, Grid((4, 3), num_prefix=1), training)
+
+
+@pytest.mark.parametrize("dconv", ["seq1d", "grid2d"])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_equals_formula_on_any_grid(grid: Grid, dconv: str) -> None:
+    check({"dconv": dconv, "res_kernel_size": 5}, grid, training=False)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    check({"sparse_reg": True}, Grid((4, 3)), training=True, key_dim=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"half": "mean", "dconv": "grid2d"}, {"out_norm": False}], ids=str)
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 3), num_prefix=1)
+    module = mechanism({"name": "linear_angular", **options}, grid, dim=4, num_heads=2)
+    q, k, v, _ = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
+
+
+# The sparse branch
+
+
+def test_sparse_branch_is_active_only_while_training() -> None:
+    grid = Grid((3, 4))
+    sparse, plain = (mechanism({"name": "linear_angular", "sparse_reg": s}, grid) for s in (True, False))
+    given = inputs(sparse, grid)
+    assert torch.equal(given(sparse, grid), given(plain, grid))
+    assert (given(sparse.train(), grid) - given(plain.train(), grid)).abs().max() > 1e-3
+
+
+def test_weights_at_the_threshold_are_dropped() -> None:
+    """Softmax over four equal keys gives exactly 1/4 each: strictly greater, so none stays."""
+    grid = Grid((2, 2))
+    modules = [
+        mechanism({"name": "linear_angular", "sparse_reg": True, "sparse_threshold": t}, grid).train()
+        for t in (0.25, 0.2499)
+    ]
+    plain = mechanism("linear_angular", grid)
+    q, k, v, _ = inputs(plain, grid)
+    same = torch.ones_like(k)
+    at, below = (module(q, same, v, grid) for module in modules)
+    assert torch.equal(at, plain(q, same, v, grid))
+    assert (below - at).abs().max() > 1e-3
+
+
+# What holds of any input
+
+
+@drawn(scale=st.floats(1e-3, 1e3), seed=st.integers(0, 2**16))
+def test_size_of_queries_and_keys_does_not_matter(scale: float, seed: int) -> None:
+    """The kernel sees angles alone."""
+    grid = Grid((3, 4))
+    module = mechanism("linear_angular", grid)
+    q, k, v, _ = inputs(module, grid, seed=seed)
+    sizes = scale * (0.1 + randn(2, 3, 12, 1, seed=seed).abs())
+    assert_near(module(q * sizes, k / sizes, v, grid), module(q, k, v, grid), 1e-9)
+
+
+@drawn(seed=st.integers(0, 2**16), num_prefix=st.integers(0, 2))
+def test_global_part_has_length_one_and_ignores_the_order_of_tokens(seed: int, num_prefix: int) -> None:
+    grid = Grid((3, 4), num_prefix=num_prefix)
+    module = mechanism("linear_angular", grid)
+    with torch.no_grad():
+        module.dconv.weight.zero_()
+    given = inputs(module, grid, seed=seed)
+    out = given(module, grid)
+    assert_near(out.norm(dim=-1), torch.ones_like(out[..., 0]), 1e-12)
+    order = torch.randperm(grid.num_queries, generator=torch.Generator().manual_seed(seed))
+    assert_near(given.map(lambda x: x[:, :, order])(module, grid), out[:, :, order], 1e-10)
+
+
+def test_rank_is_that_of_the_identity() -> None:
+    """Full with the token's own value; without it and the convolution, the head width and one for the constant."""
+    grid = Grid((5, 6))
+    for half, want in (("identity", 30), ("mean", 9)):
+        module = mechanism({"name": "linear_angular", "half": half}, grid)
+        with torch.no_grad():
+            module.dconv.weight.zero_()
+        given = inputs(module, grid)
+        assert (rank(attention_matrix(module, given.q, given.k, grid, v=given.v)) == want).all()
+
+
+# The equivalent matrix
+
+
+@pytest.mark.parametrize("grid", [Grid((3, 5)), Grid((3, 4), num_prefix=1)], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_matrix_gives_the_output(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "linear_angular", **options}, grid)
+    assert module.probeable == (not module.out_norm)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid, v=given.v)
+    assert_near(matrix @ given.v, given(module, grid), 1e-12)
+    assert_near(matrix, module.attention_matrix(given.q, given.k, given.v, grid), 1e-12)
+    module.train()
+    trained = module.attention_matrix(given.q, given.k, given.v, grid)
+    assert_near(trained @ given.v, given(module, grid), 1e-12)
+
+
+def test_matrix_depends_on_the_values() -> None:
+    grid = Grid((3, 4))
+    module = mechanism("linear_angular", grid)
+    q, k, v, _ = inputs(module, grid)
+    matrix, other = (attention_matrix(module, q, k, grid, v=values) for values in (v, v + 1))
+    assert (matrix - other).abs().max() > 1e-3
+    with pytest.raises(UserError, match="depends on the values; pass v="):
+        attention_matrix(module, q, k, grid)
+
+
+# Prefix tokens, vectors of zeros, errors
+
+
+def test_convolution_on_the_grid_reads_and_writes_patch_tokens_only() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
+    without = mechanism({"name": "linear_angular", "dconv": "grid2d"}, grid)
+    with torch.no_grad():
+        without.dconv.weight.zero_()
+    q, k, v, _ = inputs(module, grid)
+    changed = v.clone()
+    changed[:, :, 0] += 100
+    local, local_changed = (module(q, k, x, grid) - without(q, k, x, grid) for x in (v, changed))
+    assert (local[:, :, 0] == 0).all()
+    assert local[:, :, 1:].abs().min() > 0
+    assert_near(local_changed, local, 1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_vectors_of_zeros_give_finite_output_and_gradients(dtype: torch.dtype, eps: float) -> None:
+    grid = Grid((3, 4))
+    module = mechanism({"name": "linear_angular", "eps": eps}, grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype)
+    given.q[:, :, 0] = 0
+    given.k[:, :, 1] = 0
+    given.q[:, :, 2] = given.v[:, :, 2] = 0  # y is 0 as well
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(module, grid)
+    out.float().sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+
+def test_convolution_begins_as_in_torch() -> None:
+    module = LinearAngularAttention(24, 3, Grid((4, 4)))
+    assert module.dconv.weight.shape == (3, 1, 9, 1)
+    assert module.dconv.bias is None
+    assert 0 < module.dconv.weight.abs().max() <= 1 / 3  # uniform within 1 / sqrt(fan in)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"res_kernel_size": 4}, "res_kernel_size must be odd and positive, such as 9; got 4"),
+        ({"res_kernel_size": -1}, "res_kernel_size must be odd and positive"),
+        ({"sparse_threshold": 1}, "sparse_threshold must be at least 0 and below 1"),
+        ({"eps": -1e-6}, "eps must be at least 0, such as 1e-6; got -1e-06"),
+        ({"half": "meen"}, r"half must be one of identity, mean; got 'meen'. Did you mean 'mean'\?"),
+        ({"dconv": "2d"}, "dconv must be one of seq1d, grid2d; got '2d'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        LinearAngularAttention(24, 3, Grid((4, 4)), **options)
+
+
+def test_fewer_keys_than_queries_are_refused() -> None:
+    layer = AttentionLayer(24, 3, Grid((6, 8)), attention="linear_angular", sr_ratio=2)
+    with pytest.raises(UserError, match=r"got a grid of 6x8 queries and 3x4 keys\. Use sr_ratio=1 and sr_pool=0"):
+        layer(torch.randn(1, 48, 24), Grid((6, 8)))

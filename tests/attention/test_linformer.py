@@ -1,0 +1,319 @@
+"""Linformer equals the two reference implementations, and, option by option, the formula written out naively."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.linformer import LinformerAttention
+from tests.attention.test_focused import cubic_resize
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+
+GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
+
+
+# The reference implementations
+
+
+@both_precisions
+@of_case("linformer")
+def test_equals_lucidrains(golden: Golden, dtype: torch.dtype) -> None:
+    """`share_kv` also makes the keys the values, and shorter sequences take the first columns."""
+    (x,) = given = golden.inputs(dtype)
+    official = golden.constructor
+    heads, shared = official["heads"], official.get("share_kv", False)
+    p = {name: t.to(dtype, copy=True).requires_grad_() for name, t in golden.parameters().items()}
+    module = LinformerAttention(
+        official["dim"],
+        heads,
+        Grid((1, official["seq_len"])),
+        k=official["k"],
+        share_kv_weights=shared,
+        one_kv_head=official.get("one_kv_head", False),
+        resize="slice",
+    ).to(dtype)
+    module.load_state_dict({name: t.detach().mT[None] for name, t in p.items() if name.startswith("proj")})  # (1, k, M)
+
+    def split(tokens: Tensor) -> Tensor:  # (B, N, h*d) -> (B, h, N, d)
+        return tokens.unflatten(2, (-1, official["dim"] // heads)).transpose(1, 2)
+
+    k = split(x @ p["to_k.weight"].T)
+    v = k if shared else split(x @ p["to_v.weight"].T)
+    out = module(split(x @ p["to_q.weight"].T), k, v, Grid((1, x.shape[1])))
+    golden.check_call(F.linear(out.transpose(1, 2).flatten(2), p["to_out.weight"], p["to_out.bias"]), given)
+    for name in golden.named("grad_param."):
+        own = name.removeprefix("grad_param.")
+        got = module.get_parameter(own).grad[0].mT if own.startswith("proj") else p[own].grad
+        golden.check(name, got)
+
+
+@both_precisions
+@of_case("lra_linformer")
+def test_equals_nystromformers_linformer(golden: Golden, dtype: torch.dtype) -> None:
+    *given, mask = golden.inputs(dtype)
+    q, k, v = given
+    config = golden.constructor["config"]
+    grid = Grid((1, config["max_seq_len"]))
+    module = LinformerAttention(
+        config["head_dim"] * config["num_head"],
+        config["num_head"],
+        grid,
+        k=config["linformer_k"],
+        share="none",
+        share_kv_weights=True,
+    ).to(dtype)
+    module.load_state_dict({"proj_k": golden.parameters()["E"]})
+    kept = mask.detach()[:, None, :, None]
+    out = module(q, k * kept, v * kept, grid)
+    golden.check("output", out)
+    (out * golden.tensors["probe"].to(dtype)).sum().backward()
+    for name, tensor in zip("qkv", given, strict=True):
+        golden.check(f"grad_input.{name}", tensor.grad)
+    golden.check("grad_param.E", module.proj_k.grad)
+
+
+# The formula
+
+
+def naive(module: LinformerAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`softmax(q (E k)^T / sqrt(dk)) (F v)`, one head and one query at a time."""
+    e = module.proj_k
+    f = e if module.proj_v is None else module.proj_v
+    heads = []
+    for h in range(module.num_heads):
+        source = 0 if module.one_kv_head else h
+        own = h if len(e) > 1 else 0
+        keys = (e[own][None, :, :, None] * k[:, source, None]).sum(2)  # (B, k, dk)
+        values = (f[own][None, :, :, None] * v[:, source, None]).sum(2)  # (B, k, d)
+        rows = []
+        for n in range(q.shape[2]):
+            weights = torch.exp((q[:, h, n, None] * keys).sum(-1) / module.key_dim**0.5)  # (B, k)
+            rows.append((weights[..., None] * values).sum(1) / weights.sum(-1, keepdim=True))
+        heads.append(torch.stack(rows, dim=1))
+    return torch.stack(heads, dim=1)
+
+
+OPTIONS = [
+    {},
+    {"k": 3},
+    {"share": "kv", "k": 3},
+    {"share": "none", "k": 3},
+    {"share_kv_weights": True, "k": 3},
+    {"share": "none", "share_kv_weights": True, "k": 3},
+    {"one_kv_head": True, "k": 3},
+    {"share": "none", "one_kv_head": True, "k": 3},
+    {"init": "normal002"},
+    {"resize": "slice"},
+    {"attn_drop": 0.5},  # no effect in evaluation
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object]) -> None:
+    module = mechanism({"name": "linformer", **options}, GRID)
+    given = inputs(module, GRID, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, GRID), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid((7, 9), num_prefix=2), Grid((1, 50)), Grid((50, 1), num_prefix=1), Grid((13, 31))], ids=str
+)
+def test_equals_formula_on_any_grid(grid: Grid) -> None:
+    module = mechanism({"name": "linformer", "k": 5}, grid)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    module = mechanism("linformer", GRID, key_dim=3)
+    given = inputs(module, GRID)
+    assert_near(given(module, GRID), naive(module, given.q, given.k, given.v), 1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"share": "none"}, {"one_kv_head": True, "share": "kv"}], ids=str)
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid, other = Grid((2, 2), num_prefix=1), Grid((3, 2), num_prefix=1)
+    module = mechanism({"name": "linformer", "k": 2, **options}, grid, dim=4, num_heads=2)
+    q, k, v, _ = inputs(module, other, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, other), (q, k, v, *module.parameters()))
+
+
+def test_one_head_may_come_alone() -> None:
+    module = mechanism({"name": "linformer", "one_kv_head": True, "k": 3}, GRID)
+    q, k, v, _ = inputs(module, GRID)
+    assert torch.equal(module(q, k[:, :1], v[:, :1], GRID), module(q, k, v, GRID))
+
+
+def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
+    module = mechanism({"name": "linformer", "attn_drop": 0.5}, GRID)
+    given = inputs(module, GRID)
+    calm = given(module, GRID)
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        noisy = torch.stack([given(module, GRID) for _ in range(2000)])
+    assert noisy.std(0).min() > 0
+    assert_near(noisy.mean(0), calm, 0.1)
+
+
+# The equivalent matrix
+
+
+@pytest.mark.parametrize("options", [{"k": 4}, {"k": 4, "share": "none"}, {"k": 4, "share": "kv"}], ids=str)
+def test_rank_is_the_number_of_projected_keys(options: dict[str, object]) -> None:
+    grid = Grid((4, 6), num_prefix=1)
+    module = mechanism({"name": "linformer", **options}, grid)
+    given = inputs(module, grid)
+    assert (rank(attention_matrix(module, given.q, given.k, grid)) == 4).all()
+    assert module.rank_bound(grid) == 4
+
+
+@pytest.mark.parametrize("share", ["headwise", "none"])
+def test_matrices_of_one_head_act_on_its_values(share: str) -> None:
+    module = mechanism({"name": "linformer", "one_kv_head": True, "share": share, "k": 3}, GRID)
+    given = inputs(module, GRID)
+    matrix = attention_matrix(module, given.q, given.k, GRID)
+    assert_near(matrix @ given.v[:, :1], given(module, GRID), 1e-12)
+
+
+def test_identity_in_place_of_e_and_f_is_softmax_attention() -> None:
+    grid = Grid((3, 4), num_prefix=1)
+    module, softmax = (mechanism(name, grid) for name in ("linformer", "softmax"))
+    with torch.no_grad():
+        module.proj_k.copy_(torch.eye(13))
+        module.proj_v.copy_(torch.eye(13))
+    given = inputs(module, grid)
+    assert_near(given(module, grid), given(softmax, grid), 1e-12)
+
+
+# Other grids
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid((4, 3), num_prefix=2), Grid((9, 7)), Grid((1, 50)), Grid((8, 12), (4, 6), num_prefix=1)], ids=str
+)
+def test_matrices_follow_another_grid(grid: Grid) -> None:
+    """As if built for that grid with the resized matrices: patches bicubic in 2-D and rescaled, prefix columns kept."""
+    nominal = Grid((5, 6), num_prefix=grid.num_prefix)
+    module, twin = (mechanism({"name": "linformer", "k": 4}, g, dim=8, num_heads=2) for g in (nominal, grid))
+    rows, columns = (cubic_resize(new, old) for new, old in zip(grid.keys_size, nominal.size, strict=True))
+    table = torch.kron(rows, columns)  # (patches of the call, 30)
+    prefix = grid.num_prefix
+    state = {
+        name: torch.cat([t[..., :prefix], t[..., prefix:] @ table.T * 30 / len(table)], dim=-1)
+        for name, t in module.state_dict().items()
+    }
+    twin.load_state_dict(state)
+    given = inputs(module, grid)
+    assert_near(given(module, grid), given(twin, grid), 1e-6)
+    left, right = module.factors(given.q, given.k, grid)
+    assert_near(left @ right.mT @ given.v, given(twin, grid), 1e-6)
+
+
+def test_finer_grid_of_the_same_image_gives_the_same_sums() -> None:
+    """The mean of smooth tokens must not change with the resolution: E = F = 1 / M."""
+    module = mechanism({"name": "linformer", "k": 1}, Grid((4, 4)), dim=4, num_heads=2)
+    with torch.no_grad():
+        for matrix in module.parameters():
+            matrix.fill_(1 / 16)
+    for size in ((4, 4), (8, 8), (3, 5)):
+        given = inputs(module, Grid(size))
+        assert_near(given(module, Grid(size)), given.v.mean(2, keepdim=True).expand_as(given.v), 1e-6)
+
+
+def test_slice_takes_the_first_columns() -> None:
+    nominal, grid = Grid((1, 9), num_prefix=1), Grid((1, 5), num_prefix=1)
+    module, twin = (mechanism({"name": "linformer", "k": 4, "resize": "slice"}, g) for g in (nominal, grid))
+    twin.load_state_dict({name: t[..., :6] for name, t in module.state_dict().items()})
+    given = inputs(module, grid)
+    assert torch.equal(given(module, grid), given(twin, grid))
+
+
+def test_layers_may_share_one_matrix() -> None:
+    """What to do for the paper's layerwise sharing."""
+    grid = Grid((3, 4))
+    layers = torch.nn.Sequential(
+        *(AttentionLayer(8, 2, grid, attention={"name": "linformer", "share": "kv", "k": 3}) for _ in range(3))
+    )
+    before = sum(p.numel() for p in layers.parameters())
+    for layer in layers:
+        layer.mechanism.proj_k = layers[0].mechanism.proj_k
+    assert before - sum(p.numel() for p in layers.parameters()) == 2 * 3 * 12
+    x = randn(2, 12, 8, dtype=torch.float32)
+    sum(layer(x, grid).sum() for layer in layers).backward()
+    together = layers[0].mechanism.proj_k.grad.clone()
+    alone = []
+    for layer in layers:
+        layers.zero_grad()
+        layer(x, grid).sum().backward()
+        alone.append(layer.mechanism.proj_k.grad.clone())
+    assert_near(together, sum(alone), 1e-5)
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("scale", [1e-3, 16.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{"share": "none"}, {"one_kv_head": True}, {"resize": "slice"}], ids=str)
+def test_half_precision(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
+    nominal, grid = Grid((8, 9), num_prefix=1), Grid((7, 9), num_prefix=1)
+    module = mechanism({"name": "linformer", "k": 16, **options}, nominal, dtype=dtype)
+    exact = mechanism({"name": "linformer", "k": 16, **options}, nominal)
+    exact.load_state_dict(module.state_dict())
+    given = inputs(module, grid, dtype=dtype, scale=scale, grad=True)
+    out = given(module, grid)
+    out.float().sum().backward()
+    assert all(t.grad.isfinite().all() for t in [*given.tensors, *module.parameters()])
+    assert_near(out, given.map(lambda x: x.detach().double())(exact, grid), 4 * torch.finfo(dtype).eps)
+
+
+# Initial values and errors
+
+
+@pytest.mark.parametrize(("init", "std"), [("uniform", 16**-0.5 / 3**0.5), ("normal002", 0.02)])
+def test_matrices_begin_as_in_the_references(init: str, std: float) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = LinformerAttention(32, 4, Grid((10, 20), num_prefix=1), k=16, share="none", init=init)
+    for matrix in (module.proj_k, module.proj_v):
+        assert matrix.shape == (4, 16, 201)
+        assert matrix.std().item() == pytest.approx(std, rel=0.05)
+        if init == "uniform":
+            assert matrix.abs().max() <= 0.25
+    assert LinformerAttention(32, 4, Grid((4, 4))).proj_k.shape == (1, 16, 16)  # k capped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k, the number of projected keys, must be at least 1; got 0"),
+        ({"share": "layerwise"}, "a mechanism knows only its own layer. Use share='kv'"),
+        ({"share": "head"}, "share must be one of headwise, kv, none, layerwise; got 'head'. Did you mean 'headwise'"),
+        ({"init": "normal"}, "init must be one of uniform, normal002; got 'normal'. Did you mean 'normal002'"),
+        ({"resize": "crop"}, "resize must be one of interpolate, slice; got 'crop'"),
+        ({"attn_drop": 1.5}, "attn_drop is a rate between 0 and 1; got 1.5"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        LinformerAttention(24, 3, Grid((4, 4)), **options)
+
+
+@pytest.mark.parametrize(
+    ("resize", "grid", "message"),
+    [
+        ("interpolate", Grid((4, 4)), r"4x4 patches and 1 prefix tokens, got 4x4 and 0; build it with num_prefix=0"),
+        ("slice", Grid((4, 5), num_prefix=1), r"got 4x5 and 1; resize='slice' cannot grow, use resize='interpolate'"),
+    ],
+)
+def test_grid_that_cannot_be_followed_is_refused(resize: str, grid: Grid, message: str) -> None:
+    module = mechanism({"name": "linformer", "resize": resize}, Grid((4, 4), num_prefix=1))
+    with pytest.raises(UserError, match=message):
+        inputs(module, grid)(module, grid)

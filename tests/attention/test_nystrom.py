@@ -1,0 +1,404 @@
+"""Nystrom attention equals Nystromformer's code, and, option by option, the formula written out naively."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.nystrom import NystromAttention
+from tests.attention.test_landmarks import naive_bounds
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn, relative_error
+
+GRID = Grid((4, 5), num_prefix=1)
+REDUCED = Grid((5, 7), (3, 4), num_prefix=1)
+
+
+# The reference implementation
+
+
+def official(golden: Golden, dtype: torch.dtype, **options: object) -> tuple[NystromAttention, Grid]:
+    """Our mechanism for an official configuration, with its parameters, and the grid of its sequence."""
+    config = golden.constructor["config"]
+    grid = Grid((1, config["seq_len"]))
+    module = NystromAttention(
+        config["num_head"] * config["head_dim"],
+        config["num_head"],
+        grid,
+        num_landmarks=config["num_landmarks"],
+        conv_kernel=config.get("conv_kernel_size", 0),
+        init=config.get("inv_init_coeff_option", "original"),
+        **options,
+    ).to(dtype)
+    module.load_state_dict({n.removeprefix("attn."): t for n, t in golden.parameters().items() if "conv" in n})
+    return module, grid
+
+
+@both_precisions
+@of_case("nystrom")
+def test_equals_nystromformer(golden: Golden, dtype: torch.dtype) -> None:
+    *given, mask = golden.inputs(dtype)
+    module, grid = official(golden, dtype)
+    out = module(*given, grid, mask=mask.detach())
+    golden.check("output", out)
+    (out * golden.tensors["probe"].to(dtype)).sum().backward()
+    for name, tensor in zip("qkv", given, strict=True):
+        golden.check(f"grad_input.{name}", tensor.grad)
+    for name in golden.named("grad_param."):
+        golden.check(name, module.get_parameter(name.removeprefix("grad_param.")).grad)
+
+
+@both_precisions
+@of_case("nystrom_attention")
+def test_equals_nystromformers_layer(golden: Golden, dtype: torch.dtype) -> None:
+    x, mask = golden.inputs(dtype)
+    module, grid = official(golden, dtype)
+    p = {name: t.to(dtype, copy=True).requires_grad_() for name, t in golden.parameters().items()}
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return F.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
+
+    q, k, v = (linear(name, x).unflatten(2, (module.num_heads, -1)).transpose(1, 2) for name in ("W_q", "W_k", "W_v"))
+    out = linear("ff", module(q, k, v, grid, mask=mask.detach()).transpose(1, 2).flatten(2))
+    golden.check("output", out)
+    (out * golden.tensors["probe"].to(dtype)).sum().backward()
+    golden.check("grad_input", x.grad)
+    for name in golden.named("grad_param."):
+        own = name.removeprefix("grad_param.")
+        golden.check(name, module.get_parameter("conv.weight").grad if "conv" in own else p[own].grad)
+
+
+# The formula
+
+
+def softmax(logits: Tensor) -> Tensor:
+    weights = torch.exp(logits)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def naive_means(x: Tensor, pool: bool, count: int, size: tuple[int, int], prefix: int) -> Tensor:
+    """Landmarks (B, h, m, dk), part by part."""
+    if not pool:
+        return torch.stack([x[:, :, a:b].mean(2) for a, b in naive_bounds(x.shape[2], count)], dim=2)
+    height, width = size
+    ways = [(a, count // a) for a in range(1, height + 1) if count % a == 0 and count // a <= width]
+    stretch = {w: max(height * w[1], width * w[0]) / min(height * w[1], width * w[0]) for w in ways}
+    rows, columns = min(ways, key=stretch.__getitem__)
+    means = [
+        torch.stack(
+            [x[:, :, prefix + i * width + j] for i in range(top, bottom) for j in range(left, right)], dim=2
+        ).mean(2)
+        for top, bottom in naive_bounds(height, rows)
+        for left, right in naive_bounds(width, columns)
+    ]
+    return torch.stack(means, dim=2)
+
+
+def naive_pinv(kernel: Tensor, module: NystromAttention) -> Tensor:
+    """`Z <- Z (13 I - K Z (15 I - K Z (7 I - K Z))) / 4`, multiplied out, one matrix after another."""
+    sums = kernel.sum(-2)
+    result = []
+    for b in range(len(kernel)):
+        heads = []
+        for h in range(kernel.shape[1]):
+            a = kernel[b, h]
+            z = a.T / (sums.max() if module.init == "original" else sums[b, h].max())
+            for _ in range(module.pinv_iters):
+                az = a @ z
+                z = (13 * z - 15 * z @ az + 7 * z @ az @ az - z @ az @ az @ az) / 4
+            heads.append(z)
+        result.append(torch.stack(heads))
+    return torch.stack(result)
+
+
+def naive(
+    module: NystromAttention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, count: int, mask: Tensor | None = None
+) -> Tensor:
+    """Three softmax kernels through `count` landmarks, and the convolution along the sequence, tap by tap."""
+    if mask is not None:
+        kept = mask[:, None, :, None]
+        q, k, v = q * kept, k * kept, v * kept  # values of padding have weight 0
+    q, k = q / module.key_dim**0.25, k / module.key_dim**0.25
+    hidden = 0 if mask is None else -1e9 * (1 - mask[:, None, None])
+    if count == min(q.shape[2], k.shape[2]):
+        out = softmax(q @ k.mT + hidden) @ v
+    else:
+        qt = naive_means(q, module.landmarks.pool, count, grid.size, grid.num_prefix)
+        kt = naive_means(k, module.landmarks.pool, count, grid.keys_size, grid.num_prefix)
+        k1, k2, k3 = softmax(q @ kt.mT), softmax(qt @ kt.mT), softmax(qt @ k.mT + hidden)
+        out = k1 @ naive_pinv(k2, module) @ k3 @ v
+    if module.conv is None:
+        return out
+    weight = module.conv.weight[:, 0, :, 0]  # (h, s)
+    half = weight.shape[1] // 2
+    padded = F.pad(v, (0, 0, half, half))
+    taps = [weight[:, i, None, None] * padded[:, :, i : i + v.shape[2]] for i in range(weight.shape[1])]
+    return out + sum(taps)
+
+
+OPTIONS = [
+    {},
+    {"pinv_iters": 0},
+    {"pinv_iters": 1},
+    {"pinv_iters": 20},
+    {"init": "original"},
+    {"conv_kernel": 3},
+    {"conv_kernel": 33},
+    {"landmarks": "pool2d"},
+    {"landmarks": "pool2d", "init": "original", "conv_kernel": 5},
+    {"num_landmarks": 1},
+    {"num_landmarks": 7, "uneven": "error"},
+    {"num_landmarks": 20},
+    {"num_landmarks": 20, "landmarks": "pool2d"},
+    {"num_landmarks": 21},
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object], masked: bool) -> None:
+    """21 tokens, 20 of them patches."""
+    options = {"num_landmarks": 4, **options}
+    module = mechanism({"name": "nystrom", **options}, GRID)
+    given = inputs(module, GRID, grad=True)
+    mask = (randn(2, 21, seed=8) > -0.5).double() if masked else None
+    out = module(given.q, given.k, given.v, GRID, mask=mask)
+    want = naive(module, given.q, given.k, given.v, GRID, options["num_landmarks"], mask)
+    assert_same_gradients(out, want, [*given.tensors, *module.parameters()], 1e-9)
+
+
+@pytest.mark.parametrize("landmarks", ["segment", "pool2d"])
+@pytest.mark.parametrize(
+    ("grid", "count"),
+    [
+        (Grid((7, 9)), 6),
+        (Grid((1, 50), num_prefix=2), 5),
+        (Grid((50, 1)), 8),
+        (Grid((13, 31)), 15),
+        (REDUCED, 4),
+        (REDUCED, 6),
+    ],
+    ids=str,
+)
+def test_equals_formula_on_any_grid(grid: Grid, count: int, landmarks: str) -> None:
+    module = mechanism({"name": "nystrom", "num_landmarks": count, "landmarks": landmarks}, Grid((6, 8)))
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v, grid, count)
+    assert_same_gradients(given(module, grid), want, given.tensors, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("grid", "segment", "pool2d"),
+    [
+        (Grid((14, 14)), 64, 64),
+        (Grid((6, 8)), 48, 48),
+        (Grid((3, 4), num_prefix=1), 13, 12),
+        (Grid((8, 9), (4, 4)), 16, 16),
+        (Grid((14, 14), (7, 7), num_prefix=1), 50, 49),
+        (Grid((1, 50)), 50, 50),
+        (Grid((3, 30)), 64, 63),
+    ],
+    ids=str,
+)
+def test_default_is_64_or_as_many_as_the_grid_allows(grid: Grid, segment: int, pool2d: int) -> None:
+    for landmarks, count in (("segment", segment), ("pool2d", pool2d)):
+        module = mechanism({"name": "nystrom", "landmarks": landmarks}, grid)
+        assert module.landmarks.count(grid) == module.rank_bound(grid) == count
+        given = inputs(module, grid, batch=1)
+        assert_near(given(module, grid), naive(module, *given[:3], grid, count), 1e-9)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    module = mechanism({"name": "nystrom", "num_landmarks": 4}, GRID, key_dim=3)
+    given = inputs(module, GRID)
+    assert_near(given(module, GRID), naive(module, *given[:3], GRID, 4), 1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"init": "original", "conv_kernel": 3}], ids=str)
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 4))
+    module = mechanism({"name": "nystrom", "num_landmarks": 2, **options}, grid, dim=4, num_heads=2)
+    q, k, v, _ = inputs(module, grid, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
+
+
+# Claims
+
+
+@pytest.mark.parametrize("grid", [Grid((3, 5)), Grid((5, 6), (3, 4), num_prefix=1)], ids=str)
+def test_all_tokens_as_landmarks_is_softmax_attention(grid: Grid) -> None:
+    softmax_attention = mechanism("softmax", grid)
+    module = mechanism({"name": "nystrom", "num_landmarks": min(grid.num_queries, grid.num_keys)}, grid)
+    given = inputs(module, grid)
+    assert_near(given(module, grid), given(softmax_attention, grid), 1e-12)
+
+
+def test_iteration_converges_to_the_inverse() -> None:
+    """Of a well-conditioned kernel, in the few steps that third order promises."""
+    module = mechanism({"name": "nystrom", "num_landmarks": 5, "pinv_iters": 12}, GRID)
+    kernel = (3 * torch.eye(5, dtype=torch.float64) + randn(2, 3, 5, 5)).softmax(-1)
+    assert_near(module._pinv(kernel), torch.linalg.inv(kernel), 1e-9)
+
+
+def test_rows_sum_to_one_where_the_iteration_has_converged() -> None:
+    """Rows of all three kernels and of the inverse sum to 1: scattered queries and keys, 12 steps."""
+    module = mechanism({"name": "nystrom", "num_landmarks": 4, "pinv_iters": 30}, GRID)
+    given = inputs(module, GRID, scale=3.0)
+    matrix = attention_matrix(module, given.q, given.k, GRID)
+    assert_near(matrix.sum(-1), torch.ones_like(matrix[..., 0]), 1e-8)
+
+
+def test_tokens_alike_in_each_segment_make_the_attention_exact() -> None:
+    """Landmarks then are the tokens, each many times over, and nothing is lost by looking at them alone."""
+    grid = Grid((4, 5))
+    module = mechanism({"name": "nystrom", "num_landmarks": 4, "pinv_iters": 40}, grid)
+    exact = mechanism("softmax", grid)
+    few = inputs(module, Grid((1, 4)), scale=3.0)
+    q, k = (x.repeat_interleave(5, dim=2) for x in (few.q, few.k))
+    v = inputs(module, grid).v
+    assert_near(module(q, k, v, grid), exact(q, k, v, grid), 1e-8)
+
+
+@pytest.mark.parametrize("landmarks", ["segment", "pool2d"])
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_rank_is_the_number_of_landmarks(count: int, landmarks: str) -> None:
+    grid = Grid((6, 6))
+    module = mechanism({"name": "nystrom", "num_landmarks": count, "landmarks": landmarks}, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid)
+    assert (rank(matrix) == count).all()
+    left, right = module.factors(given.q, given.k, grid)
+    assert left.shape[-1] == right.shape[-1] == count
+    assert_near(left @ right.mT, matrix, 1e-10)
+
+
+def test_convolution_lifts_the_rank_and_has_no_thin_factors() -> None:
+    grid = Grid((6, 6))
+    module = mechanism({"name": "nystrom", "num_landmarks": 4, "conv_kernel": 3}, grid)
+    given = inputs(module, grid)
+    assert (rank(attention_matrix(module, given.q, given.k, grid)) > 4).all()
+    assert module.rank_bound(grid) == 36
+    assert module.factors(given.q, given.k, grid) is None
+
+
+def test_neighbours_in_the_batch_matter_to_the_references_initial_value_only() -> None:
+    grid = Grid((6, 6))
+    for init, differs in (("exact", False), ("original", True)):
+        module = mechanism({"name": "nystrom", "num_landmarks": 6, "init": init}, grid)
+        given = inputs(module, grid)
+        alone = given.map(lambda x: x[:1])(module, grid)
+        assert (relative_error(alone, given(module, grid)[:1]) > 1e-6) == differs
+
+
+def test_padding_is_as_good_as_absent_to_the_keys() -> None:
+    """What is behind the mask has no influence."""
+    module = mechanism({"name": "nystrom", "num_landmarks": 4, "conv_kernel": 3}, GRID)
+    q, k, v, _ = inputs(module, GRID)
+    mask = torch.ones(2, 21, dtype=torch.float64)
+    mask[:, 15:] = 0
+    other = [x.clone() for x in (q, k, v)]
+    for x in other:
+        x[:, :, 15:] += 7
+    assert_near(module(*other, GRID, mask=mask), module(q, k, v, GRID, mask=mask), 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"conv_kernel": 3}], ids=str)
+def test_landmarks_trace_into_one_graph(options: dict[str, object]) -> None:
+    """Their number and places are decided while tracing, again for another grid."""
+    module = mechanism({"name": "nystrom", "num_landmarks": 4, **options}, GRID)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for grid in (GRID, Grid((2, 8)), Grid((7, 9), num_prefix=2)):
+        given = inputs(module, grid, grad=True)
+        assert_same_gradients(given(compiled, grid), given(module, grid), given.tensors, 1e-9)
+    torch.compiler.reset()
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"landmarks": "pool2d"}, {"conv_kernel": 5}], ids=str)
+def test_half_precision(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
+    grid = Grid((7, 9), num_prefix=1)
+    spec = {"name": "nystrom", "num_landmarks": 8, **options}
+    module, exact = mechanism(spec, grid, dtype=dtype), mechanism(spec, grid)
+    exact.load_state_dict(module.state_dict())
+    given = inputs(module, grid, dtype=dtype, scale=scale, grad=True)
+    mask = torch.ones(2, 64, dtype=dtype)
+    mask[:, -9:] = 0
+    out = module(given.q, given.k, given.v, grid, mask=mask)
+    out.float().sum().backward()
+    assert all(t.grad.isfinite().all() for t in [*given.tensors, *module.parameters()])
+    want = exact(*(x.detach().double() for x in given[:3]), grid, mask=mask.double())
+    assert_near(out, want, 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("scale", [1.0, 16.0])
+def test_half_precision_at_12544_tokens(scale: float) -> None:
+    grid = Grid((112, 112))
+    module = mechanism("nystrom", grid, dim=8, num_heads=1, dtype=torch.float16)
+    given = inputs(module, grid, batch=1, dtype=torch.float16, scale=scale, grad=True)
+    out = given(module, grid)
+    out.float().mean().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in given.tensors)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_landmarks": 0}, "num_landmarks must be at least 1, or None"),
+        (
+            {"num_landmarks": 22},
+            "num_landmarks 22 is more than the 21 tokens .* 4x5 .* 1 prefix tokens; use at most 21",
+        ),
+        (
+            {"num_landmarks": 21, "landmarks": "pool2d"},
+            "num_landmarks 21 is more than the 20 tokens",
+        ),
+        (
+            {"num_landmarks": 4, "uneven": "error"},
+            "4x5 .* cannot be parted into num_landmarks 4 segments of equal size; these numbers can: 1, 3, 7, 21$",
+        ),
+        (
+            {"uneven": "error", "num_landmarks": 8, "landmarks": "pool2d"},
+            "8 blocks of equal size; these numbers can: 1, 2, 4, 5, 10, 20$",
+        ),
+        (
+            {"num_landmarks": 7, "landmarks": "pool2d"},
+            "7 blocks; these numbers can: 1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 20$",
+        ),
+        ({"pinv_iters": -1}, "pinv_iters must not be negative; got -1"),
+        ({"conv_kernel": 4}, "conv_kernel must be odd, such as 33 or 35, or 0 for none; got 4"),
+        ({"conv_kernel": -3}, "conv_kernel must be odd"),
+        ({"init": "orginal"}, "init must be one of exact, original; got 'orginal'. Did you mean 'original'"),
+        ({"landmarks": "conv"}, "landmarks must be one of segment, pool2d; got 'conv'"),
+        ({"uneven": "pad"}, "uneven must be one of t2t, error; got 'pad'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        NystromAttention(24, 3, GRID, **options)
+
+
+def test_more_landmarks_than_the_tokens_of_a_call_are_refused() -> None:
+    module = mechanism({"name": "nystrom", "num_landmarks": 16}, Grid((4, 5)))
+    with pytest.raises(UserError, match=r"num_landmarks 16 is more than the 12 tokens .* 3x4"):
+        inputs(module, Grid((3, 4)))(module, Grid((3, 4)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_convolution_and_mask_need_one_grid(masked: bool) -> None:
+    module = mechanism({"name": "nystrom", "conv_kernel": 0 if masked else 3, "num_landmarks": 4}, GRID)
+    given = inputs(module, REDUCED)
+    mask = torch.ones(2, 36) if masked else None
+    with pytest.raises(UserError, match="needs keys of the queries' grid; got queries of 5x7, keys of 3x4"):
+        module(given.q, given.k, given.v, REDUCED, mask=mask)

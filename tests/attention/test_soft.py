@@ -1,0 +1,309 @@
+"""SOFT equals its reference code and, option by option, the formula written out naively."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import linvit
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.gaussian import gaussian_kernel
+from linvit.attention.soft import SoftAttention
+from tests.attention.soft_formula import (
+    GRIDS,
+    check_kernel,
+    check_layer,
+    kernel_options,
+    naive_inverse,
+    naive_local,
+    naive_parts,
+)
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn, relative_error
+
+EXACT = {"landmarks": "avgpool", "landmark_norm": False, "ratio": 1, "inverse": "solve", "ridge": 0.0, "conv_size": 0}
+"""Every patch is a landmark and nothing is approximated."""
+
+
+# The reference implementation
+
+
+@both_precisions
+@of_case("soft_attention")
+def test_layer_equals_soft(golden: Golden, dtype: torch.dtype) -> None:
+    check_layer(golden, {"name": "soft", **kernel_options(golden)}, dtype)
+
+
+@both_precisions
+@of_case("soft_kernel")
+def test_mechanism_equals_soft(golden: Golden, dtype: torch.dtype) -> None:
+    official = golden.constructor
+    grid = Grid((golden.kwargs["H"], golden.kwargs["W"]))
+    module = SoftAttention(official["dim"], official["num_heads"], grid, **kernel_options(golden))
+    check_kernel(golden, module.to(dtype))
+
+
+# The formula
+
+
+def naive_matrix(module: SoftAttention, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+    """`P Y P^T + T(w_h)`, (B, h, N, M)."""
+    left, kernel, right = naive_parts(module.kernels, q, k, grid)
+    matrix = torch.einsum("bhnl,bhlj,bhmj->bhnm", left, naive_inverse(module.inverse, kernel), right)
+    return matrix if module.conv is None else matrix + naive_local(module.conv.weight, grid)
+
+
+def check(options: dict[str, object], grid: Grid, tolerance: float = 1e-9, **context: int) -> None:
+    """Output and the gradients of inputs and parameters equal the formula's."""
+    module = mechanism({"name": "soft", "ratio": 2, **options}, grid, **context)
+    given = inputs(module, grid, grad=True)
+    want = naive_matrix(module, given.q, given.k, grid) @ given.v
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ratio": 1},
+        {"ratio": 4},
+        {"ratio": None},
+        {"landmarks": "avgpool"},
+        {"landmarks": "random"},
+        {"landmark_norm": False},
+        {"landmarks": "avgpool", "landmark_norm": False},
+        {"newton_iters": 4},
+        {"newton_iters": 4, "newton_alpha": 0.7},
+        {"newton_iters": 4, "inverse_backward": "autograd"},
+        {"newton_iters": 4, "max_backtrack": 10, "newton_beta": 0.7, "backtrack_tol": 1.2},
+        {"newton_iters": 4, "alpha_scope": "batch"},
+        {"ridge": 0.0},
+        {"ridge": 0.05, "newton_iters": 4},
+        {"conv_size": 0},
+        {"conv_size": 5},
+        {"inverse": "solve"},
+        {"tie_qk": False},
+        {"tie_qk": False, "conv_size": 0, "landmarks": "avgpool"},
+    ],
+    ids=str,
+)
+def test_equals_formula(options: dict[str, object]) -> None:
+    check(options, Grid((4, 6), num_prefix=1))
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_equals_formula_on_any_grid(grid: Grid, ratio: int) -> None:
+    check({"ratio": ratio}, grid)
+
+
+@pytest.mark.parametrize("conv_size", [0, 3])
+@pytest.mark.parametrize("grid", [Grid((4, 6), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))], ids=str)
+def test_equals_formula_under_spatial_reduction(grid: Grid, conv_size: int) -> None:
+    check({"tie_qk": False, "conv_size": conv_size}, grid)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    check({}, Grid((4, 3)), key_dim=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"inverse_backward": "autograd", "newton_iters": 3}, {"inverse": "solve"}])
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 4), num_prefix=1)
+    module = mechanism({"name": "soft", "ratio": 2, "newton_iters": 40, **options}, grid, dim=4, num_heads=2)
+    q, _, v, _ = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, v, *_: module(q, q, v, grid), (q, v, *module.parameters()))
+
+
+# The equivalent matrix
+
+
+@pytest.mark.parametrize("tie_qk", [True, False])
+@pytest.mark.parametrize("landmarks", ["conv", "avgpool", "random"])
+def test_rank_is_the_number_of_landmarks_and_factors_are_exact(landmarks: str, tie_qk: bool) -> None:
+    grid = Grid((6, 8), num_prefix=1)
+    options = {"landmarks": landmarks, "conv_size": 0, "ratio": 2, "tie_qk": tie_qk}
+    module = mechanism({"name": "soft", **options}, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid)
+    assert module.rank_bound(grid) == 12
+    assert rank(matrix).eq(12).all()
+    left, right = module.factors(given.q, given.k, grid)
+    assert left.shape == right.shape == (2, 3, 49, 12)
+    assert_near(left @ right.mT, matrix, 1e-12)
+
+
+def test_convolution_lifts_the_rank_to_the_number_of_tokens() -> None:
+    grid = Grid((6, 8))
+    module = mechanism({"name": "soft", "ratio": 2}, grid)
+    given = inputs(module, grid)
+    assert module.factors(given.q, given.k, grid) is None
+    assert module.rank_bound(grid) == 48
+    assert rank(attention_matrix(module, given.q, given.k, grid)).eq(48).all()
+
+
+@pytest.mark.parametrize("newton_iters", [3, 20])
+def test_matrix_is_symmetric_and_positive(newton_iters: int) -> None:
+    grid = Grid((6, 8), num_prefix=1)
+    module = mechanism({"name": "soft", "ratio": 2, "conv_size": 0, "newton_iters": newton_iters}, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid)
+    assert_near(matrix.mT, matrix, 1e-12)
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-9
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("newton_iters", [3, 20])
+def test_matrix_never_exceeds_the_kernel_it_stands_for(newton_iters: int, scale: float) -> None:
+    """A Nystrom approximation lies below G(q, q), whose spectral norm is at most its trace N."""
+    grid = Grid((6, 8))
+    module = mechanism({"name": "soft", "ratio": 2, "conv_size": 0, "newton_iters": newton_iters}, grid)
+    given = inputs(module, grid, scale=scale)
+    matrix = attention_matrix(module, given.q, given.k, grid)
+    scaled = given.q * module.key_dim**-0.25
+    assert torch.linalg.eigvalsh(gaussian_kernel(scaled, scaled) - (matrix + matrix.mT) / 2).min() > -1e-9
+    assert torch.linalg.matrix_norm(matrix, 2).max() <= 48
+    assert matrix.abs().max() <= 1 + 1e-9
+
+
+def test_with_every_patch_a_landmark_the_matrix_is_the_gaussian_kernel() -> None:
+    grid = Grid((3, 4))
+    module = mechanism({"name": "soft", **EXACT}, grid)
+    q = 2 * randn(2, 3, 12, 8)
+    differences = (q.unsqueeze(-2) - q.unsqueeze(-3)).square().sum(-1)
+    assert_near(attention_matrix(module, q, q, grid), torch.exp(-differences / (2 * math.sqrt(8))), 1e-9)
+
+
+def test_newton_is_not_the_inverse_where_landmarks_are_similar() -> None:
+    grid = Grid((14, 14))
+    newton, solve = (
+        mechanism({"name": "soft", "landmark_norm": False, "conv_size": 0, "inverse": name}, grid)
+        for name in ("newton", "solve")
+    )
+    given = inputs(newton, grid, scale=0.1)
+    middle, exact = (module.parts(given.q, given.k, grid)[1] for module in (newton, solve))
+    assert relative_error(middle, exact) > 0.1
+
+
+# Symmetries
+
+
+def test_gaussian_attention_is_invariant_under_shifts_and_rotations_of_the_queries() -> None:
+    grid = Grid((4, 6), num_prefix=1)
+    module = mechanism({"name": "soft", "landmarks": "avgpool", "landmark_norm": False, "ratio": 2}, grid)
+    q, _, v, _ = inputs(module, grid)
+    rotation = torch.linalg.qr(randn(8, 8, seed=4)).Q
+    moved = q @ rotation + randn(8, seed=5)
+    assert_near(module(moved, moved, v, grid), module(q, q, v, grid), 1e-9)
+
+
+def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
+    grid = Grid((4, 6), num_prefix=3)
+    module = mechanism({"name": "soft", "ratio": 2}, grid)
+    q, _, v, _ = inputs(module, grid)
+    out = module(q, q, v, grid)
+    order = [2, 0, 1, *range(3, 27)]
+    assert_near(module(q[:, :, order], q[:, :, order], v[:, :, order], grid), out[:, :, order], 1e-12)
+    heard = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], dim=2)
+    assert (module(q, q, heard, grid) - out)[:, :, 3:].abs().amin() > 0
+
+    without = mechanism({"name": "soft", "ratio": 2, "conv_size": 0}, grid)
+    without.load_state_dict({name: t for name, t in module.state_dict().items() if not name.startswith("conv.")})
+    local = out - without(q, q, v, grid)
+    assert local[:, :, :3].eq(0).all()
+    assert local[:, :, 3:].abs().amin() > 0
+
+
+def test_one_kernel_per_head_serves_all_channels() -> None:
+    module = mechanism("soft", Grid((14, 14)))
+    assert not module.channelwise
+    assert module.conv.weight.shape == (3, 1, 3, 3)
+
+
+def test_shared_alpha_couples_the_images_of_a_batch() -> None:
+    grid = Grid((4, 6))
+    coupled, own = (
+        mechanism({"name": "soft", "ratio": 2, "newton_iters": 4, "alpha_scope": scope}, grid)
+        for scope in ("batch", "head")
+    )
+    given = inputs(own, grid)
+    alone = given.map(lambda x: x[1:])  # alpha is the other image's
+    assert_near(alone(own, grid), given(own, grid)[1:], 1e-13)
+    assert relative_error(alone(coupled, grid), given(coupled, grid)[1:]) > 1e-4
+
+
+# Hosts, sizes, errors
+
+
+def test_layer_projects_keys_only_if_they_are_not_the_queries() -> None:
+    grid = Grid((8, 8))
+    assert AttentionLayer(32, 4, grid, attention="soft").qkv.out_features == 64
+    assert AttentionLayer(32, 4, grid, attention={"name": "soft", "tie_qk": False}).qkv.out_features == 96
+    layer = AttentionLayer(32, 4, grid, attention={"name": "soft", "tie_qk": False}, sr_ratio=2)
+    assert layer(torch.randn(2, 64, 32), grid).shape == (2, 64, 32)
+
+
+@pytest.mark.parametrize(("side", "ratio", "size"), [(56, 8, 9), (28, 4, 5), (14, 2, 3), (7, 1, 3)])
+def test_defaults_are_the_papers_at_every_stage(side: int, ratio: int, size: int) -> None:
+    module = SoftAttention(32, 1, Grid((side, side)))
+    assert module.kernels.ratio == ratio
+    assert module.conv.kernel_size == (size, size)
+    assert module.conv.bias is None
+    assert module.kernels.conv.bias is None
+    assert module.kernels.conv.weight.shape == (32, 32, ratio, ratio)
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [
+        ({}, Grid((14, 14), num_prefix=1)),
+        ({"ratio": 4}, Grid((2, 9))),
+        ({"landmarks": "avgpool", "conv_size": 0}, Grid((5, 7))),
+        ({"landmarks": "random", "inverse": "solve"}, Grid((5, 7))),
+        ({"tie_qk": False, "max_backtrack": 3}, Grid((6, 8), (3, 4), num_prefix=1)),
+    ],
+    ids=str,
+)
+def test_declared_products_are_those_that_torch_counts(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "soft", **options}, grid)
+    given = inputs(module, grid, batch=1)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        given(module, grid)
+    cost = module.cost(grid)
+    assert cost.matmul == counter.get_total_flops() // 2
+    assert cost.parameters == sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_tied_keys_on_a_grid_of_their_own_are_refused() -> None:
+    grid = Grid((6, 8), (3, 4))
+    with pytest.raises(UserError, match=r"got 6x8 for the queries and 3x4 for the keys; .* tie_qk=False"):
+        SoftAttention(24, 3, grid)
+    module = SoftAttention(24, 3, Grid((6, 8)))
+    with pytest.raises(UserError, match="got 6x8 for the queries and 3x4 for the keys"):
+        module(torch.randn(1, 3, 48, 8), torch.randn(1, 3, 12, 8), torch.randn(1, 3, 12, 8), grid)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"landmarks": "pool"}, "landmarks must be one of conv, avgpool, random; got 'pool'"),
+        ({"ratio": 0}, "ratio must be at least 1"),
+        ({"newton_iters": 0}, "newton_iters must be at least 1"),
+        ({"newton_alpha": 3.0}, "newton_alpha must be above 0 and at most 2"),
+        ({"newton_beta": 0.0}, "newton_beta must lie between 0 and 1"),
+        ({"max_backtrack": -1}, "max_backtrack must be at least 0"),
+        ({"backtrack_tol": 0.5}, "backtrack_tol must be at least 1"),
+        ({"alpha_scope": "all"}, "alpha_scope must be one of head, batch"),
+        ({"ridge": -1.0}, "ridge must be at least 0"),
+        ({"conv_size": 4}, "conv_size must be odd"),
+        ({"inverse_backward": "exact"}, "inverse_backward must be one of analytic, autograd"),
+        ({"inverse": "newtn"}, "inverse must be one of newton, solve; got 'newtn'. Did you mean 'newton'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        linvit.create_attention({"name": "soft", **options}, dim=24, num_heads=3, grid=Grid((14, 14)))

@@ -1,0 +1,260 @@
+"""SOFT++ equals its reference code and, option by option, the formula written out naively."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import linvit
+from linvit import Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.soft_norm import SoftNormAttention
+from tests.attention.soft_formula import (
+    GRIDS,
+    check_kernel,
+    check_layer,
+    kernel_options,
+    naive_inverse,
+    naive_local,
+    naive_parts,
+)
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, relative_error
+
+# The reference implementation, whose alpha is one for the batch
+
+
+@both_precisions
+@of_case("softpp_attention")
+def test_layer_equals_soft_norm(golden: Golden, dtype: torch.dtype) -> None:
+    check_layer(golden, {"name": "soft_norm", "alpha_scope": "batch", **kernel_options(golden)}, dtype)
+
+
+@both_precisions
+@of_case("softpp_kernel")
+def test_mechanism_equals_soft_norm(golden: Golden, dtype: torch.dtype) -> None:
+    official = golden.constructor
+    grid = Grid((golden.kwargs["H"], golden.kwargs["W"]))
+    options = {"alpha_scope": "batch", **kernel_options(golden)}
+    check_kernel(golden, SoftNormAttention(official["dim"], official["num_heads"], grid, **options).to(dtype))
+
+
+# The formula
+
+
+def naive_matrix(module: SoftNormAttention, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+    """`P D^-1/2 Y D^-1/2 P^T + T(w_h)` with `D = diag(A 1)`, (B, h, N, M)."""
+    left, kernel, right = naive_parts(module.kernels, q, k, grid)
+    scale = torch.diag_embed(1 / torch.einsum("bhij->bhi", kernel).sqrt())
+    middle = scale @ naive_inverse(module.inverse, kernel) @ scale
+    matrix = torch.einsum("bhnl,bhlj,bhmj->bhnm", left, middle, right)
+    return matrix if module.conv is None else matrix + naive_local(module.conv.weight, grid)
+
+
+def check(options: dict[str, object], grid: Grid, **context: int) -> None:
+    """Output and the gradients of inputs and parameters equal the formula's."""
+    module = mechanism({"name": "soft_norm", "ratio": 2, **options}, grid, **context)
+    given = inputs(module, grid, grad=True)
+    want = naive_matrix(module, given.q, given.k, grid) @ given.v
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ratio": 1},
+        {"ratio": None},
+        {"landmarks": "avgpool"},
+        {"landmarks": "random"},
+        {"landmark_norm": False},
+        {"newton_iters": 4},
+        {"newton_iters": 4, "alpha_scope": "batch"},
+        {"newton_iters": 4, "newton_alpha": 1.8, "ridge": 0.01},
+        {"newton_iters": 4, "newton_beta": 0.7},
+        {"newton_iters": 4, "max_backtrack": 1},
+        {"newton_iters": 4, "max_backtrack": 0},
+        {"newton_iters": 4, "backtrack_tol": 1.0},
+        {"newton_iters": 4, "backtrack_tol": 2.0},
+        {"newton_iters": 4, "inverse_backward": "analytic"},
+        {"conv_size": 0},
+        {"conv_size": 5},
+        {"inverse": "solve"},
+        {"tie_qk": False},
+    ],
+    ids=str,
+)
+def test_equals_formula(options: dict[str, object]) -> None:
+    check(options, Grid((4, 6), num_prefix=1))
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_equals_formula_on_any_grid(grid: Grid, ratio: int) -> None:
+    check({"ratio": ratio, "newton_iters": 8}, grid)
+
+
+@pytest.mark.parametrize("grid", [Grid((4, 6), (2, 3), num_prefix=1), Grid((3, 4), (7, 7))], ids=str)
+def test_equals_formula_under_spatial_reduction(grid: Grid) -> None:
+    check({"tie_qk": False, "newton_alpha": 1.8}, grid)
+
+
+def test_equals_formula_with_narrow_keys() -> None:
+    check({}, Grid((4, 6)), key_dim=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"newton_iters": 4}, {"inverse": "solve", "ridge": 0.01}])
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 6), num_prefix=1)
+    module = mechanism({"name": "soft_norm", "ratio": 2, **options}, grid, dim=4, num_heads=2)
+    q, _, v, _ = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, v, *_: module(q, q, v, grid), (q, v, *module.parameters()))
+
+
+# What the paper proves
+
+
+def spectral_norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix, 2)
+
+
+@given(st.floats(1e-3, 3.0), st.integers(0, 1000), st.integers(1, 20))
+def test_normalisation_divides_the_norm_by_the_smallest_row_sum(scale: float, seed: int, newton_iters: int) -> None:
+    """Proposition 6: `||D^-1/2 Y D^-1/2|| <= ||Y|| / min_i D_i`, with row sums between 1 and m."""
+    grid = Grid((6, 8))
+    module = mechanism({"name": "soft_norm", "ratio": 2, "newton_iters": newton_iters}, grid)
+    given = inputs(module, grid, scale=scale, seed=seed)
+    _, kernel, _ = module.kernels(given.q, None, grid)
+    _, middle, _ = module.parts(given.q, given.k, grid)
+    inverse, sums = module.inverse(kernel), kernel.sum(-1)
+    assert (sums >= 1 - 1e-12).all()
+    assert (sums <= 12 + 1e-12).all()
+    assert (spectral_norm(middle) <= spectral_norm(inverse) / sums.amin(-1) * (1 + 1e-9)).all()
+    assert (spectral_norm(middle) >= spectral_norm(inverse) / sums.amax(-1) * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("likeness", [0.2, 0.9, 0.999])
+@pytest.mark.parametrize("m", [4, 49, 196])
+def test_normalisation_takes_a_factor_m_off_the_norm_of_equally_similar_landmarks(m: int, likeness: float) -> None:
+    """All landmarks at one distance: SOFT's inverse has norm 1 / (1 - c) for any m, SOFT++ 1 + (m - 1) c times less."""
+    module = mechanism({"name": "soft_norm", "inverse": "solve"}, Grid((4, 4)))
+    kernel = (1 - likeness) * torch.eye(m, dtype=torch.float64)[None, None] + likeness
+    module.kernels.forward = lambda q, k, grid: (kernel, kernel, kernel)
+    _, middle, _ = module.parts(kernel, kernel, Grid((4, 4)))
+    assert_near(spectral_norm(module.inverse(kernel)), torch.full((1, 1), 1 / (1 - likeness)), 1e-6)
+    assert_near(spectral_norm(middle), torch.full((1, 1), 1 / (1 - likeness) / (1 + (m - 1) * likeness)), 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 5.0])
+def test_norm_of_the_matrix_is_below_softs(scale: float) -> None:
+    grid = Grid((6, 8))
+    options = {"ratio": 2, "conv_size": 0, "newton_alpha": 1.8, "ridge": 0.01, "max_backtrack": 0}
+    soft, soft_norm = (mechanism({"name": name, **options}, grid) for name in ("soft", "soft_norm"))
+    given = inputs(soft, grid, scale=scale)
+    norms = [spectral_norm(attention_matrix(module, given.q, given.k, grid)) for module in (soft_norm, soft)]
+    assert (norms[0] <= norms[1]).all()
+
+
+# The equivalent matrix
+
+
+def test_matrix_is_symmetric_and_its_rank_the_number_of_landmarks() -> None:
+    grid = Grid((6, 8), num_prefix=1)
+    module = mechanism({"name": "soft_norm", "ratio": 2, "conv_size": 0}, grid)
+    given = inputs(module, grid)
+    matrix = attention_matrix(module, given.q, given.k, grid)
+    assert_near(matrix.mT, matrix, 1e-10)
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-9
+    assert rank(matrix).eq(12).all()
+    assert module.rank_bound(grid) == 12
+    left, right = module.factors(given.q, given.k, grid)
+    assert left.shape == right.shape == (2, 3, 49, 12)
+    assert_near(left @ right.mT, matrix, 1e-12)
+
+
+def test_convolution_lifts_the_rank_to_the_number_of_tokens() -> None:
+    grid = Grid((6, 8))
+    module = mechanism({"name": "soft_norm", "ratio": 2}, grid)
+    given = inputs(module, grid)
+    assert module.factors(given.q, given.k, grid) is None
+    assert module.rank_bound(grid) == 48
+    assert rank(attention_matrix(module, given.q, given.k, grid)).eq(48).all()
+
+
+def test_shared_alpha_couples_the_images_of_a_batch() -> None:
+    """The reference's choice; ours is an alpha for every image and head."""
+    grid = Grid((4, 6))
+    coupled, own = (
+        mechanism({"name": "soft_norm", "ratio": 2, "newton_iters": 4, "alpha_scope": scope}, grid)
+        for scope in ("batch", "head")
+    )
+    given = inputs(own, grid)
+    alone = given.map(lambda x: x[1:])  # alpha is the other image's
+    assert_near(alone(own, grid), given(own, grid)[1:], 1e-13)
+    assert relative_error(alone(coupled, grid), given(coupled, grid)[1:]) > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blank_image_stays_finite(dtype: torch.dtype) -> None:
+    """All landmarks coincide: A has rank 1, and backtracking halves alpha."""
+    grid = Grid((14, 14))
+    module = mechanism("soft_norm", grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype).map(lambda x: torch.zeros_like(x).requires_grad_())
+    out = given(module, grid)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+
+# Defaults, errors
+
+
+def test_defaults_are_the_references_but_for_the_batch() -> None:
+    inverse = SoftNormAttention(32, 1, Grid((56, 56))).inverse
+    assert (inverse.alpha, inverse.ridge, inverse.beta, inverse.iters) == (2.0, 0.0, 0.5, 20)
+    assert (inverse.max_backtrack, inverse.backtrack_tol, inverse.backward) == (10, 1.01, "autograd")
+    assert inverse.alpha_scope == "head"
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [
+        ({}, Grid((14, 14), num_prefix=1)),
+        ({"ratio": 4}, Grid((2, 9))),
+        ({"landmarks": "avgpool", "conv_size": 0}, Grid((5, 7))),
+        ({"landmarks": "random", "inverse": "solve"}, Grid((5, 7))),
+        ({"tie_qk": False, "inverse_backward": "analytic"}, Grid((6, 8), (3, 4), num_prefix=1)),
+    ],
+    ids=str,
+)
+def test_declared_products_are_those_that_torch_counts(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "soft_norm", **options}, grid)
+    given = inputs(module, grid, batch=1)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        given(module, grid)
+    cost = module.cost(grid)
+    assert cost.matmul == counter.get_total_flops() // 2
+    assert cost.parameters == sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": 0}, "ratio must be at least 1"),
+        ({"newton_iters": 0}, "newton_iters must be at least 1"),
+        ({"ridge": 0.01}, "newton_alpha=2.0 and ridge=0.01: .* lower newton_alpha to 1.96"),
+        ({"conv_size": 4}, "conv_size must be odd"),
+        ({"inverse": "newtn"}, "inverse must be one of newton, solve; got 'newtn'. Did you mean 'newton'"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        linvit.create_attention({"name": "soft_norm", **options}, dim=24, num_heads=3, grid=Grid((14, 14)))
+
+
+def test_tied_keys_on_a_grid_of_their_own_are_refused() -> None:
+    with pytest.raises(UserError, match=r"got 6x8 for the queries and 3x4 for the keys; .* tie_qk=False"):
+        SoftNormAttention(24, 3, Grid((6, 8), (3, 4)))

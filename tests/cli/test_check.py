@@ -1,0 +1,132 @@
+"""`linvit check`: names, class paths, options, exit codes."""
+
+import importlib
+import sys
+
+import pytest
+
+import linvit
+from linvit.cli.check import main
+from linvit.registry import Registry
+from tests.plugin.distributions import python
+
+MINE = '''
+import linvit
+from torch.nn import functional as F
+
+
+class Mine(linvit.Attention):
+    """Good enough."""
+
+    def __init__(self, dim, num_heads, grid, *, key_dim=None, power=1):
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        if power > 2:
+            raise linvit.UserError(f"power must be 1 or 2; got {power}")
+        self.power = power
+
+    def forward(self, q, k, v, grid):
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        return (q @ (k.mT @ v) / k.shape[-2]) ** self.power
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with one's own mechanism in it, which works with power 1 and is not linear in v with power 2."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def failures(text):
+    return [line.split("  ")[1] for line in text.splitlines() if "  FAIL  " in line]
+
+
+def test_a_class_in_this_folder(mine, capsys):
+    assert main(["mine:Mine", "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mine:Mine: passed (")
+    assert "torch.compile" not in out
+    assert "not declared" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mine:Mine", "--options", '{"power": 2}'],
+        ["mine:Mine", "--options", "{power: 2}"],
+        ["{name: mine:Mine, power: 2}"],
+        ['{"name": "mine:Mine", "power": 1}', "--options", "power: 2"],
+    ],
+    ids=" ".join,
+)
+def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys, arguments):
+    assert main([*arguments, "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("mine:Mine, power=2: FAILED (")
+    assert failures(out) == ["equivalent matrix"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["focussed"], "no attention is called 'focussed'. Did you mean 'focused'?"),
+        (["mine:Missing"], "attention 'mine:Missing' of 'mine:Missing' cannot be imported"),
+        (
+            ["mine:Mine", "--options", "{powers: 2}"],
+            "attention 'mine:Mine' takes no option 'powers'. Did you mean 'power'",
+        ),
+        (["mine:Mine", "--options", "{power: 3}"], "power must be 1 or 2; got 3"),
+        (["mine:Mine", "--options", "2"], "--options must be a mapping; got '2'."),
+        (["mine:Mine", "--options", "{power: "], "--options '{power: ' is neither JSON nor YAML."),
+        (["{power: 2}"], "attention spec {'power': 2} has no name."),
+        (["--options", "{power: 2}"], "--options are for one mechanism."),
+    ],
+)
+def test_mistakes_are_user_errors(mine, arguments, message, capsys):
+    with pytest.raises(linvit.UserError) as error:
+        main(arguments)
+    assert str(error.value).startswith(message)
+    assert capsys.readouterr().out == ""
+
+
+def test_numbers_are_read_as_a_configuration_reads_them(capsys):
+    main(["{name: taylor, eps: 1e-5}", "--quick"])
+    assert capsys.readouterr().out.startswith("taylor, eps=1e-05: ")
+
+
+def test_all_registered_with_a_summary(mine, capsys, monkeypatch):
+    """One that cannot be imported does not keep the others from being checked."""
+    registry = Registry("attention", "linvit.none", base="linvit.attention.base:Attention")
+    monkeypatch.syspath_prepend(mine)
+    registry.register("good")(importlib.import_module("mine").Mine)
+    registry.register("bad")(type("Bad", (), {}))
+    for module in ("linvit.cli.check", "linvit.testing.inputs", "linvit.layers.attention_layer"):
+        monkeypatch.setattr(f"{module}.attentions", registry)
+    assert main(["--quick"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("bad: FAILED\n  attention 'bad' of module ")
+    assert "\ngood: passed (" in out
+    assert out.splitlines()[-1] == "1 of 2 passed; failed: bad"
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert "linvit check my_package.my_module:MyAttention" in out
+
+
+def test_the_command_line(mine):
+    done = python("-m", "linvit", "check", "mine:Mine", "--quick", cwd=mine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("mine:Mine: passed (")
+    done = python("-m", "linvit", "check", "focussed")
+    assert done.returncode == 2
+    assert "Did you mean 'focused'?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "  check " in python("-m", "linvit", "--help").stdout

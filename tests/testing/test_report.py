@@ -1,0 +1,45 @@
+"""The table."""
+
+from linvit.testing import Line, Report, Verdict
+from linvit.testing.report import at, crash
+
+LINES = (
+    Line("grids", Verdict.PASS, "7x9"),
+    Line("rank", Verdict.FAIL, "measured 17, declared at most 16"),
+    Line("cost", Verdict.UNDECLARED, "cost(grid) gives None"),
+    Line("another size", Verdict.UNSUPPORTED, ""),
+)
+
+
+def test_table():
+    report = Report("mine", LINES, 12.3)
+    assert str(report).splitlines() == [
+        "mine: FAILED (1 pass, 1 FAIL, 1 not declared, 1 not supported) in 12 s",
+        "  grids         pass           7x9",
+        "  rank          FAIL           measured 17, declared at most 16",
+        "  cost          not declared   cost(grid) gives None",
+        "  another size  not supported",
+    ]
+    assert not report.passed
+    assert report.failures == ["rank"]
+    assert report["rank"] == LINES[1]
+
+
+def test_only_a_failure_counts():
+    report = Report("mine", LINES[:1] + LINES[2:], 0.2)
+    assert report.passed
+    assert str(report).startswith("mine: passed (1 pass, 1 not declared, 1 not supported) in 0 s\n")
+
+
+def test_a_crash_says_what_and_where():
+    try:
+        with at("7x9"):
+            raise ValueError("first\n  second")
+    except ValueError as error:
+        finding = crash(error)
+    assert finding == (Verdict.FAIL, "ValueError: first second (at 7x9)")
+
+
+def test_a_crash_without_words_or_with_too_many():
+    assert crash(KeyError()).note == "KeyError: (no message)"
+    assert len(crash(ValueError("long " * 100)).note) < 220
