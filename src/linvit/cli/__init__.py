@@ -41,7 +41,12 @@ def main(argv: list[str] | None = None) -> int:
 
             if verb not in VERBS:
                 raise UserError(f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list. See linvit --help")
-            train(argv)
+            if {"-h", "--help"} & set(argv):
+                from linvit.cli.help import short_help
+
+                print(short_help(verb))
+                return 0
+            train(["--help" if argument == "--help=all" else argument for argument in argv])
     except Exception as error:
         mistake = _mistake(error)
         if mistake is None:

@@ -20,6 +20,7 @@ from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.tasks import Task
+from linvit.tasks.base import FACTS
 
 VERBS = ("fit", "validate", "test", "predict")
 NOISE = (  # warnings about libraries' own affairs
@@ -27,7 +28,6 @@ NOISE = (  # warnings about libraries' own affairs
     r"You have overridden `on_after_batch_transfer`",
     r".*does not have many workers",
 )
-FACTS = ("num_classes", "class_names", "img_size")  # what the data tells the model
 
 
 def train(argv: list[str]) -> None:

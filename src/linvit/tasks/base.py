@@ -14,6 +14,8 @@ from linvit.errors import UserError
 from linvit.optim import parameter_groups, warmup_cosine
 from linvit.registry import backbones
 
+FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
+
 
 class Task(LightningModule):
     """Base of the tasks. A subclass supplies its steps and metrics, and logs `val/score`, the higher the better.
