@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageData
-from linvit.data.sources import column, load_splits
+from linvit.data.sources import column, encode_labels, load_splits
 from linvit.data.transforms import Augmentation, eval_transform, train_transform
 from linvit.errors import UserError
 
@@ -80,6 +80,9 @@ class ClassificationData(ImageData):
     def splits(self) -> dict[str, datasets.Dataset]:
         """Train, val and test rows; a missing validation split is cut from train, always the same one."""
         splits = load_splits(self.source)
+        label = self._label_column(splits)
+        if label is not None:
+            splits = encode_labels(splits, label)
         if "train" in splits and "val" not in splits:
             halves = splits["train"].train_test_split(test_size=self.val_fraction, seed=0)
             splits |= {"train": halves["train"], "val": halves["test"]}
@@ -95,9 +98,11 @@ class ClassificationData(ImageData):
                 f"data source '{self.source}' has no image column among {', '.join(rows.features)}; "
                 f"name it with --data.image_column"
             )
-        return image, column(
-            rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source
-        )
+        return image, self._label_column(self.splits)
+
+    def _label_column(self, splits: dict[str, datasets.Dataset]) -> str | None:
+        rows = next(iter(splits.values()))
+        return column(rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source)
 
     @property
     def num_classes(self) -> int | None:

@@ -62,7 +62,7 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     for kind in ("parquet", "arrow"):
         if path.suffix == f".{kind}":
             return dict(datasets.load_dataset(kind, data_files=str(path)))
-        if path.is_dir() and next(path.rglob(f"*.{kind}"), None):
+        if any(next(path.glob(pattern), None) for pattern in (f"*.{kind}", f"*/*.{kind}")):  # a full search is slow
             return dict(datasets.load_dataset(kind, data_dir=str(path)))
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
@@ -79,10 +79,10 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
 
 
 def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
-    """The column of a feature type: the given one, else the first by usual name, else the only one of that type.
+    """The given column, else the first with a usual name, else the first of a feature type, else None.
 
     Raises:
-        UserError: If a given column does not exist, or several could be meant.
+        UserError: If the given column does not exist.
     """
     features: dict[str, Any] = dict(rows.features)
     if given is not None:
@@ -95,3 +95,11 @@ def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequenc
     usual = [name for name in names if name in features]
     typed = [name for name, feature in features.items() if isinstance(feature, kind)]
     return next(iter(usual + typed), None)
+
+
+def encode_labels(splits: dict[str, datasets.Dataset], label: str) -> dict[str, datasets.Dataset]:
+    """Labels that are words become class indices, in alphabetical order over all splits; others stay."""
+    if next(iter(splits.values())).features[label].dtype != "string":
+        return splits
+    names = sorted({word for rows in splits.values() for word in rows.unique(label)})
+    return {name: rows.cast_column(label, datasets.ClassLabel(names=names)) for name, rows in splits.items()}
