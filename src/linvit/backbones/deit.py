@@ -217,11 +217,11 @@ class DeiT(Backbone):
         }
 
 
-_flatten = partial(DeiT, attention="focused", class_token=False, global_pool="avg")
+_mean = partial(DeiT, class_token=False, global_pool="avg")
 
-deit_nano = partial(DeiT, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
+deit_nano = partial(_mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
 deit_tiny = partial(DeiT, embed_dim=192, num_heads=3)
 deit_small = partial(DeiT, embed_dim=384, num_heads=6)
 deit_base = partial(DeiT, embed_dim=768, num_heads=12)
-flatten_deit_tiny = partial(_flatten, embed_dim=192, num_heads=3)
-flatten_deit_small = partial(_flatten, embed_dim=384, num_heads=6)
+flatten_deit_tiny = partial(_mean, attention="focused", embed_dim=192, num_heads=3)
+flatten_deit_small = partial(_mean, attention="focused", embed_dim=384, num_heads=6)

@@ -98,6 +98,8 @@ class LinvitCLI(LightningCLI):
         except ArgumentError as error:
             raise UserError(f"{readable(error.message)}\nSee linvit {argv[0]} --help") from error
         if self.settings.ckpt_path:
+            if self.config.subcommand != "fit":
+                warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
             self.checkpoint_path = str(self.settings.ckpt_path)
             self.checkpoint = read_checkpoint(self.checkpoint_path)
             self.settings.ckpt_path = None  # given back once the model's arguments are settled
