@@ -111,15 +111,19 @@ class LinvitCLI(LightningCLI):
         self.settings.weights_only = True
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
-            if self.checkpoint is not None and run_of_checkpoint(str(self.checkpoint_path)):
+            if self.checkpoint is not None and self.resumed_run is not None:
                 self.save_config_kwargs = {"config_filename": f"config_from_step_{self.checkpoint['global_step']}.yaml"}
+
+    @property
+    def resumed_run(self) -> Path | None:
+        """The run folder that the checkpoint lies in, or None without a checkpoint or if it lies elsewhere."""
+        return run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
 
     @property
     def run_folder(self) -> Path:
         """The folder of all versions of this run, or, when a run is continued, its own folder."""
-        continued = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
-        root = Path(self.settings.trainer.default_root_dir or "checkpoints")
-        return continued or root.absolute() / run_name([config.relative for config in self.settings.config or []])
+        root = Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
+        return self.resumed_run or root / run_name([config.relative for config in self.settings.config or []])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
@@ -137,8 +141,7 @@ class LinvitCLI(LightningCLI):
         """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
-            run = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
-            callbacks.append(PredictionWriter((run or Path()) / "predictions.csv"))
+            callbacks.append(PredictionWriter((self.resumed_run or Path()) / "predictions.csv"))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
@@ -159,12 +162,11 @@ class LinvitCLI(LightningCLI):
 
     def _tensorboard(self) -> TensorBoardLogger:
         """A continued run goes on in its own folder, and its curves go on where the checkpoint was made."""
-        folder = self.run_folder
-        if self.checkpoint is None or run_of_checkpoint(str(self.checkpoint_path)) is None:
-            return TensorBoardLogger(folder.parent, folder.name, default_hp_metric=False)
+        if self.checkpoint is None or self.resumed_run is None:
+            return TensorBoardLogger(self.run_folder.parent, self.run_folder.name, default_hp_metric=False)
+        versions, version = self.resumed_run.parent, self.resumed_run.name
         step = self.checkpoint["global_step"]
-        root, name = folder.parent.parent, folder.parent.name
-        return TensorBoardLogger(root, name, folder.name, default_hp_metric=False, purge_step=step)
+        return TensorBoardLogger(versions.parent, versions.name, version, default_hp_metric=False, purge_step=step)
 
     def _model_from_checkpoint(self, decided: dict[str, Any]) -> None:
         """Takes the model's arguments from the checkpoint, and says which given ones were ignored."""
@@ -176,7 +178,7 @@ class LinvitCLI(LightningCLI):
                 f"takes no {', '.join(unknown)}"
             )
         for name, value in decided.items():
-            if name in FACTS:
+            if name in FACTS:  # linked to the data, see _fact
                 continue
             if _plain(given[name]) != _plain(value):
                 rank_zero_info(
@@ -188,7 +190,10 @@ class LinvitCLI(LightningCLI):
     def _fact(self, name: str, data: ImageData) -> Any:
         """A fact of the data for the model; with a checkpoint its own facts hold, and must agree with the data."""
         if self.checkpoint is None:
-            return _required(name, getattr(data, name), data)
+            fact = getattr(data, name)
+            if fact is None and name == "num_classes":
+                raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
+            return fact
         decided = self.checkpoint["hyper_parameters"][name]
         found = data.num_classes if name == "num_classes" and self.config.subcommand != "predict" else None
         if found is not None and found != decided:
@@ -196,12 +201,6 @@ class LinvitCLI(LightningCLI):
                 f"checkpoint '{self.checkpoint_path}' was trained on {decided} classes, but the data has {found}"
             )
         return decided
-
-
-def _required(name: str, fact: Any, data: ImageData) -> Any:
-    if fact is None and name == "num_classes":
-        raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
-    return fact
 
 
 def _plain(value: Any) -> Any:
