@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 # The same examples on every run, and no deadline: a busy machine is not a failure.
@@ -16,3 +17,11 @@ os.environ |= {"HF_HOME": hub.name, "HF_HUB_OFFLINE": "1"}
 
 def pytest_unconfigure():
     hub.cleanup()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A finished run of 2 epochs of 10 steps of the tiny quickstart, to be read and left as it is."""
+    from tests.cli.runs import train
+
+    return train(tmp_path_factory.mktemp("runs"))

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from linvit.tasks import ClassificationTask
 
 SIDE, PATCH, HEAD_WIDTH, CLASSES = 16, 4, 8, 7
-TINY = {"name": "deit_nano", "depth": 1, "embed_dim": 3 * HEAD_WIDTH, "patch_size": PATCH}  # 3 heads, 16 + 1 tokens
+TINY = {"name": "deit_tiny", "depth": 1, "embed_dim": 3 * HEAD_WIDTH, "patch_size": PATCH}  # 3 heads, 1 + 16 tokens
 
 
 class RandomImages(Dataset[dict[str, Any]]):

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, feature_indices, image_size, init_vit, patch_grid, specs_per_block
+from linvit.backbones.base import Backbone, feature_indices, init_vit, patch_grid, specs_per_block
 from linvit.errors import UserError, check_choice
+from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.registry import Spec
 

@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 from linvit.errors import UserError
 
+VERBS = ("fit", "validate", "test", "predict")
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -37,8 +38,6 @@ def main(argv: list[str] | None = None) -> int:
 
             return list_main(argv[1:])
         else:
-            from linvit.cli.train import VERBS, train
-
             if verb not in VERBS:
                 raise UserError(f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list. See linvit --help")
             if {"-h", "--help"} & set(argv):
@@ -46,12 +45,15 @@ def main(argv: list[str] | None = None) -> int:
 
                 print(short_help(verb))
                 return 0
+            from linvit.cli.train import train
+
             train(["--help" if argument == "--help=all" else argument for argument in argv])
     except Exception as error:
         mistake = _mistake(error)
         if mistake is None:
             raise
-        print(f"linvit: error: {mistake}", file=sys.stderr)
+        message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
+        print(f"linvit: error: {message}", file=sys.stderr)
         return 2
     return 0
 

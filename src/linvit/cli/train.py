@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any, cast
 
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
-from linvit.cli.parser import Parser, readable
+from linvit.cli.parser import Parser, integers_first, readable
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.tasks import Task
 from linvit.tasks.base import FACTS
 
-VERBS = ("fit", "validate", "test", "predict")
 NOISE = (  # warnings about libraries' own affairs
     r".*isinstance\(treespec, LeafSpec\)",
     r"You have overridden `on_after_batch_transfer`",
@@ -34,6 +34,7 @@ def train(argv: list[str]) -> None:
     """Parses the command line, builds everything, runs."""
     for noise in NOISE:
         warnings.filterwarnings("ignore", noise)
+    integers_first(Trainer)
     LinvitCLI(
         Task,
         ImageData,
@@ -96,7 +97,9 @@ class LinvitCLI(LightningCLI):
         try:
             self.config = parser.parse_args(argv)
         except ArgumentError as error:
-            raise UserError(f"{readable(error.message)}\nSee linvit {argv[0]} --help") from error
+            given = [part.removeprefix("--config=") for part in argv if part.endswith((".yaml", ".yml"))]
+            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
+            raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
         if self.settings.ckpt_path:
             if self.config.subcommand != "fit":
                 warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
@@ -109,6 +112,8 @@ class LinvitCLI(LightningCLI):
         """Checks the output folder; gives the checkpoint back to Lightning, to be loaded safely."""
         self.settings.ckpt_path = self.checkpoint_path
         self.settings.weights_only = True
+        if self.checkpoint is None and self.config.subcommand != "fit":
+            rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
             if self.checkpoint is not None and self.resumed_run is not None:
@@ -129,7 +134,10 @@ class LinvitCLI(LightningCLI):
         """Training logs to the run folder; the other verbs make no folder of their own."""
         if self.settings.trainer.logger is None:
             kwargs["logger"] = self._tensorboard() if self.config.subcommand == "fit" else False
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (ValueError, MisconfigurationException) as error:
+            raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
 
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint of another model before anything starts."""

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+from PIL import Image
 
 from linvit.errors import UserError, did_you_mean
 
@@ -51,7 +53,10 @@ def _load(source: str) -> dict[str, datasets.Dataset]:
             f"Give an embedded set ({', '.join(embedded())}), the path of an image folder, parquet or arrow data, or "
             f"{HUB}owner/name"
         )
-    return _load_path(path)
+    try:
+        return _load_path(path)
+    except (pyarrow.ArrowInvalid, datasets.exceptions.DatasetGenerationError) as error:
+        raise UserError(f"cannot read the data at '{path}': {error}. Is a file incomplete?") from error
 
 
 def _load_path(path: Path) -> dict[str, datasets.Dataset]:
@@ -66,16 +71,15 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
             return dict(datasets.load_dataset(kind, data_dir=str(path)))
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
-    if not any(file.is_file() and not file.name.startswith(".") for file in path.rglob("*")):
-        raise UserError(
-            f"the data folder '{path}' is empty; expected one folder of images per class, under train/ and val/"
-        )
-    try:
-        return dict(datasets.load_dataset("imagefolder", data_dir=str(path)))
-    except datasets.exceptions.DataFilesNotFoundError as error:
+    extensions = Image.registered_extensions()
+    if not any(file.suffix.lower() in extensions for file in path.rglob("*")):
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/"
-        ) from error
+        )
+    # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
+    folders = {folder.name: [f"{folder}/**"] for folder in path.iterdir() if folder.is_dir()}
+    splits = {name: files for name, files in folders.items() if any(name in aliases for aliases in SPLITS.values())}
+    return dict(datasets.load_dataset("imagefolder", data_files=splits or {"train": [f"{path}/**"]}))
 
 
 def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
@@ -97,9 +101,35 @@ def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequenc
     return next(iter(usual + typed), None)
 
 
-def encode_labels(splits: dict[str, datasets.Dataset], label: str) -> dict[str, datasets.Dataset]:
-    """Labels that are words become class indices, in alphabetical order over all splits; others stay."""
-    if next(iter(splits.values())).features[label].dtype != "string":
+def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
+    """Rows whose images are bytes or paths, as images; others stay.
+
+    Raises:
+        UserError: If the column cannot hold images.
+    """
+    if isinstance(next(iter(splits.values())).features[image], datasets.Image):
         return splits
-    names = sorted({word for rows in splits.values() for word in rows.unique(label)})
-    return {name: rows.cast_column(label, datasets.ClassLabel(names=names)) for name, rows in splits.items()}
+    try:
+        return {name: rows.cast_column(image, datasets.Image()) for name, rows in splits.items()}
+    except (TypeError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"column '{image}' of data source '{source}' holds no images: {error}") from error
+
+
+def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
+    """Labels that are words become class indices, in alphabetical order over all splits; indices stay.
+
+    Raises:
+        UserError: If the labels are neither words nor whole numbers from 0.
+    """
+    feature = next(iter(splits.values())).features[label]
+    kind = getattr(feature, "dtype", str(feature))
+    if kind == "string":
+        names = sorted({word for rows in splits.values() for word in rows.unique(label)})
+        return {name: rows.cast_column(label, datasets.ClassLabel(names=names)) for name, rows in splits.items()}
+    rows = splits.get("train", next(iter(splits.values())))
+    if not kind.startswith(("int", "uint")) or min(rows.unique(label)) < 0:
+        raise UserError(
+            f"column '{label}' of data source '{source}' ({kind}) holds no class labels: expected words, "
+            f"or whole numbers from 0. Name another one with --data.label_column"
+        )
+    return splits
