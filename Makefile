@@ -1,7 +1,7 @@
 # linvit: `make quickstart` and `make test` do all the set-up on a fresh machine; a second run is quick.
 PYTHON ?= python3
 BIN := .venv/bin
-RUN := checkpoints/quickstart/version_0
+RUNS := checkpoints/quickstart
 
 .PHONY: quickstart test test-all lint tensorboard clean help
 .DEFAULT_GOAL := help
@@ -9,19 +9,19 @@ RUN := checkpoints/quickstart/version_0
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(RUN)/test.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
-	@cat $(RUN)/test.txt
-	@echo
-	@echo "Trained model:   $(RUN)/checkpoints/best.ckpt"
-	@echo "Look at the run: make tensorboard, then open http://localhost:6006"
-	@echo "Next:            $(BIN)/linvit fit --config configs/quickstart.yaml --model.attention=softmax"
+quickstart: $(RUNS)/result.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
+	@cat $(RUNS)/result.txt
 
-$(RUN)/test.txt: | .venv/installed
-	rm -rf $(RUN)
+# The newest run folder after training is the one just trained.
+$(RUNS)/result.txt: | .venv/installed
 	$(BIN)/linvit fit --config configs/quickstart.yaml
-	@mkdir -p $(RUN)
-	$(BIN)/linvit test --config $(RUN)/config.yaml --ckpt_path $(RUN)/checkpoints/best.ckpt > $@.part
-	@mv $@.part $@
+	@run=$$(ls -td $(RUNS)/version_* | head -n 1) && \
+	$(BIN)/linvit test --config $$run/config.yaml --ckpt_path $$run/checkpoints/best.ckpt > $$run/test.txt && \
+	{ cat $$run/test.txt; echo; \
+	  echo "  trained model    $$run/checkpoints/best.ckpt"; \
+	  echo "  look at the run  make tensorboard, then open http://localhost:6006"; \
+	  echo "  compare          $(BIN)/linvit fit --config configs/quickstart.yaml --model.attention=softmax"; \
+	  echo "  train it anew    rm $@ && make quickstart"; } > $@
 
 test: .venv/installed-dev ## all fast tests
 	$(BIN)/python -m pytest -m "not slow and not gpu"
@@ -34,7 +34,7 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-tensorboard: .venv/installed ## show all runs
+tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints
 
 clean: ## remove the environment and caches; runs in checkpoints/ stay

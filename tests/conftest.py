@@ -1,7 +1,27 @@
 """Settings of the whole suite."""
 
+import os
+import tempfile
+
+import pytest
 from hypothesis import settings
 
 # The same examples on every run, and no deadline: a busy machine is not a failure.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+# Nothing is downloaded, and what `datasets` prepares is gone afterwards. It reads these when it is imported.
+hub = tempfile.TemporaryDirectory(prefix="linvit-hub-", ignore_cleanup_errors=True)
+os.environ |= {"HF_HOME": hub.name, "HF_HUB_OFFLINE": "1"}
+
+
+def pytest_unconfigure():
+    hub.cleanup()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A finished run of 2 epochs of 10 steps of the tiny quickstart, to be read and left as it is."""
+    from tests.cli.runs import train
+
+    return train(tmp_path_factory.mktemp("runs"))

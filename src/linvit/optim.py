@@ -42,6 +42,7 @@ def warmup_cosine_lr(step: int, warmup: int, total: int, peak: float, start: flo
     """
     if step < warmup:
         return start + (peak - start) * step / warmup
+    total = max(total, 1)
     return end + (peak - end) * (1 + math.cos(math.pi * min(step, total) / total)) / 2
 
 

@@ -81,9 +81,8 @@ def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> 
         return list(attention)
     if len(attention) == len(depths):
         return [spec for spec, depth in zip(attention, depths, strict=True) for _ in range(depth)]
-    stages = "1 stage" if len(depths) == 1 else f"{len(depths)} stages"
     raise UserError(
-        f"attention lists {len(attention)} specs, but this backbone has {stages} and {total} blocks. "
+        f"attention lists {len(attention)} specs, but this backbone has {total} block(s) in {len(depths)} stage(s). "
         f"Give one spec for all, {len(depths)} (one per stage), or {total} (one per block)"
     )
 
@@ -111,14 +110,6 @@ def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int
             f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
         )
     return [index % count for index in indices]
-
-
-def image_size(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """An int (a square) or (H, W) as (H, W)."""
-    if isinstance(img_size, int):
-        return img_size, img_size
-    height, width = img_size
-    return height, width
 
 
 def patch_grid(size: tuple[int, int], patch: int) -> tuple[int, int]:

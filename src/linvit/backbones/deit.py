@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, feature_indices, image_size, init_vit, patch_grid, specs_per_block
+from linvit.backbones.base import Backbone, feature_indices, init_vit, patch_grid, specs_per_block
 from linvit.errors import UserError, check_choice
+from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.registry import Spec
 
@@ -217,11 +218,11 @@ class DeiT(Backbone):
         }
 
 
-_flatten = partial(DeiT, attention="focused", class_token=False, global_pool="avg")
+_mean = partial(DeiT, class_token=False, global_pool="avg")
 
-deit_nano = partial(DeiT, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
+deit_nano = partial(_mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
 deit_tiny = partial(DeiT, embed_dim=192, num_heads=3)
 deit_small = partial(DeiT, embed_dim=384, num_heads=6)
 deit_base = partial(DeiT, embed_dim=768, num_heads=12)
-flatten_deit_tiny = partial(_flatten, embed_dim=192, num_heads=3)
-flatten_deit_small = partial(_flatten, embed_dim=384, num_heads=6)
+flatten_deit_tiny = partial(_mean, attention="focused", embed_dim=192, num_heads=3)
+flatten_deit_small = partial(_mean, attention="focused", embed_dim=384, num_heads=6)

@@ -57,16 +57,17 @@ class AttentionRank(Callback):
             self._last_step = step
             self._recorder = Recorder(pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Logs what was heard."""
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs what was heard, before the optimiser changes the parameters it was heard with."""
         if self._recorder is None:
             return
         self._recorder.close()
         values: dict[str, float] = {}
         for layer, call in self._recorder.calls.items():
-            values |= self._measure(layer.removeprefix("backbone."), call)
+            try:
+                values |= self._measure(layer.removeprefix("backbone."), call)
+            except Exception as error:  # looking must never end a run
+                rank_zero_warn(f"AttentionRank: {layer} cannot be measured: {type(error).__name__}: {error}")
         self._recorder = None
         for logger in trainer.loggers:
             logger.log_metrics(values, step=self._last_step)

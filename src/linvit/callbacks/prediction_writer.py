@@ -20,6 +20,10 @@ class PredictionWriter(Callback):
         self.path = Path(path)
         self._rows: dict[int, tuple[str, str, float]] = {}
 
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts with no rows."""
+        self._rows.clear()
+
     def on_predict_batch_end(
         self,
         trainer: Trainer,

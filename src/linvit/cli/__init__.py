@@ -1,10 +1,13 @@
 """The `linvit` command: verbs that train go to Lightning, the others are plain functions."""
 
+import importlib
 import sys
 from importlib.metadata import version
 
 from linvit.errors import UserError
 
+VERBS = ("fit", "validate", "test", "predict")
+PLAIN = {"list": "linvit.cli.list", "check": "linvit.cli.check"}  # plain functions: main(argv) -> exit code
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -34,27 +37,25 @@ def main(argv: list[str] | None = None) -> int:
             print(HELP, end="")
         elif verb == "--version":
             print(f"linvit {version('linvit')}")
-        elif verb == "list":
-            from linvit.cli.list import main as list_main
+        elif verb in PLAIN:
+            return int(importlib.import_module(PLAIN[verb]).main(argv[1:]))
+        elif verb not in VERBS:
+            known = ", ".join([*VERBS, *PLAIN])
+            raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
+        elif {"-h", "--help"} & set(argv):
+            from linvit.cli.help import short_help
 
-            return list_main(argv[1:])
-        elif verb == "check":
-            from linvit.cli.check import main as check_main
-
-            return check_main(argv[1:])
+            print(short_help(verb))
         else:
-            from linvit.cli.train import VERBS, train
+            from linvit.cli.train import train
 
-            if verb not in VERBS:
-                raise UserError(
-                    f"linvit has no verb '{verb}'. It has: {', '.join(VERBS)}, list, check. See linvit --help"
-                )
-            train(argv)
+            train(["--help" if argument == "--help=all" else argument for argument in argv])
     except Exception as error:
         mistake = _mistake(error)
         if mistake is None:
             raise
-        print(f"linvit: error: {mistake}", file=sys.stderr)
+        message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
+        print(f"linvit: error: {message}", file=sys.stderr)
         return 2
     return 0
 

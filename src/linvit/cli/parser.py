@@ -1,5 +1,6 @@
 """Reading configurations: exact option names only, and errors one can read."""
 
+import inspect
 import re
 from typing import Any
 
@@ -15,7 +16,11 @@ from linvit.registry import parameters_of
 from linvit.tasks import ClassificationTask
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
-NOISE = re.compile(r"(Does not validate|Subtypes|Errors|Given value|Expected a <class 'NoneType'>|See .*--help)")
+NOISE = re.compile(
+    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (Namespace|NestedArg|\{)|"
+    r"Expected a <class 'NoneType'>|See .*--help)"
+)
+SECTIONS = ("config", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
 )
@@ -35,6 +40,23 @@ def readable(message: str) -> str:
     unknown = UNKNOWN.search(message)
     if unknown is None:
         return "\n".join(kept)
-    given = next(group for group in unknown.groups() if group).rpartition(".")[2]
+    first, _, rest = next(group for group in unknown.groups() if group).partition(".")
+    if rest and first not in SECTIONS:
+        return "\n".join(kept) + "." + did_you_mean(first, SECTIONS)
     owners = (Trainer, ClassificationTask, ClassificationData, Augmentation, AttentionRank, ModelCheckpoint)
-    return "\n".join(kept) + "." + did_you_mean(given, {name for owner in owners for name in parameters_of(owner)})
+    names = {name for owner in owners for name in parameters_of(owner)} | set(SECTIONS)
+    return "\n".join(kept) + "." + did_you_mean((rest or first).rpartition(".")[2], names)
+
+
+def integers_first(trainer: type[Trainer]) -> None:
+    """Makes `--trainer.limit_val_batches=1` mean one batch.
+
+    The Trainer's arguments of type `int | float` reach the parser as `float | int`, since typing keeps one order for
+    both, and 1.0 means all batches. A union written with | keeps its order.
+    """
+    for function in (trainer.__init__, inspect.unwrap(trainer.__init__)):
+        for name, kind in list(function.__annotations__.items()):
+            if kind == int | float:
+                function.__annotations__[name] = int | float
+            elif kind == int | float | None:
+                function.__annotations__[name] = int | float | None

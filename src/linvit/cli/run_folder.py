@@ -1,7 +1,7 @@
 """Where a run lives: `checkpoints/CONFIG_NAME/version_N/` with config.yaml, event files and checkpoints/."""
 
+import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,13 +25,11 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a `UserError` unless files can be made in `folder` (which is created)."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
+    """Raises a `UserError` unless files can be made in `folder`, which is not created yet."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "may not be written to" if existing.is_dir() else "is a file"
         raise UserError(
-            f"cannot write to the output folder '{folder}': {error.strerror or error}. "
+            f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
             f"Choose another one with --trainer.default_root_dir"
-        ) from error
+        )

@@ -7,33 +7,34 @@ from pathlib import Path
 from typing import Any, cast
 
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
-from linvit.cli.parser import Parser, readable
+from linvit.cli.parser import Parser, integers_first, readable
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.tasks import Task
+from linvit.tasks.base import FACTS
 
-VERBS = ("fit", "validate", "test", "predict")
 NOISE = (  # warnings about libraries' own affairs
     r".*isinstance\(treespec, LeafSpec\)",
     r"You have overridden `on_after_batch_transfer`",
     r".*does not have many workers",
 )
-FACTS = ("num_classes", "class_names", "img_size")  # what the data tells the model
 
 
 def train(argv: list[str]) -> None:
     """Parses the command line, builds everything, runs."""
     for noise in NOISE:
         warnings.filterwarnings("ignore", noise)
+    integers_first(Trainer)
     LinvitCLI(
         Task,
         ImageData,
@@ -96,8 +97,12 @@ class LinvitCLI(LightningCLI):
         try:
             self.config = parser.parse_args(argv)
         except ArgumentError as error:
-            raise UserError(f"{readable(error.message)}\nSee linvit {argv[0]} --help") from error
+            given = [part.removeprefix("--config=") for part in argv if part.endswith((".yaml", ".yml"))]
+            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
+            raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
         if self.settings.ckpt_path:
+            if self.config.subcommand != "fit":
+                warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
             self.checkpoint_path = str(self.settings.ckpt_path)
             self.checkpoint = read_checkpoint(self.checkpoint_path)
             self.settings.ckpt_path = None  # given back once the model's arguments are settled
@@ -107,23 +112,32 @@ class LinvitCLI(LightningCLI):
         """Checks the output folder; gives the checkpoint back to Lightning, to be loaded safely."""
         self.settings.ckpt_path = self.checkpoint_path
         self.settings.weights_only = True
+        if self.checkpoint is None and self.config.subcommand != "fit":
+            rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
-            if self.checkpoint is not None and run_of_checkpoint(str(self.checkpoint_path)):
+            if self.checkpoint is not None and self.resumed_run is not None:
                 self.save_config_kwargs = {"config_filename": f"config_from_step_{self.checkpoint['global_step']}.yaml"}
+
+    @property
+    def resumed_run(self) -> Path | None:
+        """The run folder that the checkpoint lies in, or None without a checkpoint or if it lies elsewhere."""
+        return run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
 
     @property
     def run_folder(self) -> Path:
         """The folder of all versions of this run, or, when a run is continued, its own folder."""
-        continued = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
-        root = Path(self.settings.trainer.default_root_dir or "checkpoints")
-        return continued or root.absolute() / run_name([config.relative for config in self.settings.config or []])
+        root = Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
+        return self.resumed_run or root / run_name([config.relative for config in self.settings.config or []])
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
         if self.settings.trainer.logger is None:
             kwargs["logger"] = self._tensorboard() if self.config.subcommand == "fit" else False
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (ValueError, MisconfigurationException) as error:
+            raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
 
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint of another model before anything starts."""
@@ -135,8 +149,7 @@ class LinvitCLI(LightningCLI):
         """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
-            run = run_of_checkpoint(self.checkpoint_path) if self.checkpoint_path else None
-            callbacks.append(PredictionWriter((run or Path()) / "predictions.csv"))
+            callbacks.append(PredictionWriter((self.resumed_run or Path()) / "predictions.csv"))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
@@ -157,12 +170,11 @@ class LinvitCLI(LightningCLI):
 
     def _tensorboard(self) -> TensorBoardLogger:
         """A continued run goes on in its own folder, and its curves go on where the checkpoint was made."""
-        folder = self.run_folder
-        if self.checkpoint is None or run_of_checkpoint(str(self.checkpoint_path)) is None:
-            return TensorBoardLogger(folder.parent, folder.name, default_hp_metric=False)
+        if self.checkpoint is None or self.resumed_run is None:
+            return TensorBoardLogger(self.run_folder.parent, self.run_folder.name, default_hp_metric=False)
+        versions, version = self.resumed_run.parent, self.resumed_run.name
         step = self.checkpoint["global_step"]
-        root, name = folder.parent.parent, folder.parent.name
-        return TensorBoardLogger(root, name, folder.name, default_hp_metric=False, purge_step=step)
+        return TensorBoardLogger(versions.parent, versions.name, version, default_hp_metric=False, purge_step=step)
 
     def _model_from_checkpoint(self, decided: dict[str, Any]) -> None:
         """Takes the model's arguments from the checkpoint, and says which given ones were ignored."""
@@ -174,7 +186,7 @@ class LinvitCLI(LightningCLI):
                 f"takes no {', '.join(unknown)}"
             )
         for name, value in decided.items():
-            if name in FACTS:
+            if name in FACTS:  # linked to the data, see _fact
                 continue
             if _plain(given[name]) != _plain(value):
                 rank_zero_info(
@@ -186,7 +198,10 @@ class LinvitCLI(LightningCLI):
     def _fact(self, name: str, data: ImageData) -> Any:
         """A fact of the data for the model; with a checkpoint its own facts hold, and must agree with the data."""
         if self.checkpoint is None:
-            return _required(name, getattr(data, name), data)
+            fact = getattr(data, name)
+            if fact is None and name == "num_classes":
+                raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
+            return fact
         decided = self.checkpoint["hyper_parameters"][name]
         found = data.num_classes if name == "num_classes" and self.config.subcommand != "predict" else None
         if found is not None and found != decided:
@@ -194,12 +209,6 @@ class LinvitCLI(LightningCLI):
                 f"checkpoint '{self.checkpoint_path}' was trained on {decided} classes, but the data has {found}"
             )
         return decided
-
-
-def _required(name: str, fact: Any, data: ImageData) -> Any:
-    if fact is None and name == "num_classes":
-        raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
-    return fact
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from linvit.data.transforms import denormalise
 from linvit.errors import UserError
+from linvit.image_size import image_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -48,12 +49,14 @@ class ImageData(LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1; got {batch_size}")
-        if len(mean) != 3 or len(std) != 3:
-            raise UserError(f"mean and std need one value per channel (3); got {list(mean)} and {list(std)}")
+        if num_workers < 0:
+            raise UserError(f"num_workers must be 0 (load in the training process) or more; got {num_workers}")
+        if len(mean) != 3 or len(std) != 3 or not all(deviation > 0 for deviation in std):
+            raise UserError(f"mean and std need 3 values, one per channel, std above 0; got {list(mean)}, {list(std)}")
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.img_size: int | Sequence[int] = img_size
-        self.size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
+        self.size = image_size(img_size)
         self.mean = tuple(mean)
         self.std = tuple(std)
 
@@ -72,7 +75,8 @@ class ImageData(LightningDataModule):
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             total = len(samples)  # type: ignore[arg-type]
-            picked = [samples[i * total // count]["image"] for i in range(min(count, total))]
+            shares = min(count, total)
+            picked = [samples[i * total // shares]["image"] for i in range(shares)]
             shown[name] = denormalise(torch.stack(picked), self.mean, self.std)
         return shown
 

@@ -5,13 +5,14 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 import datasets
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageData
-from linvit.data.sources import column, load_splits
+from linvit.data.sources import as_images, as_indices, column, load_splits
 from linvit.data.transforms import Augmentation, eval_transform, train_transform
 from linvit.errors import UserError
 
@@ -78,26 +79,35 @@ class ClassificationData(ImageData):
 
     @cached_property
     def splits(self) -> dict[str, datasets.Dataset]:
-        """Train, val and test rows; a missing validation split is cut from train, always the same one."""
+        """The rows of each split that the data has, images and labels in the form that training needs."""
         splits = load_splits(self.source)
-        if "train" in splits and "val" not in splits:
-            halves = splits["train"].train_test_split(test_size=self.val_fraction, seed=0)
-            splits |= {"train": halves["train"], "val": halves["test"]}
-        return splits
+        rows = next(iter(splits.values()))
+        splits = as_images(splits, self._image_column(rows), self.source)
+        label = self._label_column(rows)
+        return splits if label is None else as_indices(splits, label, self.source)
 
     @cached_property
     def columns(self) -> tuple[str, str | None]:
         """Names of the image column and of the label column (None: no labels)."""
         rows = next(iter(self.splits.values()))
-        image = column(rows, self.image_column, datasets.Image, ["image", "img"], self.source)
-        if image is None:
+        return self._image_column(rows), self._label_column(rows)
+
+    def _image_column(self, rows: datasets.Dataset) -> str:
+        found = column(rows, self.image_column, datasets.Image, ["image", "img"], self.source)
+        if found is None:
             raise UserError(
                 f"data source '{self.source}' has no image column among {', '.join(rows.features)}; "
                 f"name it with --data.image_column"
             )
-        return image, column(
-            rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source
-        )
+        return found
+
+    def _label_column(self, rows: datasets.Dataset) -> str | None:
+        return column(rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source)
+
+    @cached_property
+    def _halves(self) -> datasets.DatasetDict:
+        """The training rows cut in two, always the same way, for data without a validation split."""
+        return self.splits["train"].train_test_split(test_size=self.val_fraction, seed=0)
 
     @property
     def num_classes(self) -> int | None:
@@ -134,26 +144,30 @@ class ClassificationData(ImageData):
         if stage in ("fit", "validate"):
             self.val_set = self._images("val", self.eval_transform)
         if stage == "test":
-            self.test_set = self._images(self._held_out(), self.eval_transform)
+            self.test_set = self._images(self._held_out({*self.splits, "val"}), self.eval_transform)
         if stage == "predict":
-            self.predict_set = self._images(self._held_out(), self.eval_transform, labelled=False)
+            split = self._held_out({*self.splits})
+            self.predict_set = Images(self.splits[split], self.eval_transform, self.columns[0], None)
 
-    def _held_out(self) -> str:
-        split = next(name for name in ("test", "val", "train") if name in self.splits)
+    def _held_out(self, available: set[str]) -> str:
+        split = next(name for name in ("test", "val", "train") if name in available)
         if split != "test":
             rank_zero_info(f"data source '{self.source}' has no test split; using its {split} split")
         return split
 
-    def _images(self, split: str, transform: Callable[[Image.Image], Tensor], labelled: bool = True) -> "Images":
-        if split not in self.splits:
-            raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}")
+    def _images(self, split: str, transform: Callable[[Image.Image], Tensor]) -> "Images":
+        """A labelled split; without a validation split, train and val are the two halves of train."""
         image, label = self.columns
-        if labelled and label is None:
+        if label is None:
             raise UserError(
                 f"data source '{self.source}' has no labels, so it can only be predicted (linvit predict). "
                 f"Name their column with --data.label_column, or sort the images into one folder per class"
             )
-        return Images(self.splits[split], transform, image, label if labelled else None)
+        if split in ("train", "val") and "train" in self.splits and "val" not in self.splits:
+            return Images(self._halves["train" if split == "train" else "test"], transform, image, label)
+        if split not in self.splits:
+            raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}")
+        return Images(self.splits[split], transform, image, label)
 
 
 class Images(Dataset[Sample]):
@@ -162,7 +176,7 @@ class Images(Dataset[Sample]):
     def __init__(
         self, rows: datasets.Dataset, transform: Callable[[Image.Image], Tensor], image: str, label: str | None
     ) -> None:
-        self.rows = rows
+        self.rows = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
         self.transform = transform
         self.image = image
         self.label = label
@@ -176,25 +190,25 @@ class Images(Dataset[Sample]):
         Raises:
             UserError: If the image cannot be decoded; names its file.
         """
-        row = self._decode(index)
-        picture: Image.Image = row[self.image]
+        row = self.rows[index]
+        stored: dict[str, Any] = row[self.image]  # {"bytes": ..., "path": ...}
+        try:
+            picture = datasets.Image().decode_example(stored)
+        except OSError as error:
+            where = stored["path"] or "stored in the table"
+            raise UserError(f"image {index} ({where}) cannot be decoded: {error}. Replace or remove it") from error
         sample: Sample = {
-            "image": self.transform(picture.convert("RGB")),
+            "image": self.transform(to_rgb(picture)),
             "index": index,
-            "id": getattr(picture, "filename", "") or str(index),
+            "id": stored["path"] or str(index),
         }
         if self.label is not None:
             sample["label"] = row[self.label]
         return sample
 
-    def _decode(self, index: int) -> dict[str, Any]:
-        try:
-            row: dict[str, Any] = self.rows[index]
-            row[self.image].load()
-        except OSError as error:
-            raw = self.rows.cast_column(self.image, datasets.Image(decode=False))[index][self.image]
-            raise UserError(
-                f"image {index} ({raw['path'] or 'stored in the table'}) cannot be decoded: {error}. "
-                f"Replace or remove it"
-            ) from error
-        return row
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """Any image as 8-bit RGB; 16-bit grey values are scaled, which PIL's own conversion would clip to white."""
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture) / 257).clip(0, 255).astype(np.uint8))
+    return picture.convert("RGB")

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+from PIL import Image
 
 from linvit.errors import UserError, did_you_mean
 
@@ -51,7 +53,10 @@ def _load(source: str) -> dict[str, datasets.Dataset]:
             f"Give an embedded set ({', '.join(embedded())}), the path of an image folder, parquet or arrow data, or "
             f"{HUB}owner/name"
         )
-    return _load_path(path)
+    try:
+        return _load_path(path)
+    except (pyarrow.ArrowInvalid, datasets.exceptions.DatasetGenerationError) as error:
+        raise UserError(f"cannot read the data at '{path}': {error}. Is a file incomplete?") from error
 
 
 def _load_path(path: Path) -> dict[str, datasets.Dataset]:
@@ -62,27 +67,26 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     for kind in ("parquet", "arrow"):
         if path.suffix == f".{kind}":
             return dict(datasets.load_dataset(kind, data_files=str(path)))
-        if path.is_dir() and next(path.rglob(f"*.{kind}"), None):
+        if any(next(path.glob(pattern), None) for pattern in (f"*.{kind}", f"*/*.{kind}")):  # a full search is slow
             return dict(datasets.load_dataset(kind, data_dir=str(path)))
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
-    if not any(file.is_file() and not file.name.startswith(".") for file in path.rglob("*")):
-        raise UserError(
-            f"the data folder '{path}' is empty; expected one folder of images per class, under train/ and val/"
-        )
-    try:
-        return dict(datasets.load_dataset("imagefolder", data_dir=str(path)))
-    except datasets.exceptions.DataFilesNotFoundError as error:
+    extensions = Image.registered_extensions()
+    if not any(file.suffix.lower() in extensions for file in path.rglob("*")):
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/"
-        ) from error
+        )
+    # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
+    folders = {folder.name: [f"{folder}/**"] for folder in path.iterdir() if folder.is_dir()}
+    splits = {name: files for name, files in folders.items() if any(name in aliases for aliases in SPLITS.values())}
+    return dict(datasets.load_dataset("imagefolder", data_files=splits or {"train": [f"{path}/**"]}))
 
 
 def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
-    """The column of a feature type: the given one, else the first by usual name, else the only one of that type.
+    """The given column, else the first with a usual name, else the first of a feature type, else None.
 
     Raises:
-        UserError: If a given column does not exist, or several could be meant.
+        UserError: If the given column does not exist.
     """
     features: dict[str, Any] = dict(rows.features)
     if given is not None:
@@ -95,3 +99,37 @@ def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequenc
     usual = [name for name in names if name in features]
     typed = [name for name, feature in features.items() if isinstance(feature, kind)]
     return next(iter(usual + typed), None)
+
+
+def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
+    """Rows whose images are bytes or paths, as images; others stay.
+
+    Raises:
+        UserError: If the column cannot hold images.
+    """
+    if isinstance(next(iter(splits.values())).features[image], datasets.Image):
+        return splits
+    try:
+        return {name: rows.cast_column(image, datasets.Image()) for name, rows in splits.items()}
+    except (TypeError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"column '{image}' of data source '{source}' holds no images: {error}") from error
+
+
+def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
+    """Labels that are words become class indices, in alphabetical order over all splits; indices stay.
+
+    Raises:
+        UserError: If the labels are neither words nor whole numbers from 0.
+    """
+    feature = next(iter(splits.values())).features[label]
+    kind = getattr(feature, "dtype", str(feature))
+    if kind == "string":
+        names = sorted({word for rows in splits.values() for word in rows.unique(label)})
+        return {name: rows.cast_column(label, datasets.ClassLabel(names=names)) for name, rows in splits.items()}
+    rows = splits.get("train", next(iter(splits.values())))
+    if not kind.startswith(("int", "uint")) or min(rows.unique(label)) < 0:
+        raise UserError(
+            f"column '{label}' of data source '{source}' ({kind}) holds no class labels: expected words, "
+            f"or whole numbers from 0. Name another one with --data.label_column"
+        )
+    return splits

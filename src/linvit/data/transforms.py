@@ -35,9 +35,13 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise UserError(f"crop_scale must be [low, high] with 0 < low <= high <= 1; got {list(self.crop_scale)}")
-        for name, share in (("hflip", self.hflip), ("translate", self.translate), ("zoom", self.zoom)):
+        for name, share in (("hflip", self.hflip), ("translate", self.translate)):
             if not 0 <= share <= 1:
                 raise UserError(f"{name} must lie between 0 and 1; got {share}")
+        if not 0 <= self.zoom < 1:
+            raise UserError(f"zoom must be at least 0 and below 1; got {self.zoom}")
+        if self.rotate < 0:
+            raise UserError(f"rotate must be 0 degrees or more; got {self.rotate}")
 
 
 class CoverCrop(nn.Module):

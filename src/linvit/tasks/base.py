@@ -11,8 +11,11 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from linvit.errors import UserError
+from linvit.image_size import image_size
 from linvit.optim import parameter_groups, warmup_cosine
 from linvit.registry import backbones
+
+FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
 
 
 class Task(LightningModule):
@@ -29,7 +32,7 @@ class Task(LightningModule):
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
         drop_path_rate: Stochastic depth of the last block.
         lr: Peak learning rate.
-        weight_decay: AdamW's decay; norms, biases and position tables are spared.
+        weight_decay: AdamW's decay; spared are norms, biases, and what the backbone names (`no_weight_decay`).
         betas: AdamW's momentum terms.
         warmup_epochs: Length of the linear warm-up.
         warmup_lr: Learning rate of the first step.
@@ -52,13 +55,14 @@ class Task(LightningModule):
         min_lr: float = 1e-5,
     ) -> None:
         super().__init__()
+        if lr <= 0:
+            raise UserError(f"lr must be positive; got {lr}")
         self.save_hyperparameters()
         options = {} if attention is None else {"attention": attention}
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
         )
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        self.example_input_array = torch.zeros(1, 3, height, width)
+        self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to what the task predicts."""
@@ -77,11 +81,17 @@ class Task(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _warmup_steps(self, total: int) -> int:
+        epochs = self.hparams["warmup_epochs"]
+        if not epochs or not self.trainer.limit_train_batches:
+            return 0
+        self.trainer.fit_loop.setup_data()  # only now is the number of batches known
         batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        steps: int = round(self.hparams["warmup_epochs"] * batches)
+        if not math.isfinite(batches):
+            raise UserError("a warm-up in epochs needs data of known length; set --model.warmup_epochs=0")
+        steps: int = round(epochs * batches)
         if steps > total:
             rank_zero_warn(
-                f"the warm-up of {self.hparams['warmup_epochs']} epochs ({steps} steps) is longer than the run "
+                f"the warm-up of {epochs} epochs ({steps} steps) is longer than the run "
                 f"({total} steps); it is cut to the run. Lower --model.warmup_epochs"
             )
         return min(steps, total)

@@ -52,7 +52,8 @@ class ClassificationTask(Task):
 
     def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
         """Mixes training images and labels, on the device."""
-        if self.mix is not None and self.trainer.training:
+        summary = not isinstance(batch, dict)  # Lightning's model summary sends bare images through here
+        if self.mix is not None and self.trainer.training and not summary:
             image, label = self.mix(batch["image"], batch["label"])
             return {**batch, "image": image, "label": label}
         return batch

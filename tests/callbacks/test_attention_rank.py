@@ -1,0 +1,216 @@
+"""The rank callback: what it logs of real runs, and that it disturbs none."""
+
+import math
+
+import pytest
+import torch
+
+import linvit
+from linvit.analysis import effective_rank, entropy, rank
+from linvit.analysis.recorder import Recorder
+from linvit.callbacks import AttentionRank
+from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
+
+TOKENS, LAYER = 17, "blocks.0.attn"
+
+
+class Raises(linvit.Attention):
+    """Works in float32 only, as a fused kernel would."""
+
+    def forward(self, q, k, v, grid):
+        if q.dtype == torch.float64:
+            raise RuntimeError("no kernel for float64")
+        return v * (q * k).mean()
+
+
+class Poisoned(linvit.Attention):
+    """Trains, but its first head gives NaN when it is probed."""
+
+    def forward(self, q, k, v, grid):
+        weights = (q @ k.mT).softmax(-1)
+        if q.dtype == torch.float64:
+            weights[:, 0] = torch.nan
+        return weights @ v
+
+
+def logged(folder, attention, count=16, **options):
+    """What the callback logs while a tiny model with that attention trains."""
+    memory = Memory()
+    callback = AttentionRank(**{"every_n_steps": 1, **options})
+    task = tiny_task(attention=attention, lr=1e-2, warmup_epochs=0)
+    fit(task, folder, count, logger=memory, callbacks=[callback])
+    return {tag: values for tag, values in memory.values.items() if tag.endswith(("attn", "min", "mean", "max"))}
+
+
+def values(found, tag):
+    return [value for _, value in found[tag]]
+
+
+@pytest.mark.parametrize(
+    ("attention", "low", "high"),
+    [
+        ("linear", 1, HEAD_WIDTH),
+        ({"name": "linear", "feature_map": "relu"}, 1, HEAD_WIDTH),
+        ({"name": "focused", "dwc": False}, 1, HEAD_WIDTH),
+        ("focused", HEAD_WIDTH + 1, TOKENS),
+        ("softmax", TOKENS, TOKENS),
+    ],
+    ids=str,
+)
+def test_linear_stops_at_the_head_width_and_the_convolution_lifts_it(tmp_path, attention, low, high):
+    found = logged(tmp_path, attention)
+    assert set(found) == {f"{kind}/{LAYER}" for kind in ("rank", "effective_rank", "entropy")}
+    ranks = values(found, f"rank/{LAYER}")
+    assert len(ranks) == 2
+    assert all(low <= value <= high for value in ranks), ranks
+    for one, all_ in zip(values(found, f"effective_rank/{LAYER}"), ranks, strict=True):
+        assert 1 <= one <= all_ + 1e-9
+    assert all(0 < value <= math.log(TOKENS) + 1e-9 for value in values(found, f"entropy/{LAYER}"))
+
+
+def test_the_values_are_those_of_the_first_image_before_the_step(tmp_path):
+    """Inputs of one step and parameters of the next would make a matrix that nobody ever applied."""
+    twin = tiny_task(attention="focused", lr=1e-2, warmup_epochs=0)
+    recorder = Recorder(twin)
+    twin(RandomImages(16).images[:8])
+    matrix = recorder.calls[f"backbone.{LAYER}"].matrix()  # (h, d, N, N)
+    assert matrix.shape == (3, HEAD_WIDTH, TOKENS, TOKENS)
+    found = logged(tmp_path, "focused", channel=5)
+    for tag, function in (("rank", rank), ("effective_rank", effective_rank), ("entropy", entropy)):
+        step, value = found[f"{tag}/{LAYER}"][0]
+        assert step == 0
+        assert value == pytest.approx(function(matrix[:, 5]).mean().item(), rel=1e-4)
+
+
+def test_every_layer_is_logged(tmp_path):
+    memory = Memory()
+    task = tiny_task(backbone={**TINY, "depth": 3}, attention=["linear", "softmax", "focused"])
+    fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)])
+    assert {f"rank/blocks.{i}.attn" for i in range(3)} <= set(memory.values)
+
+
+@pytest.mark.parametrize(
+    ("every", "options", "steps"),
+    [
+        (1, {}, [0, 1, 2, 3, 4, 5]),
+        (2, {}, [0, 2, 4]),
+        (4, {}, [0, 4]),
+        (100, {}, [0]),
+        (1, {"accumulate_grad_batches": 3}, [0, 1]),
+    ],
+    ids=str,
+)
+def test_cadence_in_optimiser_steps(tmp_path, every, options, steps):
+    memory = Memory()
+    fit(tiny_task(), tmp_path, 24, max_epochs=2, logger=memory, callbacks=[AttentionRank(every)], **options)
+    assert [step for step, _ in memory.values[f"rank/{LAYER}"]] == steps
+
+
+class TestChannels:
+    """A mechanism whose map differs per channel: one, the mean map, or all."""
+
+    TAGS = ("rank", "effective_rank", "entropy")
+
+    @pytest.mark.parametrize("channel", [0, 3, "mean"])
+    def test_one_value_per_layer(self, tmp_path, channel):
+        assert set(logged(tmp_path, "focused", channel=channel)) == {f"{tag}/{LAYER}" for tag in self.TAGS}
+
+    def test_all_gives_the_range(self, tmp_path):
+        found = logged(tmp_path, "focused", channel="all")
+        assert set(found) == {f"{tag}/{LAYER}/{part}" for tag in self.TAGS for part in ("min", "mean", "max")}
+        for tag in self.TAGS:
+            low, mean, high = (values(found, f"{tag}/{LAYER}/{part}")[0] for part in ("min", "mean", "max"))
+            assert low <= mean <= high
+            assert low < high or tag == "rank"
+
+    def test_it_makes_no_difference_where_channels_agree(self, tmp_path):
+        found = [logged(tmp_path / str(channel), "softmax", channel=channel) for channel in (0, "mean", "all")]
+        assert found[0] == found[1] == found[2]
+        assert found[0]
+
+    @pytest.mark.parametrize("channel", [HEAD_WIDTH, 999])
+    def test_a_channel_that_does_not_exist_does_not_end_the_run(self, tmp_path, channel):
+        with pytest.warns(UserWarning, match=str(channel)):
+            logged(tmp_path, "focused", channel=channel)
+
+
+class TestTrouble:
+    """What cannot be looked at is told, and never ends a run."""
+
+    @pytest.fixture
+    def register(self, monkeypatch):
+        monkeypatch.setattr(linvit.registry.attentions, "_registered", {})
+        return linvit.register_attention
+
+    def test_a_diverged_run_is_counted(self, tmp_path):
+        memory, task = Memory(), tiny_task(attention="linear")
+        with torch.no_grad():
+            task.backbone.blocks[0].attn.qkv.weight.fill_(torch.inf)
+        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)])
+        assert memory.values[f"nonfinite/{LAYER}"] == [(0, 3), (1, 3)]
+        assert f"rank/{LAYER}" not in memory.values
+
+    def test_the_sound_heads_are_still_averaged(self, tmp_path, register):
+        register("poisoned")(Poisoned)
+        found = logged(tmp_path, "poisoned")
+        assert values(found, f"nonfinite/{LAYER}") == [1, 1]
+        assert all(1 <= value <= TOKENS for value in values(found, f"rank/{LAYER}"))
+
+    def test_a_mechanism_that_cannot_be_probed_is_told(self, tmp_path, register):
+        register("raises")(Raises)
+        with pytest.warns(UserWarning, match="no kernel for float64"):
+            found = logged(tmp_path, "raises")
+        assert found == {}
+
+    def test_a_layer_of_too_many_tokens_is_left_out_and_told(self, tmp_path):
+        with pytest.warns(UserWarning, match=f"{LAYER} has {TOKENS} tokens, over max_tokens=16; left out"):
+            assert logged(tmp_path, "softmax", max_tokens=16) == {}
+        assert logged(tmp_path, "softmax", max_tokens=TOKENS)
+
+    def test_a_model_without_linvit_attention_is_told(self, tmp_path):
+        task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
+        with pytest.warns(UserWarning, match="the model has no linvit attention, so no rank is logged"):
+            trainer(tmp_path, max_steps=1, max_epochs=1, callbacks=[AttentionRank(1)]).fit(task, batches(8, side=32))
+
+    def test_a_cadence_below_one_is_a_user_error(self):
+        with pytest.raises(linvit.UserError, match="every_n_steps must be at least 1; got 0"):
+            AttentionRank(0)
+
+
+class TestUndisturbed:
+    """A run with the callback is the run without it."""
+
+    def hooks(self, task):
+        return [hook for module in task.modules() for hook in module._forward_pre_hooks.values()]
+
+    @pytest.mark.parametrize("attention", linvit.list_attentions())
+    def test_training_is_bit_identical(self, tmp_path, attention):
+        weights = []
+        for callbacks in ([], [AttentionRank(1, channel="all")]):
+            task = tiny_task(attention=attention, backbone={**TINY, "depth": 2}, drop_path_rate=0.3, mixup_alpha=0.5)
+            fit(task, tmp_path, 24, max_epochs=2, callbacks=callbacks, logger=Memory())
+            weights.append(task.state_dict())
+        assert all(torch.equal(one, other) for one, other in zip(*(w.values() for w in weights), strict=True))
+
+    def test_no_hook_stays_after_a_run(self, tmp_path):
+        task = tiny_task()
+        fit(task, tmp_path, callbacks=[AttentionRank(1)], logger=Memory())
+        assert self.hooks(task) == []
+
+    def test_no_hook_stays_after_a_run_that_failed(self, tmp_path):
+        task = tiny_task()
+
+        def fail(*args):
+            assert self.hooks(task), "nobody was listening, so this shows nothing"
+            raise ValueError("on purpose")
+
+        task.backbone.head.register_forward_hook(fail)
+        with pytest.raises(ValueError, match="on purpose"):
+            fit(task, tmp_path, callbacks=[AttentionRank(1)], logger=Memory())
+        assert self.hooks(task) == []
+
+    def test_half_precision_training_is_probed_in_float64(self, tmp_path):
+        memory = Memory()
+        task = tiny_task(attention="linear")
+        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)], precision="bf16-mixed")
+        assert all(1 <= value <= HEAD_WIDTH for _, value in memory.values[f"rank/{LAYER}"])

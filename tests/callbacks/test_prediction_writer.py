@@ -1,0 +1,69 @@
+"""The table of predictions."""
+
+import csv
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from linvit.callbacks import PredictionWriter
+from tests.training import CLASSES, RandomImages, tiny_task, trainer
+
+NAMES = ["ant", "bee, wild", "cow", "dog", "eel", "fox", 'gnu "g"']
+
+
+def table(path, names=None, shuffle=False, count=19):
+    """Predicts random images and reads what was written."""
+    torch.manual_seed(0)
+    loader = DataLoader(RandomImages(count), 8, shuffle=shuffle)
+    trainer(path.parent, callbacks=[PredictionWriter(path)]).predict(tiny_task(class_names=names), loader)
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_image_has_its_row_in_the_order_of_the_data(tmp_path, shuffle):
+    rows = table(tmp_path / "predictions.csv", NAMES, shuffle)
+    assert [row["id"] for row in rows] == [f"{i}.png" for i in range(19)]
+    with torch.no_grad():
+        probability, index = tiny_task().eval()(RandomImages(19).images).softmax(-1).max(-1)
+    assert [row["class"] for row in rows] == [NAMES[i] for i in index.tolist()]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probability.tolist(), abs=2e-6)
+    assert all(len(row["probability"].partition(".")[2]) == 6 for row in rows)
+
+
+def test_classes_without_names_are_numbers(tmp_path):
+    rows = table(tmp_path / "predictions.csv")
+    assert {row["class"] for row in rows} <= {str(i) for i in range(CLASSES)}
+
+
+def test_the_folder_is_made_and_an_older_file_replaced(tmp_path, caplog):
+    path = tmp_path / "new" / "folder" / "predictions.csv"
+    table(path, count=19)
+    assert len(table(path, count=3)) == 3
+    assert f"3 predictions: {path}" in caplog.text
+
+
+def test_one_writer_may_predict_twice(tmp_path):
+    path = tmp_path / "predictions.csv"
+    runner = trainer(tmp_path, callbacks=[PredictionWriter(path)])
+    for count in (19, 5):
+        runner.predict(tiny_task(), DataLoader(RandomImages(count), 8))
+        assert len(path.read_text().splitlines()) == count + 1
+
+
+def test_the_shares_of_several_devices_are_merged_and_padding_counts_once(tmp_path, monkeypatch):
+    """Device 0 holds the even images, device 1 the odd ones and, as padding, image 0 again."""
+    path = tmp_path / "predictions.csv"
+    writer = PredictionWriter(path)
+    writer._rows = {0: ("0", "a", 0.5), 2: ("2", "a", 0.5)}
+    other = {1: ("1", "b", 0.25), 3: ("3", "b", 0.25), 0: ("0", "a", 0.5)}
+
+    def gather(shares, own):
+        shares[:] = [own, other]
+
+    runner = trainer(tmp_path)
+    monkeypatch.setattr(type(runner), "world_size", 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    writer.on_predict_epoch_end(runner, tiny_task())
+    assert [line.split(",")[0] for line in path.read_text().splitlines()] == ["id", "0", "1", "2", "3"]

@@ -1,0 +1,71 @@
+"""The front door: help, version, verbs, exit codes."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import linvit
+from linvit.cli import main, train
+from tests.plugin.distributions import python
+
+VERBS = ["fit", "validate", "test", "predict"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"], []], ids=str)
+def test_help_names_every_verb(arguments, capsys):
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for verb in [*VERBS, "list"]:
+        assert re.search(rf"^  {verb} ", out, re.MULTILINE)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"linvit {version('linvit')}\n"
+
+
+def test_python_m_linvit_and_the_console_script_are_the_same():
+    module = python("-m", "linvit", "--version")
+    script = shutil.which("linvit", path=str(Path(sys.executable).parent))
+    installed = subprocess.run([script, "--version"], capture_output=True, text=True)
+    assert (
+        (module.returncode, module.stdout)
+        == (installed.returncode, installed.stdout)
+        == (0, f"linvit {version('linvit')}\n")
+    )
+
+
+def test_an_unknown_verb(capsys):
+    assert main(["fitt"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("linvit: error: linvit has no verb 'fitt'.")
+    assert ", ".join(VERBS) in err
+
+
+def raising(error):
+    def train(argv):
+        raise error
+
+    return train
+
+
+def test_the_users_mistake_is_printed_even_if_a_library_wrapped_it(monkeypatch, capsys):
+    wrapped = ValueError("wrapped")
+    wrapped.__cause__ = RuntimeError("twice")
+    wrapped.__cause__.__cause__ = linvit.UserError("no such thing")
+    monkeypatch.setattr(train, "train", raising(wrapped))
+    assert main(["fit"]) == 2
+    assert capsys.readouterr().err == "linvit: error: no such thing\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()], ids=repr)
+def test_a_bug_is_not_hidden(monkeypatch, error):
+    monkeypatch.setattr(train, "train", raising(error))
+    with pytest.raises(type(error)):
+        main(["fit"])

@@ -1,0 +1,444 @@
+"""`fit`, `validate`, `test` and `predict`: a whole run, going on with it, and every mistake a user can make."""
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+from linvit.data import ClassificationData
+from tests.cli.runs import QUICKSTART, Done, Run, events, files, flags, linvit, tiny, train
+from tests.data.images import image_folder, picture, save
+
+
+class TestFit:
+    """One run: its folder, its curves, its last words."""
+
+    def test_the_run_folder(self, run):
+        assert [path.name for path in run.root.iterdir()] == ["checkpoints"]
+        assert [path.name for path in (run.root / "checkpoints").iterdir()] == ["quickstart"]
+        found = {re.sub(r"tfevents.*", "tfevents", name) for name in files(run.folder)} - {"predictions.csv"}
+        kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
+        assert found - {"hparams.yaml"} == kept | {"config.yaml", "events.out.tfevents"}
+
+    def test_the_whole_configuration_is_saved(self, run):
+        saved = yaml.safe_load(run.config.read_text())
+        assert saved["model"]["init_args"]["backbone"] == {"name": "deit_nano", "depth": 1}
+        assert saved["model"]["init_args"]["attention"] == "focused"
+        assert saved["data"]["init_args"]["batch_size"] == 16
+        assert saved["trainer"]["limit_train_batches"] == 10
+        assert saved["seed_everything"] == 0
+
+    def test_the_facts_of_the_data_reach_the_model(self, run):
+        kept = torch.load(run.checkpoint("best"), weights_only=True)["hyper_parameters"]
+        assert kept["num_classes"] == 10
+        assert kept["img_size"] == 32
+        assert kept["class_names"] == [str(digit) for digit in range(10)]
+
+    def test_the_curves(self, run):
+        curves = events(run.folder)
+        assert [step for step, _ in curves["train/loss"]] == list(range(20))
+        assert [step for step, _ in curves["val/score"]] == [9, 19]
+        assert {"val/loss", "val/top1", "val/top5", "images/s", "epoch"} <= set(curves)
+        assert {len(values) for tag, values in curves.items() if tag.startswith("lr-")} == {20}
+        assert [tag for tag in curves if tag.startswith("rank/")] == ["rank/blocks.0.attn"]
+
+    def test_the_checkpoints(self, run):
+        score = dict(events(run.folder)["val/score"])
+        best, last = (torch.load(run.checkpoint(name), weights_only=True) for name in ("best", "last"))
+        assert last["global_step"] == 20
+        assert score[best["global_step"] - 1] == max(score.values())
+
+    def test_the_last_words_are_true(self, run):
+        log = run.done.log
+        assert f"best val/score  {max(value for _, value in events(run.folder)['val/score']):.4f}" in log
+        commands = re.findall(r"linvit (\w+) --config (\S+) --ckpt_path (\S+)", log)
+        assert [verb for verb, _, _ in commands] == ["test", "fit"]
+        for _, *paths in commands:
+            assert all((run.root / path).is_file() for path in paths)
+        assert "tensorboard --logdir checkpoints/quickstart" in log
+
+    def test_a_second_run_gets_a_folder_of_its_own(self, tmp_path):
+        short = flags(trainer__max_epochs=1, trainer__limit_train_batches=2)
+        train(tmp_path, *short)
+        train(tmp_path, *short, "--model.attention=linear")
+        runs = tmp_path / "checkpoints" / "quickstart"
+        assert sorted(path.name for path in runs.iterdir()) == ["version_0", "version_1"]
+        attentions = [yaml.safe_load((runs / f"version_{i}" / "config.yaml").read_text()) for i in (0, 1)]
+        assert [config["model"]["init_args"]["attention"] for config in attentions] == ["focused", "linear"]
+        assert (runs / "version_1" / "checkpoints" / "best.ckpt").is_file()
+
+    def test_another_output_folder(self, tmp_path):
+        short = flags(trainer__max_epochs=1, trainer__limit_train_batches=2, trainer__default_root_dir="out")
+        done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, cwd=tmp_path)
+        assert done.code == 0
+        assert (tmp_path / "out" / "quickstart" / "version_0" / "checkpoints" / "best.ckpt").is_file()
+        assert not (tmp_path / "checkpoints").exists()
+
+    def test_the_same_seed_gives_the_same_run(self, run, tmp_path):
+        twin = train(tmp_path)
+        one, other = (torch.load(r.checkpoint("last"), weights_only=True)["state_dict"] for r in (run, twin))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+    def test_fast_dev_run_leaves_nothing(self, tmp_path):
+        assert (
+            linvit("fit", f"--config={QUICKSTART}", *tiny(), *flags(trainer__fast_dev_run=True), cwd=tmp_path).code == 0
+        )
+        assert files(tmp_path) == []
+
+
+class TestScore:
+    """The saved configuration and a checkpoint give the score that training saw."""
+
+    def score(self, done, tag):
+        assert done.code == 0, done.err
+        return float(re.search(rf"{tag}\s+(\d\S*)", done.out)[1])
+
+    def test_validate_gives_the_score_of_training(self, run):
+        done = run.then("validate")
+        best = max(value for _, value in events(run.folder)["val/score"])
+        assert self.score(done, "val/score") == pytest.approx(best)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tested(cls, run):
+        return cls().score(run.then("test"), "test/score")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def predicted(cls, run):
+        done = run.then("predict")
+        assert done.code == 0
+        with (run.folder / "predictions.csv").open(newline="") as file:
+            return list(csv.reader(file))
+
+    def test_predictions_are_a_table(self, predicted):
+        header, *rows = predicted
+        assert header == ["id", "class", "probability"]
+        assert [row[0] for row in rows] == [str(i) for i in range(360)]
+        assert {row[1] for row in rows} <= {str(digit) for digit in range(10)}
+        assert all(0.1 <= float(row[2]) <= 1 for row in rows)
+
+    def test_test_and_predict_agree(self, tested, predicted):
+        labels = ClassificationData("digits").splits["test"]["label"]
+        right = sum(row[1] == str(label) for row, label in zip(predicted[1:], labels, strict=True))
+        assert tested == pytest.approx(right / 360, abs=1e-6)
+        assert 0 < right < 360, "all or nothing shows little"
+
+    def test_they_make_no_folder(self, run, tested, predicted):
+        assert sorted(path.name for path in run.folder.parent.iterdir()) == ["version_0"]
+        assert "lightning_logs" not in files(run.root)
+
+    def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):
+        for seed in range(5):
+            save(picture(seed), tmp_path / "mine" / f"{seed}.png")
+        writer = {"class_path": "linvit.callbacks.PredictionWriter", "init_args": {"path": str(tmp_path / "mine.csv")}}
+        done = run.then("predict", *flags(data__source=tmp_path / "mine", trainer__callbacks=f"[{writer}]"))
+        assert done.code == 0, done.err
+        with (tmp_path / "mine.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert sorted(row["id"] for row in rows) == [str(tmp_path / "mine" / f"{seed}.png") for seed in range(5)]
+        assert not (run.folder / "mine.csv").exists()
+
+    @pytest.mark.parametrize(
+        "flag", ["--model.attention=linear", "--model.backbone={name: deit_nano, depth: 2}", "--model.lr=3"]
+    )
+    def test_the_checkpoint_decides_the_model_and_says_so(self, run, tested, flag):
+        done = run.then("test", flag)
+        assert self.score(done, "test/score") == tested
+        name = flag.removeprefix("--model.").partition("=")[0]
+        (line,) = (line for line in done.log.splitlines() if line.startswith("the checkpoint decides the model"))
+        assert f"--model.{name}=" in line
+        assert "is ignored" in line
+
+    def test_no_flag_no_word(self, run):
+        assert "is ignored" not in run.then("test", *flags(trainer__limit_test_batches=1)).log
+
+    def test_the_original_config_will_do(self, run, tested):
+        done = linvit("test", f"--config={QUICKSTART}", f"--ckpt_path={run.checkpoint('best')}", cwd=run.root)
+        assert self.score(done, "test/score") == pytest.approx(tested, abs=1e-6)
+
+
+class TestGoingOn:
+    """A run that ended, or was killed, goes on in its folder."""
+
+    def check(self, root, first, then):
+        """One run folder, whose curves go on where they ended."""
+        folder = root / "checkpoints" / "quickstart"
+        assert [path.name for path in folder.iterdir()] == ["version_0"]
+        folder = folder / "version_0"
+        assert (folder / "config.yaml").is_file()
+        assert [path.name for path in folder.glob("config_from_step_*.yaml")] == [f"config_from_step_{first}.yaml"]
+        last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+        assert last["global_step"] == then
+        return events(folder)
+
+    def test_it_goes_on_where_it_ended(self, tmp_path):
+        run = train(tmp_path, *flags(trainer__max_epochs=1, model__warmup_epochs=0))
+        before = run.config.read_text()
+        done = run.then("fit", *flags(trainer__max_epochs=3), checkpoint="last")
+        assert done.code == 0, done.err
+        curves = self.check(tmp_path, 10, 30)
+        assert [step for step, _ in curves["train/loss"]] == list(range(30))
+        assert [step for step, _ in curves["val/score"]] == [9, 19, 29]
+        assert run.config.read_text() == before
+        assert yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())["trainer"]["max_epochs"] == 3
+        rates = [dict(values)[15] for tag, values in curves.items() if tag.startswith("lr-")]
+        assert rates == pytest.approx([(2e-3 + 1e-5) / 2] * 2)  # half of the longer cosine, in both groups
+        commands = re.findall(r"linvit \w+ --config (\S+) --ckpt_path (\S+)", done.log)
+        assert len(commands) == 2
+        assert all((tmp_path / path).is_file() for command in commands for path in command)
+
+    def test_a_checkpoint_from_elsewhere_starts_a_new_run(self, run, tmp_path):
+        copy = tmp_path / "downloaded.ckpt"
+        copy.write_bytes(run.checkpoint("last").read_bytes())
+        done = linvit("fit", f"--config={run.config}", f"--ckpt_path={copy}", "--trainer.max_epochs=3", cwd=tmp_path)
+        assert done.code == 0, done.err
+        folder = tmp_path / "checkpoints" / "quickstart" / "version_0"
+        assert (folder / "config.yaml").is_file()
+        assert [step for step, _ in events(folder)["train/loss"]] == list(range(20, 30))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def killed(cls, tmp_path_factory):
+        """A run in a process of its own that was killed in the middle of an epoch."""
+        root = tmp_path_factory.mktemp("killed")
+        arguments = ["fit", f"--config={QUICKSTART}", *tiny(trainer__max_epochs=1000, trainer__limit_val_batches=1)]
+        with (root / "output").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "linvit", *arguments], cwd=root, stdout=output, stderr=output
+            )
+        killed = Run(root, Done(0, "", "", ""))
+        deadline = time.monotonic() + 120
+        while not killed.checkpoint("last").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, (root / "output").read_text()
+        return killed
+
+    def test_it_survives_kill_9(self, killed):
+        step = torch.load(killed.checkpoint("last"), weights_only=True)["global_step"]
+        assert step >= 10
+        done = killed.then("fit", f"--trainer.max_epochs={step // 10 + 1}", checkpoint="last")
+        assert done.code == 0, done.err
+        curves = self.check(killed.root, step, step + 10)
+        assert max(curves["val/score"])[0] == step + 9
+
+    def test_one_batch_is_one_batch(self, killed):
+        """Not the share 1.0 of them. Only a process of its own tells: it depends on what was imported first."""
+        assert "\n  limit_val_batches: 1\n" in killed.config.read_text()
+
+
+class TestMistakes:
+    """Exit code 2, a message with the value and the way out, no traceback, and nothing left behind."""
+
+    def error(self, cwd, *arguments, verb="fit"):
+        before = files(cwd)
+        done = linvit(verb, *arguments, cwd=cwd)
+        assert done.code == 2
+        assert done.out == ""
+        text = done.err[done.err.index("linvit: error: ") :]
+        assert "Traceback" not in done.err
+        assert "jsonargparse" not in text
+        left = set(files(cwd)) - set(before)
+        return text, left
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"model__attention": "focussed"}, ["no attention is called 'focussed'", "Did you mean 'focused'?"]),
+            ({"model__backbone": "deit_nanno"}, ["no backbone is called 'deit_nanno'", "Did you mean 'deit_nano'?"]),
+            ({"model__attention": "{name: focused, focusing: 4}"}, ["'focusing'", "Did you mean 'focusing_factor'?"]),
+            ({"model__attention.focusing": 4, "model__attention.name": "focused"}, ["'focusing_factor'?"]),
+            ({"model__attention": "{focusing_factor: 4}"}, ["has no name", "{name: focused, focusing_factor: 4}"]),
+            ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=focused"]),
+            ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage"]),
+            (
+                {"model__backbone": "{name: deit_nano, num_heads: 5}"},
+                ["dim 96 is not divisible by num_heads 5", "1, 2, 3"],
+            ),
+            ({"data__img_size": 30}, ["image size 30x30 is not divisible by patch size 4", "28x28 and 32x32"]),
+            ({"data__img_size": "[32, 30]"}, ["image size 32x30 is not divisible"]),
+            ({"data__img_size": "[32, 32, 32]"}, ["img_size", "[32, 32, 32]"]),
+            ({"data__source": "nowhere/images"}, ["no data at 'nowhere/images'", "hub:owner/name"]),
+            ({"data__source": "digit"}, ["no data at 'digit'", "Did you mean 'digits'?"]),
+            ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes: 10"]),
+            ({"data__batch_size": 0}, ["batch_size must be at least 1; got 0"]),
+            ({"data__num_workers": -2}, ["num_workers", "-2"]),
+            ({"data__augmentation.hflip": 3}, ["hflip must lie between 0 and 1; got 3"]),
+            ({"model__label_smoothing": 1}, ["label_smoothing must lie in [0, 1); got 1"]),
+            ({"model__atention": "linear"}, ["'atention'", "Did you mean 'attention'?"]),
+            ({"data__batchsize": 3}, ["'batchsize'", "Did you mean 'batch_size'?"]),
+            ({"trainer__max_epoch": 3}, ["trainer.max_epoch", "Did you mean 'max_epochs'?"]),  # an abbreviation, too
+            ({"checkpoint__moniter": "x"}, ["checkpoint.moniter", "Did you mean 'monitor'?"]),
+            ({"no_such_section": 3}, ["no_such_section"]),
+            ({"model__lr": "fast"}, ["lr", "float", "fast"]),
+            ({"data__batch_size": "many"}, ["batch_size", "int", "many"]),
+            ({"trainer__max_epochs": "long"}, ["max_epochs", "int", "long"]),
+            ({"trainer__accelerator": "cpuu"}, ["cpuu"]),
+            ({"trainer__precision": "8-bit"}, ["8-bit"]),
+            ({"data": "linvit.data.NoSuchData"}, ["linvit.data.NoSuchData"]),
+            ({"model": "NoSuchTask"}, ["NoSuchTask"]),
+        ],
+        ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+    )
+    def test_on_the_command_line(self, tmp_path, changes, words):
+        text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(), *flags(**changes))
+        assert [word for word in words if word not in text] == [], text
+        assert not left
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ("    attention: focused", "    atention: focused", ["'atention'", "Did you mean 'attention'?"]),
+            ("    attention: focused", "    attention: {factor: 4}", ["has no name"]),
+            ("    lr: 2.0e-3", "    lr: [1, 2]", ["lr", "float", "[1, 2]"]),
+            ("model:", "modell:", ["modell", "Did you mean 'model'?"]),
+            ("data.yaml", "nowhere.yaml", ["nowhere.yaml"]),
+            ("model:", "model: [", ["mine.yaml"]),
+        ],
+        ids=["key", "nameless", "type", "section", "sibling", "syntax"],
+    )
+    def test_in_a_yaml_file(self, tmp_path, old, new, words):
+        base = QUICKSTART.parent / "base"
+        text = f"""
+trainer: {base}/trainer/quickstart.yaml
+data: {tmp_path}/data.yaml
+model:
+  class_path: linvit.tasks.ClassificationTask
+  init_args:
+    backbone: deit_nano
+    attention: focused
+    lr: 2.0e-3
+"""
+        assert old in text
+        (tmp_path / "data.yaml").write_text((base / "data" / "digits.yaml").read_text())
+        (tmp_path / "mine.yaml").write_text(text.replace(old, new))
+        message, left = self.error(tmp_path, "--config=mine.yaml", *flags(trainer__accelerator="cpu"))
+        assert [word for word in words if word not in message] == [], message
+        assert not left
+
+    def test_a_missing_config(self, tmp_path):
+        text, left = self.error(tmp_path, "--config=configs/nope.yaml")
+        assert "configs/nope.yaml" in text
+        assert not left
+
+    def test_no_config_at_all(self, tmp_path):
+        text, left = self.error(tmp_path)
+        assert "model" in text
+        assert "data" in text
+        assert not left
+
+    def test_a_word_too_many(self, tmp_path):
+        text, left = self.error(tmp_path, f"--config={QUICKSTART}", "model.lr=3")
+        assert "unrecognized arguments: model.lr=3" in text
+        assert not left
+
+    def test_a_schedule_without_an_end(self, tmp_path):
+        text, _ = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(trainer__max_epochs=-1))
+        assert "set trainer.max_epochs or trainer.max_steps" in text
+
+    def test_an_output_folder_below_a_file(self, tmp_path):
+        (tmp_path / "file").touch()
+        text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(trainer__default_root_dir="file/runs"))
+        assert (
+            f"cannot write to the output folder '{tmp_path}/file/runs/quickstart': '{tmp_path}/file' is a file" in text
+        )
+        assert "--trainer.default_root_dir" in text
+        assert not left
+
+    def test_unlabelled_images_cannot_be_trained_on(self, tmp_path):
+        for seed in range(20):
+            save(picture(seed), tmp_path / "mine" / f"{seed}.png")
+        for options in ({}, {"data__num_classes": 3}):
+            text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", **options))
+            assert "no labels" in text
+            assert not [name for name in left if name.endswith(".ckpt")]
+
+    def test_a_folder_with_fewer_classes_than_the_config_says(self, tmp_path):
+        image_folder(tmp_path / "mine", ["train", "val"])
+        text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", data__num_classes=3))
+        assert "data source 'mine' has 2 classes (ant, bee), but num_classes says 3" in text
+        assert not left
+
+    def test_a_broken_image_ends_the_run_with_its_name(self, tmp_path):
+        image_folder(tmp_path / "mine", ["train", "val"])
+        (tmp_path / "mine" / "train" / "bee" / "1.png").write_bytes(b"no image")
+        for workers in (0, 1):
+            options = {"data__source": "mine", "data__batch_size": 2, "data__num_workers": workers}
+            text, _ = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(**options))
+            assert text.startswith(f"linvit: error: image 4 ({tmp_path}/mine/train/bee/1.png) cannot be decoded")
+
+
+class TestCheckpointMistakes:
+    """A checkpoint that cannot be what was meant, refused before anything starts."""
+
+    error = TestMistakes.error
+
+    @pytest.mark.parametrize("verb", ["fit", "test", "predict"])
+    def test_a_missing_one(self, run, tmp_path, verb):
+        path = run.checkpoint("best").with_name("bset.ckpt")
+        text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}", verb=verb)
+        assert f"there is no checkpoint at '{path}'. There are: {run.checkpoint('best')}" in text
+        assert not left
+
+    def test_a_truncated_one(self, run, tmp_path):
+        (tmp_path / "x.ckpt").write_bytes(run.checkpoint("best").read_bytes()[:100_000])
+        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt")
+        assert "checkpoint 'x.ckpt' is incomplete or not a checkpoint (100000 bytes)" in text
+        assert not left
+
+    def changed(self, run, path, change):
+        content = torch.load(run.checkpoint("best"), weights_only=True)
+        change(content)
+        torch.save(content, path)
+
+    def test_one_whose_weights_are_of_another_model(self, run, tmp_path):
+        def change(content):
+            del content["state_dict"]["backbone.pos_embed"]
+
+        self.changed(run, tmp_path / "x.ckpt", change)
+        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
+        assert "checkpoint 'x.ckpt' belongs to another model: backbone.pos_embed is missing" in text
+        assert not left
+
+    def test_one_of_another_task(self, run, tmp_path):
+        self.changed(run, tmp_path / "x.ckpt", lambda content: content["hyper_parameters"].update(anchors=3))
+        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
+        assert "checkpoint 'x.ckpt' belongs to another task: linvit.tasks.ClassificationTask takes no anchors" in text
+        assert not left
+
+    @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+    def test_one_of_other_classes(self, run, tmp_path, verb):
+        image_folder(tmp_path / "mine", ["train", "val", "test"])
+        arguments = [f"--config={run.config}", f"--ckpt_path={run.checkpoint('best')}", "--data.source=mine"]
+        text, left = self.error(tmp_path, *arguments, verb=verb)
+        assert f"checkpoint '{run.checkpoint('best')}' was trained on 10 classes, but the data has 2" in text
+        assert not left
+
+    def test_one_that_runs_code(self, run, tmp_path):
+        mark = tmp_path / "mark"
+
+        class Bomb:
+            def __reduce__(self):
+                return open, (str(mark), "w")
+
+        self.changed(run, tmp_path / "x.ckpt", lambda content: content.update(callbacks=Bomb()))
+        text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt")
+        assert "holds more than tensors and plain values, so it is not opened" in text
+        assert not left
+
+
+def test_a_mistake_in_the_shell_shows_no_traceback(tmp_path):
+    """What the other tests do in this process, once from outside."""
+    command = [sys.executable, "-m", "linvit", "fit", f"--config={QUICKSTART}", *tiny(model__attention="focussed")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "linvit: error: no attention is called 'focussed'. Did you mean 'focused'?" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,124 @@
+"""What every task hands on to its backbone, and what it keeps in a checkpoint."""
+
+import pytest
+import torch
+
+import linvit
+from linvit.tasks import ClassificationTask
+from linvit.tasks.base import FACTS
+from tests.training import CLASSES, SIDE, TINY, fit, tiny_task
+
+PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+
+
+def leaves(value):
+    """Everything in nested containers."""
+    if isinstance(value, dict):
+        return [leaf for part in (*value.keys(), *value.values()) for leaf in leaves(part)]
+    if type(value) in (list, tuple, set):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+def mechanisms_of(task):
+    return [type(module).__name__ for module in task.modules() if isinstance(module, linvit.Attention)]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "attention", "expected"),
+    [
+        ("flatten_deit_tiny", None, ["FocusedAttention"] * 12),
+        ("deit_tiny", None, ["SoftmaxAttention"] * 12),
+        ({**TINY, "depth": 2}, "linear", ["LinearAttention"] * 2),
+        ({**TINY, "depth": 2}, ["linear", {"name": "focused"}], ["LinearAttention", "FocusedAttention"]),
+    ],
+    ids=str,
+)
+def test_the_attention_reaches_the_backbone_and_null_is_its_own(backbone, attention, expected):
+    assert mechanisms_of(tiny_task(backbone=backbone, attention=attention, img_size=32)) == expected
+
+
+@pytest.mark.parametrize(("img_size", "grid"), [(32, (8, 8)), ([16, 32], (4, 8)), ((8, 4), (2, 1))], ids=str)
+def test_the_image_size_reaches_the_backbone(img_size, grid):
+    task = tiny_task(img_size=img_size)
+    assert task.backbone.grid.size == grid
+    assert task.example_input_array.shape == (1, 3, 4 * grid[0], 4 * grid[1])
+    assert task(task.example_input_array).shape == (1, CLASSES)
+
+
+def test_classes_and_stochastic_depth_reach_the_backbone():
+    task = tiny_task(num_classes=3, drop_path_rate=0.25, backbone={**TINY, "depth": 2})
+    assert task.backbone.num_classes == 3
+    assert [block.drop_path1.drop_prob for block in task.backbone.blocks] == [0.0, 0.25]
+
+
+def test_any_timm_model_is_a_backbone():
+    task = tiny_task(backbone={"name": "timm", "model": "resnet18"}, img_size=32)
+    assert task(torch.randn(2, 3, 32, 32)).shape == (2, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backbone": "deit_tinny"}, "no backbone is called 'deit_tinny'. Did you mean 'deit_tiny'?"),
+        ({"attention": "softmaks"}, "no attention is called 'softmaks'. Did you mean 'softmax'?"),
+        ({"attention": {"feature_map": "elu"}}, "has no name. Write {name: linear, feature_map: elu}"),
+        ({"img_size": 18}, "image size 18x18 is not divisible by patch size 4; the nearest sizes are 16x16 and 20x20"),
+        ({"img_size": [16]}, "[16]"),
+        ({"img_size": [16, 16, 16]}, "[16, 16, 16]"),
+        ({"backbone": {"name": "timm", "model": "resnet18"}, "attention": "linear"}, "takes no option 'attention'"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_user_errors(options, message):
+    with pytest.raises(linvit.UserError) as error:
+        tiny_task(**options)
+    assert message in str(error.value)
+
+
+def test_the_facts_of_the_data_are_arguments_of_every_task():
+    task = tiny_task(class_names=["a"])
+    assert set(FACTS) <= set(task.hparams)
+
+
+OPTIONS = {
+    "backbone": {**TINY, "depth": 2},
+    "attention": ["linear", {"name": "focused", "focusing_factor": 4}],
+    "class_names": [str(i) for i in range(CLASSES)],
+    "img_size": [SIDE, SIDE],
+    "betas": (0.9, 0.95),
+    "label_smoothing": 0.2,
+    "mixup_alpha": 0.5,
+}
+
+
+class TestCheckpoint:
+    """A checkpoint of a run opens safely and is complete."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def saved(cls, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("run")
+        task = tiny_task(**OPTIONS)
+        fit(task, folder).save_checkpoint(folder / "x.ckpt")
+        return task, folder / "x.ckpt"
+
+    def test_it_holds_plain_values_and_tensors_only(self, saved):
+        content = torch.load(saved[1], weights_only=True)
+        strange = {type(leaf) for leaf in leaves(content) if type(leaf) not in PLAIN}
+        assert not strange
+        assert content["global_step"] == 2
+
+    def test_it_holds_every_argument_as_given(self, saved):
+        kept = torch.load(saved[1], weights_only=True)["hyper_parameters"]
+        assert {name: kept[name] for name in OPTIONS} == OPTIONS
+        assert kept["num_classes"] == CLASSES
+        assert kept["warmup_epochs"] == 5  # a default
+
+    def test_it_loads_into_an_equal_task(self, saved):
+        task, path = saved
+        twin = ClassificationTask.load_from_checkpoint(path, weights_only=True)
+        assert dict(twin.hparams) == dict(task.hparams)
+        assert mechanisms_of(twin) == ["LinearAttention", "FocusedAttention"]
+        images = torch.randn(2, 3, SIDE, SIDE)
+        assert torch.equal(twin.eval()(images), task.eval()(images))

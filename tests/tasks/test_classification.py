@@ -1,0 +1,189 @@
+"""Classification: loss, mixing, metrics and predictions, against computations by hand."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.nn import functional as F
+
+import linvit
+from tests.training import CLASSES, SIDE, TINY, RandomImages, batches, fit, tiny_task, trainer
+
+
+class Watch(Callback):
+    """Keeps what training and validation steps were given and what they returned."""
+
+    def __init__(self):
+        self.train, self.val, self.losses = [], [], []
+
+    def on_train_batch_start(self, trainer, task, batch, batch_idx):
+        self.train.append(batch)
+
+    def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].item())
+
+    def on_validation_batch_start(self, trainer, task, batch, batch_idx, dataloader_idx=0):
+        self.val.append(batch)
+
+
+def logits_of(task, data):
+    with torch.no_grad():
+        return task.eval()(data.images)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("attention", linvit.list_attentions())
+def test_it_trains(tmp_path, attention, precision):
+    task = tiny_task(attention=attention, backbone={**TINY, "global_pool": "avg"})  # so that every token matters
+    before = [parameter.detach().clone() for parameter in task.parameters()]
+    runner = fit(task, tmp_path, precision=precision)
+    assert runner.global_step == 2
+    assert runner.callback_metrics["train/loss"].isfinite()
+    moved = [not torch.equal(old, new) for old, new in zip(before, task.parameters(), strict=True)]
+    assert all(moved)
+
+
+def test_training_lowers_the_loss(tmp_path):
+    watch = Watch()
+    task = tiny_task(lr=1e-2, warmup_epochs=0)
+    fit(task, tmp_path, max_epochs=30, callbacks=[watch])
+    assert watch.losses[-1] < 0.7 * watch.losses[0]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_label_smoothing_is_the_formula(tmp_path, smoothing):
+    data, watch = RandomImages(8), Watch()
+    task = tiny_task(label_smoothing=smoothing)
+    log = logits_of(task, data).log_softmax(-1)
+    target = (1 - smoothing) * F.one_hot(data.labels, CLASSES) + smoothing / CLASSES
+    fit(task, tmp_path, count=8, callbacks=[watch])
+    assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
+
+
+class TestMixing:
+    """Mixup and CutMix."""
+
+    @pytest.mark.parametrize(
+        "alphas",
+        [
+            {"mixup_alpha": 0.8},
+            {"cutmix_alpha": 1.0},
+            {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
+        ],
+        ids=str,
+    )
+    def test_it_softens_training_batches_and_leaves_validation_alone(self, tmp_path, alphas):
+        watch, data = Watch(), RandomImages(16)
+        runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
+        runner.fit(tiny_task(**alphas), batches(16), batches(16))
+        for number, batch in enumerate(watch.train):
+            assert batch["label"].shape == (8, CLASSES)
+            assert torch.allclose(batch["label"].sum(-1), torch.ones(8))
+            assert not torch.equal(batch["image"], data.images[8 * number : 8 * number + 8])
+            assert batch["index"].tolist() == list(range(8 * number, 8 * number + 8))
+        shares = torch.cat([batch["label"] for batch in watch.train])
+        assert ((shares > 0) & (shares < 1)).any(), "no target is soft"
+        for number, batch in enumerate(watch.val):
+            assert torch.equal(batch["label"], data.labels[8 * number : 8 * number + 8])
+            assert torch.equal(batch["image"], data.images[8 * number : 8 * number + 8])
+
+    @pytest.mark.parametrize("alpha", ["mixup_alpha", "cutmix_alpha"])
+    def test_the_target_is_mixed_as_the_pixels_are(self, tmp_path, alpha):
+        watch, data = Watch(), RandomImages(8)
+        fit(tiny_task(**{alpha: 1.0}), tmp_path, count=8, callbacks=[watch])
+        (batch,) = watch.train
+        partner = data.images.roll(1, 0)
+        hot, partner_hot = (F.one_hot(labels, CLASSES).float() for labels in (data.labels, data.labels.roll(1)))
+        if alpha == "mixup_alpha":
+            change = batch["image"] - partner
+            share = (change / (data.images - partner)).median()
+            assert torch.allclose(batch["image"], share * data.images + (1 - share) * partner, atol=1e-4)
+        else:
+            own = batch["image"] == data.images
+            assert torch.equal(own | (batch["image"] == partner), torch.ones_like(own))
+            share = own.float().mean()
+        assert torch.allclose(batch["label"], share * hot + (1 - share) * partner_hot, atol=1e-4)
+
+    def test_without_it_labels_are_indices(self, tmp_path):
+        watch = Watch()
+        fit(tiny_task(), tmp_path, callbacks=[watch])
+        assert torch.equal(torch.cat([batch["label"] for batch in watch.train]), RandomImages(16).labels)
+
+    def test_it_survives_the_model_summary(self, tmp_path):
+        fit(tiny_task(mixup_alpha=0.5), tmp_path, enable_model_summary=True)
+
+
+class TestMetrics:
+    """Loss and accuracies over batches of 8, 8 and 3 images."""
+
+    @pytest.mark.parametrize("stage", ["validate", "test"])
+    def test_they_weigh_every_image_alike(self, tmp_path, stage):
+        data = RandomImages(19)
+        task = tiny_task(label_smoothing=0.5)  # which evaluation does without
+        logits = logits_of(task, data)
+        ranks = (logits > logits.gather(1, data.labels[:, None])).sum(1)
+        (found,) = getattr(trainer(tmp_path), stage)(task, batches(19), verbose=False)
+        prefix = {"validate": "val", "test": "test"}[stage]
+        top1 = (ranks < 1).double().mean().item()
+        assert found == pytest.approx(
+            {
+                f"{prefix}/loss": F.cross_entropy(logits, data.labels).item(),
+                f"{prefix}/top1": top1,
+                f"{prefix}/top5": (ranks < 5).double().mean().item(),
+                f"{prefix}/score": top1,
+            },
+            rel=1e-5,
+        )
+
+    def test_they_start_anew_every_epoch(self, tmp_path):
+        data, scores = RandomImages(19), []
+
+        class Scores(Callback):
+            def on_validation_epoch_end(self, trainer, task):
+                task.eval()
+                right = logits_of(task, data).argmax(-1) == data.labels
+                scores.append((right.float().mean().item(), trainer))
+
+            def on_train_epoch_end(self, trainer, task):
+                scores[-1] = (scores[-1][0], trainer.callback_metrics["val/score"].item())
+
+        runner = trainer(tmp_path, max_epochs=6, callbacks=[Scores()])
+        runner.fit(tiny_task(lr=1e-2, warmup_epochs=0), batches(19), batches(19))
+        by_hand, logged = zip(*scores, strict=True)
+        assert logged == pytest.approx(by_hand)
+        assert len(set(logged)) > 1, "the score never changed, so this shows nothing"
+
+    @pytest.mark.parametrize(("classes", "tops"), [(2, {"top1"}), (5, {"top1"}), (6, {"top1", "top5"})])
+    def test_top5_needs_more_than_five_classes(self, tmp_path, classes, tops):
+        task = tiny_task(num_classes=classes)
+        (found,) = trainer(tmp_path).validate(task, batches(8, classes=classes), verbose=False)
+        assert set(found) == {"val/loss", "val/score", *(f"val/{top}" for top in tops)}
+
+
+def test_predictions_are_the_most_probable_class(tmp_path):
+    data, task = RandomImages(11), tiny_task()
+    probability, index = logits_of(task, data).softmax(-1).max(-1)
+    found = trainer(tmp_path).predict(task, batches(11))
+    assert torch.equal(torch.cat([part["class"] for part in found]), index)
+    assert torch.allclose(torch.cat([part["probability"] for part in found]), probability)
+    assert [name for part in found for name in part["id"]] == [f"{i}.png" for i in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing must lie in [0, 1); got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must lie in [0, 1); got -0.1"),
+        ({"mixup_alpha": -1.0}, "got -1.0, 0.0"),
+        ({"cutmix_alpha": -2.0}, "got 0.0, -2.0"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_user_errors(options, message):
+    with pytest.raises(linvit.UserError) as error:
+        tiny_task(**options)
+    assert message in str(error.value)
+
+
+def test_images_of_another_size_are_predicted_too():
+    task = tiny_task()
+    assert task(torch.randn(2, 3, SIDE, 2 * SIDE)).shape == (2, CLASSES)

@@ -1,0 +1,90 @@
+"""Every experiment under configs/: its opening comment, that it runs, and that what is saved of it is the same."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from linvit.cli import VERBS
+from tests.cli.runs import files, flags, linvit
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = {
+    path.relative_to(ROOT).as_posix(): yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")
+}
+EXPERIMENTS = sorted(name for name, content in CONFIGS.items() if {"model", "data"} <= content.keys())
+FRAGMENTS = sorted(CONFIGS.keys() - set(EXPERIMENTS))
+SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
+
+
+def heading(name):
+    """The fields of the opening comment: `# Paper: ...`, a field may go on in the next lines."""
+    comment = re.match(r"(#.*\n)+", (ROOT / name).read_text())
+    assert comment, f"{name} does not open with a comment"
+    lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()]
+    fields = re.findall(r"(\w+):\s+(.*?)(?=\n\w+:\s|\Z)", "\n".join(lines), re.DOTALL)
+    return {key: " ".join(value.split()) for key, value in fields}
+
+
+def printed(*arguments, cwd):
+    """The configuration that a command line amounts to."""
+    done = linvit("fit", *arguments, "--print_config", cwd=cwd)
+    assert done.code == 0, done.err
+    return yaml.safe_load(done.out)
+
+
+def referred(value, folder):
+    """Files that a configuration points to."""
+    if isinstance(value, dict):
+        return {path for part in value.values() for path in referred(part, folder)}
+    return {(folder / value).resolve()} if isinstance(value, str) and value.endswith(".yaml") else set()
+
+
+def test_there_are_experiments():
+    assert "configs/quickstart.yaml" in EXPERIMENTS
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_every_fragment_is_part_of_an_experiment(name):
+    used = {path for other, content in CONFIGS.items() for path in referred(content, (ROOT / other).parent)}
+    assert ROOT / name in used
+    assert name.startswith("configs/base/")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_opens_with_paper_command_and_expected_number(name):
+    fields = heading(name)
+    assert fields.keys() >= {"Paper", "Command", "Expected"}
+    assert re.search(r"\b(19|20)\d\d\b", fields["Paper"]), "no year"
+    assert re.search(r"\d|not yet run", fields["Expected"])
+    program, verb, *arguments = shlex.split(fields["Command"])
+    assert program == "linvit"
+    assert verb in VERBS
+    assert arguments[arguments.index("--config") + 1] == name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_its_command_is_understood(name, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    _, _, *arguments = shlex.split(heading(name)["Command"])
+    printed(*arguments, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_runs(name, tmp_path):
+    done = linvit("fit", f"--config={ROOT / name}", "--trainer.fast_dev_run=true", *SMALL, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert not [file for file in files(tmp_path) if file.endswith((".ckpt", ".yaml"))]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_is_printed_of_it_reads_the_same(name, tmp_path):
+    once = printed(f"--config={ROOT / name}", cwd=tmp_path)
+    (tmp_path / "saved.yaml").write_text(yaml.safe_dump(once))
+    assert printed("--config=saved.yaml", cwd=tmp_path) == once
+
+
+def test_the_saved_configuration_of_a_run_reads_the_same(run, tmp_path):
+    assert printed(f"--config={run.config}", cwd=tmp_path) == yaml.safe_load(run.config.read_text())

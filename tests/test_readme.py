@@ -1,0 +1,101 @@
+"""The documentation is true: its Python runs, its commands and configurations are understood, its links lead on."""
+
+import contextlib
+import io
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import linvit
+from linvit.cli import HELP, VERBS
+from tests.cli.runs import linvit as command_line
+
+ROOT = Path(__file__).parent.parent
+PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md", "checkpoints/README.md")}
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def blocks(language):
+    """Code blocks of a language, with the page and the line that each is on."""
+    found = []
+    for page, text in PAGES.items():
+        for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text[: match.start(1)].count("\n") + 1
+            found.append(pytest.param(match[1], id=f"{page}:{line}"))
+    return found
+
+
+def commands():
+    """Command lines in the pages and in the help, without their comments."""
+    lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"linvit (?:fit|test|list|predict|validate) .*", HELP)
+    return sorted({" ".join(shlex.split(line, comments=True)) for line in lines} - {""})
+
+
+@pytest.fixture
+def place(run, tmp_path):
+    """A folder as the reader has it after the quickstart."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "checkpoints").symlink_to(run.root / "checkpoints")
+    return tmp_path
+
+
+def test_there_is_something_to_test():
+    assert len(blocks("python")) >= 2
+    assert len(blocks("bash")) >= 2
+    assert {line.split()[0] for line in commands()} >= {"make", "linvit"}
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_runs_and_prints_what_it_says(code, monkeypatch):
+    for registry in (linvit.registry.attentions, linvit.registry.backbones, linvit.registry.heads):
+        monkeypatch.setattr(registry, "_registered", {})
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    promised = re.findall(r"^print\(.*\)\s+# (.*)$", code, re.MULTILINE)
+    assert out.getvalue().splitlines() == promised or not promised
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_is_a_configuration(text, tmp_path):
+    content = yaml.safe_load(text)
+    assert content
+    if isinstance(content, dict) and {"model", "data"} <= content.keys():
+        (tmp_path / "base").symlink_to(ROOT / "configs" / "base")
+        (tmp_path / "mine.yaml").write_text(text)
+        done = command_line("fit", "--config=mine.yaml", "--print_config", cwd=tmp_path)
+        assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_toml_is_toml(text):
+    assert tomllib.loads(text)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_is_understood(line, place):
+    """A run that a command speaks of is one of the quickstart."""
+    program, verb, *arguments = shlex.split(line.replace("RUN/", "checkpoints/quickstart/version_0/"))
+    if program == "make":
+        assert {verb, *arguments} <= TARGETS
+    elif program == "linvit" and verb in VERBS:
+        for option in ("--config", "--ckpt_path"):
+            if option in arguments:
+                assert (place / arguments[arguments.index(option) + 1]).is_file()
+        done = command_line(verb, *arguments, "--print_config", cwd=place)
+        assert done.code == 0, done.err
+    elif program == "linvit":
+        assert command_line(verb, *arguments, cwd=place).code == 0
+    else:
+        assert program in {"git", "cd", "source", "pip", "tensorboard", "python"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[page])
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
