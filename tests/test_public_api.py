@@ -25,7 +25,23 @@ PUBLIC = [
     "register_head",
 ]
 BUILT_IN = {
-    "linvit.attentions": ["focused", "linear", "softmax"],
+    "linvit.attentions": [
+        "aft_simple",
+        "efficient",
+        "enhanced_linear",
+        "focused",
+        "hydra",
+        "linear",
+        "linear_angular",
+        "linformer",
+        "nystrom",
+        "performer",
+        "poly_nl",
+        "soft",
+        "soft_norm",
+        "softmax",
+        "taylor",
+    ],
     "linvit.backbones": [
         "deit_base",
         "deit_nano",

@@ -11,6 +11,7 @@ tokens of a head; this cancels in the quotient but for `kernel_eps`, which is ad
 """
 
 import math
+import random
 from typing import Literal
 
 import torch
@@ -81,9 +82,9 @@ class PerformerAttention(Attention):
         if redraw_interval is not None and redraw_interval < 1:
             raise UserError(f"redraw_interval must be at least 1, or None for never; got {redraw_interval}")
         if seed is None:
-            seed = int(torch.randint(2**31, (), device="cpu"))
-        if not 0 <= seed < 2**31:
-            raise UserError(f"seed must lie between 0 and 2^31 - 1; got {seed}")
+            seed = int(torch.randint(2**63 - 1, (), device="cpu"))
+        if not 0 <= seed < 2**63:
+            raise UserError(f"seed must lie between 0 and 2^63 - 1; got {seed}")
         self.nb_features = self.key_dim if kernel == "none" else nb_features
         self.kernel = kernel
         self.kernel_eps = kernel_eps
@@ -163,7 +164,8 @@ class PerformerAttention(Attention):
 def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:
     """The `number`-th matrix W (m, dk) of a seed in float64: blocks of dk orthogonal rows with random lengths."""
     rows, width = shape
-    generator = torch.Generator("cpu").manual_seed(seed + (number << 31))  # injective: a seed has 31 bits
+    mixed = random.Random(f"{seed}, {number}").getrandbits(32)  # torch's CPU generator heeds 32 bits of a seed
+    generator = torch.Generator("cpu").manual_seed(mixed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
