@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit import Attention, Grid, UserError
-from linvit.backbones.base import feature_indices, image_size, init_vit, patch_grid, specs_per_block
+from linvit.backbones.base import feature_indices, init_vit, patch_grid, specs_per_block
 
 FOCUSED = {"name": "focused", "focusing_factor": 4}
 
@@ -29,8 +29,11 @@ def test_one_spec_or_one_per_stage_or_one_per_block(attention: object, depths: l
 @pytest.mark.parametrize(
     ("depths", "message"),
     [
-        ([2, 3, 1], r"attention lists 2 specs, but this backbone has 3 stages and 6 blocks. Give .* 3 .* 6 "),
-        ([4], r"attention lists 2 specs, but this backbone has 1 stage and 4 blocks. Give one spec for all, 1 .* 4 "),
+        ([2, 3, 1], r"attention lists 2 specs, but this backbone has 6 block\(s\) in 3 stage\(s\). Give .* 3 .* 6 "),
+        (
+            [4],
+            r"attention lists 2 specs, but .* has 4 block\(s\) in 1 stage\(s\). Give one spec for all, 1 .* 4",
+        ),
     ],
 )
 def test_list_of_another_length_is_refused(depths: list[int], message: str) -> None:
@@ -47,11 +50,6 @@ def test_feature_indices_are_counted_as_timm_counts(indices: object) -> None:
 def test_feature_indices_out_of_range_are_refused(indices: object) -> None:
     with pytest.raises(UserError, match="do not fit 4 features"):
         feature_indices(4, indices)
-
-
-@pytest.mark.parametrize(("given", "want"), [(64, (64, 64)), ([48, 64], (48, 64)), ((7, 9), (7, 9))])
-def test_image_size(given: object, want: tuple[int, int]) -> None:
-    assert image_size(given) == want
 
 
 def test_patch_grid() -> None:

@@ -221,7 +221,7 @@ def test_one_spec_per_block() -> None:
 
 
 def test_list_of_another_length_is_refused() -> None:
-    with pytest.raises(UserError, match="attention lists 2 specs, but this backbone has 1 stage and 3 blocks"):
+    with pytest.raises(UserError, match=r"attention lists 2 specs, but this backbone has 3 block\(s\) in 1 stage"):
         deit(attention=["softmax", "linear"])
 
 

@@ -258,7 +258,7 @@ class TestMistakes:
             ({"model__attention.focusing": 4, "model__attention.name": "focused"}, ["'focusing_factor'?"]),
             ({"model__attention": "{focusing_factor: 4}"}, ["has no name", "{name: focused, focusing_factor: 4}"]),
             ({"model__attention.focusing_factor": 4}, ["has no name", "--model.attention.name=focused"]),
-            ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage"]),
+            ({"model__attention": "[softmax, linear, softmax]"}, ["lists 3 specs", "1 stage(s)"]),
             (
                 {"model__backbone": "{name: deit_nano, num_heads: 5}"},
                 ["dim 96 is not divisible by num_heads 5", "1, 2, 3"],
