@@ -64,7 +64,7 @@ def test_names_are_listed_without_importing_anything():
 def test_names_are_sorted_and_match_wildcards():
     names = linvit.list_attentions()
     assert names == sorted(names)
-    assert linvit.list_attentions("*oft*") == ["softmax"]
+    assert linvit.list_attentions("*oftm*") == ["softmax"]
     assert linvit.list_attentions("softma") == []
     assert linvit.list_attentions("SOFTMAX") == []
 
@@ -185,10 +185,7 @@ def test_an_unknown_name_gives_the_nearest_and_all_by_owner(install):
         linvit.create_attention("focussed", **SIZES)
     lines = str(error.value).splitlines()
     assert lines[0] == "no attention is called 'focussed'. Did you mean 'focused'?"
-    assert sorted(lines[1].removeprefix("  known: ").split("; ")) == [
-        "cosine (linvit-cosine 0.2)",
-        f"{builtins} (linvit)",
-    ]
+    assert lines[1].removeprefix("  known: ").split("; ") == [f"{builtins} (linvit)", "cosine (linvit-cosine 0.2)"]
     assert "linvit.attentions" in str(error.value)
 
 

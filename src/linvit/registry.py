@@ -44,6 +44,11 @@ class Entry:
         except BaseException as error:  # a plug-in may even call sys.exit
             if self.owner == "linvit":
                 raise
+            if self.target == self.name:
+                raise UserError(
+                    f"{kind} class '{self.name}' cannot be imported: {type(error).__name__}: {error}. "
+                    f"Check the path 'package.module:Class', and that its package is installed"
+                ) from error
             raise UserError(
                 f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
                 f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
