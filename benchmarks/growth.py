@@ -1,0 +1,49 @@
+"""Time of each mechanism that claims O(N) at four times the tokens: N = 12,544 against 3,136, forward, paired.
+
+Example:
+    $ python benchmarks/growth.py
+"""
+
+import statistics
+import time
+
+import torch
+
+import linvit
+
+GRIDS = {3136: linvit.Grid((56, 56)), 12544: linvit.Grid((112, 112))}
+DIM, HEADS, ROUNDS = 64, 2, 7
+
+
+def main() -> None:
+    """Prints a Markdown table."""
+    torch.manual_seed(0)
+    print("| attention | N = 3,136, ms | N = 12,544, ms | ratio |\n|---|---|---|---|", flush=True)
+    for name in linvit.list_attentions():
+        mechanisms = {
+            n: linvit.create_attention(name, dim=DIM, num_heads=HEADS, grid=grid).eval() for n, grid in GRIDS.items()
+        }
+        if next(iter(mechanisms.values())).complexity != "O(N)":
+            continue
+        times: dict[int, list[float]] = {n: [] for n in GRIDS}
+        for _ in range(ROUNDS):
+            for n, mechanism in mechanisms.items():
+                times[n].append(seconds(mechanism, n))
+        small, large = (statistics.median(times[n][1:]) * 1e3 for n in GRIDS)  # the first round warms up
+        print(f"| {name} | {small:.2f} | {large:.2f} | {large / small:.2f} |", flush=True)
+
+
+@torch.no_grad()
+def seconds(mechanism: linvit.Attention, tokens: int) -> float:
+    """One forward pass on one image; long enough to be timed."""
+    q, k, v = torch.randn(3, 1, HEADS, tokens, DIM // HEADS)
+    extra = {"x": torch.randn(1, tokens, DIM)} if mechanism.takes_input else {}
+    k = q if mechanism.projections == "qv" else k
+    start = time.perf_counter()
+    for _ in range(3):
+        mechanism(q, k, v, GRIDS[tokens], **extra)
+    return (time.perf_counter() - start) / 3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Efficient attention equals the code of Shen et al. and the formula written out with its N x M matrix."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.efficient import EfficientAttention
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+
+GRIDS = [
+    Grid((3, 5), kv_size=(2, 3), num_prefix=1),
+    Grid((7, 9), num_prefix=2),
+    Grid((1, 50)),
+    Grid((50, 1)),
+    Grid((13, 31)),
+]
+seeds = st.integers(0, 2**16)
+
+
+def naive_matrix(module: EfficientAttention, q: Tensor, k: Tensor) -> Tensor:
+    """`M_ij = sum_c Q_ic K_jc`, channel by channel, (B, h, N, M)."""
+    if module.normalization == "softmax":
+        queries = q.exp() / sum(q[..., c : c + 1].exp() for c in range(q.shape[3]))
+        keys = k.exp() / sum(k[:, :, j : j + 1].exp() for j in range(k.shape[2]))
+    else:
+        queries, keys = q / math.sqrt(k.shape[2]), k / math.sqrt(k.shape[2])
+    return sum(queries[..., c, None] * keys[..., None, :, c] for c in range(q.shape[3]))
+
+
+def naive(module: EfficientAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`o_i = sum_j M_ij v_j`."""
+    return torch.einsum("bhij,bhjd->bhid", naive_matrix(module, q, k), v)
+
+
+@both_precisions
+@of_case("efficient_attention")
+def test_equals_the_official_code(golden: Golden, dtype: torch.dtype) -> None:
+    """1x1 convolutions around the mechanism, and the module's own residual."""
+    official = golden.constructor
+    given = golden.inputs(dtype)
+    weights = {name: t.to(dtype, copy=True).requires_grad_() for name, t in golden.parameters().items()}
+    (x,) = given
+    grid, heads = Grid(tuple(x.shape[2:])), official["head_count"]
+
+    def project(tensor: Tensor, name: str) -> Tensor:
+        """(B, C, H, W) -> (B, C', H, W)."""
+        return F.conv2d(tensor, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def split(name: str) -> Tensor:
+        """(B, C, H, W) -> (B, h, N, d)."""
+        return project(x, name).flatten(2).unflatten(1, (heads, -1)).mT
+
+    module = EfficientAttention(official["value_channels"], heads, grid, key_dim=official["key_channels"] // heads)
+    out = module(split("queries"), split("keys"), split("values"), grid)
+    plane = out.mT.flatten(1, 2).unflatten(2, grid.size)  # (B, C', H, W)
+    golden.check_call(project(plane, "reprojection") + x, given)
+    assert set(golden.named("grad_param.")) == {f"grad_param.{name}" for name in weights}
+    for name, weight in weights.items():
+        golden.check(f"grad_param.{name}", weight.grad)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("key_dim", [None, 3, 12])
+@pytest.mark.parametrize("normalization", ["softmax", "scaling"])
+def test_equals_formula(normalization: str, key_dim: int | None, grid: Grid) -> None:
+    module = mechanism({"name": "efficient", "normalization": normalization}, grid, key_dim=key_dim)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, given.tensors, 1e-11)
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "scaling"])
+def test_gradients_are_those_of_finite_differences(normalization: str) -> None:
+    grid = Grid((2, 3), kv_size=(1, 4))
+    module = mechanism({"name": "efficient", "normalization": normalization}, grid, dim=4, num_heads=2)
+    q, k, v, _ = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, grid), (q, k, v))
+
+
+def test_one_channel_of_keys_leaves_nothing_to_the_queries() -> None:
+    """The softmax over a single channel is 1 whatever the query, so all tokens get the same mixture."""
+    module = mechanism("efficient", GRIDS[0], key_dim=1)
+    q, k, v, _ = inputs(module, GRIDS[0], grad=True)
+    out = module(q, k, v, GRIDS[0])
+    assert_same_gradients(out, naive(module, q, k, v), [k, v], 1e-11)
+    assert torch.equal(out, out[:, :, :1].expand_as(out))
+
+
+# Claims of the paper
+
+
+@drawn(seed=seeds, scale=st.floats(1e-3, 30))
+def test_rows_are_weights_that_sum_to_one(seed: int, scale: float) -> None:
+    """Without a denominator: the sum over keys of each channel is 1, and so is the sum over channels of a query."""
+    grid = Grid((3, 4), kv_size=(2, 5), num_prefix=1)
+    module = mechanism("efficient", grid)
+    q, k, _, _ = inputs(module, grid, seed=seed, scale=scale)
+    matrix = attention_matrix(module, q, k, grid)
+    assert (matrix >= 0).all()
+    assert_near(matrix.sum(-1), torch.ones_like(matrix[..., 0]), 1e-13)
+    queries, keys = module.factors(q, k, grid)
+    assert_near(queries.sum(-1), torch.ones_like(queries[..., 0]), 1e-13)
+    assert_near(keys.sum(-2), torch.ones_like(keys[..., 0, :]), 1e-13)
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "scaling"])
+def test_factors_are_those_of_the_formula(normalization: str) -> None:
+    module = mechanism({"name": "efficient", "normalization": normalization}, GRIDS[0])
+    q, k, _, _ = inputs(module, GRIDS[0])
+    left, right = module.factors(q, k, GRIDS[0])
+    assert left.shape[-1] == right.shape[-1] == module.key_dim
+    assert_near(left @ right.mT, naive_matrix(module, q, k), 1e-13)
+
+
+def test_rows_of_the_scaled_product_do_not_sum_to_one() -> None:
+    module = mechanism({"name": "efficient", "normalization": "scaling"}, GRIDS[0])
+    q, k, _, _ = inputs(module, GRIDS[0])
+    sums = attention_matrix(module, q, k, GRIDS[0]).sum(-1)
+    assert_near(sums, torch.einsum("bhic,bhc->bhi", q, k.mean(2)), 1e-12)
+    assert (sums - 1).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "scaling"])
+@pytest.mark.parametrize(
+    ("grid", "key_dim", "want"),
+    [
+        (Grid((9, 11)), None, 8),
+        (Grid((9, 11)), 3, 3),
+        (Grid((9, 11), kv_size=(2, 2), num_prefix=1), None, 5),
+        (Grid((1, 4)), None, 4),
+    ],
+    ids=str,
+)
+def test_rank_is_the_width_of_the_keys(normalization: str, grid: Grid, key_dim: int | None, want: int) -> None:
+    module = mechanism({"name": "efficient", "normalization": normalization}, grid, key_dim=key_dim)
+    q, k, _, _ = inputs(module, grid)
+    assert module.rank_bound(grid) == want
+    assert (rank(attention_matrix(module, q, k, grid)) == want).all()
+
+
+@drawn(seed=seeds, normalization=st.sampled_from(["softmax", "scaling"]), num_prefix=st.integers(0, 2))
+def test_order_of_queries_is_kept_and_that_of_keys_does_not_matter(
+    seed: int, normalization: str, num_prefix: int
+) -> None:
+    grid = Grid((3, 4), kv_size=(2, 3), num_prefix=num_prefix)
+    module = mechanism({"name": "efficient", "normalization": normalization}, grid)
+    q, k, v, _ = inputs(module, grid, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(grid.num_queries, generator=generator)
+    columns = torch.randperm(grid.num_keys, generator=generator)
+    got = module(q[:, :, rows], k[:, :, columns], v[:, :, columns], grid)
+    assert_near(got, module(q, k, v, grid)[:, :, rows], 1e-12)
+
+
+@drawn(seed=seeds, scale=st.floats(0, 100))
+def test_only_differences_within_a_query_and_between_keys_count(seed: int, scale: float) -> None:
+    """One number per query token and one vector for all keys change nothing: a bias of the keys is without effect."""
+    grid = Grid((3, 4))
+    module = mechanism("efficient", grid)
+    q, k, v, _ = inputs(module, grid, seed=seed)
+    shift_q = scale * randn(2, 3, 12, 1, seed=seed + 10)
+    shift_k = scale * randn(2, 3, 1, 8, seed=seed + 11)
+    assert_near(module(q + shift_q, k + shift_k, v, grid), module(q, k, v, grid), 1e-11)
+
+
+@drawn(seed=seeds)
+def test_output_lies_between_the_values(seed: int) -> None:
+    grid = Grid((3, 4))
+    module = mechanism("efficient", grid)
+    given = inputs(module, grid, seed=seed, scale=3)
+    out = given(module, grid)
+    assert (out <= given.v.amax(2, keepdim=True) + 1e-12).all()
+    assert (out >= given.v.amin(2, keepdim=True) - 1e-12).all()
+
+
+# Zero tokens and large entries
+
+
+@pytest.mark.parametrize("zero", ["keys", "keys and queries"])
+def test_zero_keys_give_the_mean_of_the_values(zero: str) -> None:
+    grid = Grid((3, 4), kv_size=(2, 3))
+    module = mechanism("efficient", grid)
+    q, k, v, _ = inputs(module, grid)
+    out = module(torch.zeros_like(q) if "queries" in zero else q, torch.zeros_like(k), v, grid)
+    assert_near(out, v.mean(2, keepdim=True).expand_as(out), 1e-13)
+
+
+def test_zero_query_weighs_all_channels_alike() -> None:
+    grid = Grid((3, 4))
+    module = mechanism("efficient", grid)
+    q, k, v, _ = inputs(module, grid)
+    q[:, :, 0] = 0
+    want = (naive(module, torch.zeros_like(q), k, v))[:, :, 0]
+    assert_near(module(q, k, v, grid)[:, :, 0], want, 1e-13)
+    assert_near(want, torch.einsum("bhjc,bhjd->bhd", module.factors(q, k, grid)[1], v) / module.key_dim, 1e-13)
+
+
+def test_zero_token_of_the_scaled_product_gives_zero() -> None:
+    grid = Grid((3, 4))
+    module = mechanism({"name": "efficient", "normalization": "scaling"}, grid)
+    q, k, v, _ = inputs(module, grid)
+    q[:, :, 0] = 0
+    assert (module(q, k, v, grid)[:, :, 0] == 0).all()
+    assert (module(q, torch.zeros_like(k), v, grid) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_large_entries_choose_one_channel_and_one_key_each(dtype: torch.dtype) -> None:
+    """With thousands between the entries the softmaxes are choices; the exponentials themselves would overflow."""
+    grid = Grid((3, 4))
+    module = mechanism("efficient", grid, dtype=dtype)
+    q, k, v, _ = inputs(module, grid, dtype=dtype)
+    levels_q, levels_k = q.argsort(-1).argsort(-1), k.argsort(-2).argsort(-2)  # 0, 1, 2 ... without ties
+    given = [x.to(dtype).requires_grad_() for x in (2048 * levels_q, 2048 * levels_k, v)]
+    out = module(*given, grid)
+    channel, key = levels_q.argmax(-1), levels_k.argmax(-2)  # (B, h, N), (B, h, dk)
+    chosen = key.gather(2, channel)[..., None].expand_as(out)  # the key that the query's channel points at
+    assert torch.equal(out, v.gather(2, chosen))
+    out.float().square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in given)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("given", ["scale", "soft_max", "", "Softmax"])
+def test_unknown_normalization_is_refused(given: str) -> None:
+    with pytest.raises(UserError, match=rf"normalization must be one of softmax, scaling; got '{given}'"):
+        EfficientAttention(24, 3, Grid((4, 4)), normalization=given)
+
+
+def test_near_miss_is_named() -> None:
+    with pytest.raises(UserError, match="Did you mean 'scaling'"):
+        EfficientAttention(24, 3, Grid((4, 4)), normalization="scalling")

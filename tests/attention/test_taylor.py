@@ -1,0 +1,313 @@
+"""The linear attention mechanism equals its authors' code and its formula, pair of tokens by pair of tokens."""
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit import Grid, UserError, create_attention
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.taylor import TaylorAttention, taylor_channel_attention
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+
+GRIDS = [
+    Grid((3, 5), kv_size=(2, 3), num_prefix=1),
+    Grid((7, 9), num_prefix=2),
+    Grid((1, 50)),
+    Grid((50, 1)),
+    Grid((13, 31)),
+]
+OPTIONS = [
+    {},
+    {"eps": 0.0},
+    {"eps": 0.25},
+    {"norm_eps": 0.0},
+    {"norm_eps": 2.5},  # above some of the norms
+    {"gamma": True},
+    {"gamma": True, "eps": 0.1, "norm_eps": 2.0},
+]
+seeds = st.integers(0, 2**16)
+
+
+def naive_unit(x: Tensor, norm_eps: float) -> Tensor:
+    """Vectors of length one, or shorter where the length is below `norm_eps`."""
+    norm = (x * x).sum(-1, keepdim=True) ** 0.5
+    return x / torch.where(norm < norm_eps, norm_eps, norm)
+
+
+def naive_matrix(module: TaylorAttention, q: Tensor, k: Tensor) -> Tensor:
+    """`gamma (1 + q_i.k_j) / sum_j (1 + q_i.k_j)` with eps in the sum of the keys, (B, h, N, M)."""
+    q, k = naive_unit(q, module.norm_eps), naive_unit(k, module.norm_eps)
+    similarity = 1 + torch.einsum("bhic,bhjc->bhij", q, k)
+    total = similarity.sum(-1, keepdim=True) + module.eps * q.sum(-1, keepdim=True)
+    return similarity / total * (1 if module.gamma is None else module.gamma)
+
+
+def naive(module: TaylorAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`o_i = sum_j M_ij v_j`."""
+    return torch.einsum("bhij,bhjd->bhid", naive_matrix(module, q, k), v)
+
+
+# The authors' code
+
+
+@both_precisions
+@pytest.mark.parametrize("inside", [False, True], ids=["gamma-in-the-test", "gamma-in-the-mechanism"])
+@of_case("lam_position", "maresunet_pam")
+def test_equals_the_official_position_attention(golden: Golden, inside: bool, dtype: torch.dtype) -> None:
+    """1x1 convolutions of C / 8 channels for queries and keys, one head, and `x + gamma * o`."""
+    given = golden.inputs(dtype)
+    weights = {name: t.to(dtype, copy=True).requires_grad_() for name, t in golden.parameters().items()}
+    (x,) = given
+    grid = Grid(tuple(x.shape[2:]))
+
+    def project(name: str) -> Tensor:
+        """(B, C, H, W) -> (B, 1, N, C')."""
+        plane = F.conv2d(x, weights[f"{name}_conv.weight"], weights[f"{name}_conv.bias"])
+        return plane.flatten(2).mT.unsqueeze(1)
+
+    dim, width = golden.constructor["in_places"], weights["query_conv.bias"].shape[0]
+    module = TaylorAttention(dim, 1, grid, key_dim=width, eps=golden.constructor["eps"], gamma=inside).to(dtype)
+    if inside:
+        module.load_state_dict({"gamma": weights["gamma"]})
+    out = module(project("query"), project("key"), project("value"), grid)
+    plane = out.squeeze(1).mT.unflatten(2, grid.size)  # (B, C, H, W)
+    golden.check_call(x + (plane if inside else weights["gamma"] * plane), given)
+    assert set(golden.named("grad_param.")) == {f"grad_param.{name}" for name in weights}
+    for name, weight in weights.items():
+        golden.check(f"grad_param.{name}", module.gamma.grad if inside and name == "gamma" else weight.grad)
+
+
+@both_precisions
+@of_case("lam_channel")
+def test_equals_the_official_channel_attention(golden: Golden, dtype: torch.dtype) -> None:
+    given = golden.inputs(dtype)
+    gamma = golden.tensors["param.gamma"].to(dtype, copy=True).requires_grad_()
+    (x,) = given
+    out = taylor_channel_attention(x.flatten(2).mT, eps=golden.constructor["eps"])
+    golden.check_call(x + gamma * out.mT.unflatten(2, x.shape[2:]), given)
+    golden.check("grad_param.gamma", gamma.grad)
+
+
+# The formula
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "taylor", **options}, grid)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+@pytest.mark.parametrize("key_dim", [3, 12])
+def test_equals_formula_with_keys_of_another_width(key_dim: int) -> None:
+    module = mechanism("taylor", GRIDS[0], key_dim=key_dim)
+    given = inputs(module, GRIDS[0], grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, GRIDS[0]), want, given.tensors, 1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 3), kv_size=(1, 4))
+    module = mechanism({"name": "taylor", **options}, grid, dim=6, num_heads=2)
+    q, k, v, _ = inputs(module, grid, batch=1, grad=True)
+    given = (q, k, v, *module.parameters())
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), given)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_factors_are_those_of_the_formula(options: dict[str, object]) -> None:
+    module = mechanism({"name": "taylor", **options}, GRIDS[0])
+    q, k, _, _ = inputs(module, GRIDS[0])
+    left, right = module.factors(q, k, GRIDS[0])
+    assert left.shape[-1] == right.shape[-1] == module.key_dim + 1
+    assert_near(left @ right.mT, naive_matrix(module, q, k), 1e-12)
+
+
+def naive_channels(x: Tensor, eps: float, norm_eps: float) -> Tensor:
+    """`o_c = (sum_c' v_c' + sum_m (v_c . k_m) q_m) / (N + k_c . (sum_m q_m + eps))`, rows being channels."""
+    v = x.mT  # (B, C, N)
+    qk = naive_unit(x, norm_eps).mT
+    tokens, channels = v.shape[2], range(v.shape[1])
+    total = sum(qk[:, m] for m in channels) + eps  # (B, N)
+    rows = []
+    for c in channels:
+        products = sum((v[:, c] * qk[:, m]).sum(-1, keepdim=True) * qk[:, m] for m in channels)
+        rows.append((v.sum(1) + products) / (tokens + (qk[:, c] * total).sum(-1, keepdim=True)))
+    return torch.stack(rows, dim=2)
+
+
+@pytest.mark.parametrize("shape", [(2, 15, 8), (1, 50, 3), (2, 4, 8), (1, 1, 4)], ids=str)
+@pytest.mark.parametrize(("eps", "norm_eps"), [(1e-6, 1e-12), (0.0, 0.0), (0.3, 1e-12), (1e-6, 2.0)])
+def test_channel_attention_equals_formula(shape: tuple[int, int, int], eps: float, norm_eps: float) -> None:
+    x = randn(*shape, grad=True)
+    got = taylor_channel_attention(x, eps=eps, norm_eps=norm_eps)
+    assert_same_gradients(got, naive_channels(x, eps, norm_eps), [x], 1e-10)
+
+
+# Claims of the paper
+
+
+@drawn(seed=seeds, scale=st.floats(1e-3, 1e3), eps=st.sampled_from([0.0, 1e-6, 1e-3]))
+def test_rows_are_weights_that_sum_to_one_up_to_eps(seed: int, scale: float, eps: float) -> None:
+    """A row's sum misses 1 by `eps sum_c q_c` over the denominator, no more than eps sqrt(d) over it."""
+    grid = Grid((3, 4), kv_size=(2, 5), num_prefix=1)
+    module = mechanism({"name": "taylor", "eps": eps}, grid)
+    q, k, _, _ = inputs(module, grid, seed=seed, scale=scale)
+    matrix = attention_matrix(module, q, k, grid)
+    assert (matrix >= -1e-15).all()  # 1 + q.k >= 0
+    missing = eps * naive_unit(q, 0.0).sum(-1)
+    kept = (1 + naive_unit(q, 0.0) @ naive_unit(k, 0.0).mT).sum(-1)
+    assert_near(matrix.sum(-1), 1 - missing / (kept + missing), 1e-12)
+    assert ((matrix.sum(-1) - 1).abs() <= eps * 8**0.5 / (kept - eps * 8**0.5) + 1e-12).all()
+
+
+@drawn(seed=seeds, scale=st.floats(1e-3, 1e3))
+def test_size_of_queries_and_keys_does_not_matter(seed: int, scale: float) -> None:
+    grid = Grid((3, 4))
+    module = mechanism("taylor", grid)
+    q, k, v, _ = inputs(module, grid, seed=seed)
+    sizes = scale * (0.1 + randn(2, 3, 12, 1, seed=seed + 10).abs())
+    assert_near(module(q * sizes, k / sizes, v, grid), module(q, k, v, grid), 1e-12)
+
+
+@drawn(seed=seeds, num_prefix=st.integers(0, 2))
+def test_order_of_queries_is_kept_and_that_of_keys_does_not_matter(seed: int, num_prefix: int) -> None:
+    grid = Grid((3, 4), kv_size=(2, 3), num_prefix=num_prefix)
+    module = mechanism("taylor", grid)
+    q, k, v, _ = inputs(module, grid, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(grid.num_queries, generator=generator)
+    columns = torch.randperm(grid.num_keys, generator=generator)
+    got = module(q[:, :, rows], k[:, :, columns], v[:, :, columns], grid)
+    assert_near(got, module(q, k, v, grid)[:, :, rows], 1e-12)
+
+
+@drawn(seed=seeds)
+def test_channel_attention_follows_the_order_of_tokens_and_of_channels(seed: int) -> None:
+    x = randn(2, 12, 6, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    tokens, channels = torch.randperm(12, generator=generator), torch.randperm(6, generator=generator)
+    got = taylor_channel_attention(x[:, tokens][:, :, channels])
+    assert_near(got, taylor_channel_attention(x)[:, tokens][:, :, channels], 1e-11)
+
+
+@pytest.mark.parametrize("gamma", [False, True])
+@pytest.mark.parametrize(
+    ("grid", "key_dim", "want"),
+    [
+        (Grid((9, 11)), None, 9),
+        (Grid((9, 11)), 3, 4),
+        (Grid((9, 11), kv_size=(2, 2), num_prefix=1), None, 5),
+        (Grid((1, 4)), None, 4),
+    ],
+    ids=str,
+)
+def test_rank_is_the_width_of_the_keys_and_one_for_the_constant(
+    grid: Grid, key_dim: int | None, want: int, gamma: bool
+) -> None:
+    module = mechanism({"name": "taylor", "gamma": gamma}, grid, key_dim=key_dim)
+    q, k, _, _ = inputs(module, grid)
+    assert module.rank_bound(grid) == want
+    assert (rank(attention_matrix(module, q, k, grid)) == want).all()
+
+
+# Zero tokens, opposite keys, half precision
+
+
+@pytest.mark.parametrize("norm_eps", [0.0, 1e-12])
+def test_zero_query_gives_the_mean_and_zero_key_a_weight_of_one(norm_eps: float) -> None:
+    """Where the reference gives NaN."""
+    grid = Grid((3, 4))
+    module = mechanism({"name": "taylor", "norm_eps": norm_eps}, grid)
+    q, k, v, _ = inputs(module, grid)
+    q[:, :, 0] = 0
+    k[:, :, 1] = 0
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = module(*given, grid)
+    assert_near(out[:, :, 0], v.mean(2), 1e-13)
+    matrix = attention_matrix(module, q.detach(), k.detach(), grid)
+    denominator = naive_unit(q, 1e-9) @ (naive_unit(k, 1e-9).sum(2) + module.eps).unsqueeze(-1) + 12
+    assert_near(matrix[..., 1], 1 / denominator[..., 0], 1e-12)
+    out.square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("zero", ["qk", "qkv"])
+def test_zeros_alone_give_the_mean_and_finite_gradients(dtype: torch.dtype, zero: str) -> None:
+    grid = Grid((3, 4))
+    module = mechanism({"name": "taylor", "gamma": True}, grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype)
+    q, k, v = (torch.zeros_like(x) if name in zero else x for name, x in zip("qkv", given[:3], strict=True))
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = module(*given, grid)
+    want = module.gamma.double() * v.double().mean(2, keepdim=True).expand_as(out)
+    assert_near(out, want, 4 * torch.finfo(dtype).eps)
+    out.float().sum().backward()
+    assert all(x.grad.isfinite().all() for x in [*given, *module.parameters()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_keys_all_opposite_to_a_query_stay_finite(dtype: torch.dtype, eps: float, sign: int) -> None:
+    """All weights are 0 and so is the denominator, give or take eps, whose share has the sign of the query's sum."""
+    grid = Grid((3, 4))
+    module = mechanism({"name": "taylor", "eps": eps}, grid, dtype=dtype)
+    given = inputs(module, grid, dtype=dtype)
+    direction = sign * torch.linspace(0.3, 1.7, 8, dtype=dtype)
+    q = (direction.expand_as(given.q) * 1).requires_grad_()
+    k = (-direction.expand_as(given.k)).requires_grad_()
+    out = module(q, k, given.v.requires_grad_(), grid)
+    out.float().sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in (q, k, given.v))
+
+
+@pytest.mark.parametrize("zero", ["one token", "one channel", "all"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_channel_attention_bears_zeros_and_half_precision(dtype: torch.dtype, zero: str) -> None:
+    x = randn(2, 20, 6)
+    x[:, slice(None) if zero != "one token" else 3, slice(None) if zero != "one channel" else 2] = 0
+    x = x.to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        out = taylor_channel_attention(x)
+    assert out.dtype == dtype
+    assert_near(out, naive_channels(x.double(), 1e-6, 1e-9), 4 * torch.finfo(dtype).eps)
+    out.float().square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+# Initial values, errors
+
+
+def test_gamma_begins_at_zero_and_learns() -> None:
+    """The reference starts as the identity: the layer's input is added by the host."""
+    grid = Grid((3, 4))
+    module = TaylorAttention(24, 3, grid, gamma=True).double()
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {"gamma": (1,)}
+    out = inputs(module, grid)(module, grid)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert module.gamma.grad.abs() > 1e-3
+    assert not list(TaylorAttention(24, 3, grid).parameters())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("norm_epsilon", "norm_eps"),
+        ("gama", "gamma"),
+        ("normalization", "options: .*eps=1e-06, norm_eps=1e-12, gamma=False"),
+    ],
+)
+def test_unknown_option_is_refused(option: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"(?s)takes no option '{option}'.*{message}"):
+        create_attention({"name": "taylor", option: 1}, dim=24, num_heads=3, grid=Grid((4, 4)))
