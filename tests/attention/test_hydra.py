@@ -1,0 +1,327 @@
+"""Hydra attention equals the paper's listing and, kernel by kernel, the table of feature maps written out naively."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.hydra import KERNELS, HydraAttention
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn
+
+GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
+NAMES = [
+    "l2",
+    "l1",
+    "constant",
+    "mean",
+    "identity",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "softmax_tokens",
+    "softmax_features",
+]
+kernels = pytest.mark.parametrize("kernel", NAMES)
+
+
+def split(tokens: Tensor, heads: int) -> Tensor:
+    """(B, N, C) -> (B, h, N, d)."""
+    return tokens.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def merge(x: Tensor) -> Tensor:
+    """(B, h, N, d) -> (B, N, C)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+# The reference implementation
+
+
+@both_precisions
+@of_case("hydra")
+@pytest.mark.parametrize("heads", [1, 4, 32])
+def test_equals_the_papers_listing(golden: Golden, heads: int, dtype: torch.dtype) -> None:
+    """The listing knows no heads; ours may have any number."""
+    q, k, v = given = golden.inputs(dtype)
+    grid = Grid((1, q.shape[1]))
+    module = HydraAttention(q.shape[2], heads, grid, **golden.constructor).to(dtype)
+    golden.check_call(merge(module(split(q, heads), split(k, heads), split(v, heads), grid)), given)
+
+
+# The formula
+
+
+def naive(module: HydraAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`phi_q(q_n) * sum_t phi_k(k_t) * v_t` on tokens of all channels, one query and one key at a time."""
+    heads, channels, num_keys = q.shape[1], module.dim, k.shape[2]
+
+    def phi(name: str, tokens: Tensor) -> list[Tensor]:
+        """The features (B, C) of every token of (B, N, C)."""
+        features = []
+        for x in tokens.unbind(1):
+            if name == "l2":
+                x = x / torch.clamp((x * x).sum(1, keepdim=True).sqrt(), min=module.eps)
+            elif name == "l1":
+                x = x / torch.clamp(x.abs().sum(1, keepdim=True), min=module.eps)
+            elif name == "constant":
+                x = x / module.constant
+            elif name == "mean":
+                x = x / num_keys**0.5
+            elif name == "tanh":
+                x = (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x))
+            elif name == "sigmoid":
+                x = 1 / (1 + torch.exp(-x))
+            elif name == "relu":
+                x = torch.where(x > 0, x, 0)
+            elif name == "softmax_tokens":
+                x = torch.exp(x) / torch.exp(tokens).sum(1)
+            elif name == "softmax_features":
+                x = torch.exp(x) / torch.exp(x).sum(1, keepdim=True)
+            else:
+                assert name == "identity"
+            features.append(x)
+        return features
+
+    gathered = sum(key * value for key, value in zip(phi(module.kernel_k, merge(k)), merge(v).unbind(1), strict=True))
+    rows = [query * gathered for query in phi(module.kernel_q, merge(q))]
+    if module.norm is not None:
+        for n, row in enumerate(rows):
+            centred = row - row.sum(1, keepdim=True) / channels
+            variance = (centred * centred).sum(1, keepdim=True) / channels
+            rows[n] = centred / (variance + 1e-5).sqrt() * module.norm.weight + module.norm.bias
+    return split(torch.stack(rows, dim=1), heads)
+
+
+def check(options: dict[str, object], grid: Grid) -> None:
+    """Holds output and gradients of inputs and parameters to the formula."""
+    module = mechanism({"name": "hydra", **options}, grid)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+def test_table_of_kernels_is_complete() -> None:
+    assert list(KERNELS) == NAMES
+
+
+@pytest.mark.parametrize("kernel_q", NAMES)
+@kernels
+def test_equals_formula(kernel_q: str, kernel: str) -> None:
+    check({"kernel_q": kernel_q, "kernel_k": kernel}, GRID)
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"post_norm": "ln"},
+        {"post_norm": "ln", "kernel_q": "tanh", "kernel_k": "mean"},
+        {"eps": 5.0},  # above some of the L2 norms, below all L1 norms
+        {"eps": 20.0, "kernel_q": "l1", "kernel_k": "l1"},
+        {"constant": 0.25, "kernel_q": "constant", "kernel_k": "constant"},
+        {"kernel_q": "softmax_tokens", "kernel_k": "softmax_features"},
+        {"kernel_q": "mean", "kernel_k": "mean"},
+    ],
+    ids=str,
+)
+def test_options_equal_formula_on_any_grid(options: dict[str, object], grid: Grid) -> None:
+    check(options, grid)
+
+
+def test_defaults_are_l2_without_norm_and_the_root_of_the_channels() -> None:
+    module = HydraAttention(24, 3, GRID)
+    assert (module.kernel_q, module.kernel_k, module.norm, module.eps) == ("l2", "l2", None, 1e-12)
+    assert module.constant == math.sqrt(24)
+    assert not list(module.parameters())
+    assert sum(p.numel() for p in HydraAttention(24, 3, GRID, post_norm="ln").parameters()) == 48
+
+
+@pytest.mark.parametrize("post_norm", ["none", "ln"])
+@kernels
+def test_gradients_are_those_of_finite_differences(kernel: str, post_norm: str) -> None:
+    grid = Grid((1, 3), kv_size=(1, 2))
+    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": post_norm}
+    module = mechanism(spec, grid, dim=4, num_heads=2)
+    given = inputs(module, grid, batch=1)
+    q, k, v, _ = given.map(lambda x: (x + 0.2 * x.sign()).requires_grad_())  # relu has no derivative at 0
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
+
+
+def test_layer_equals_formula_end_to_end() -> None:
+    """Host and mechanism, with the LayerNorm before the output projection."""
+    grid = Grid((3, 4), num_prefix=1)
+    spec = {"name": "hydra", "post_norm": "ln"}
+    layer = perturb(AttentionLayer(24, 3, grid, attention=spec).double())
+    x = randn(2, grid.num_queries, 24, grad=True)
+    q, k, v = (split(part, 3) for part in (x @ layer.qkv.weight.T + layer.qkv.bias).split(24, dim=2))
+    want = merge(naive(layer.mechanism, q, k, v)) @ layer.proj.weight.T + layer.proj.bias
+    assert_same_gradients(layer(x, grid), want, [x, *layer.parameters()], 1e-10)
+
+
+# Properties
+
+
+@kernels
+@pytest.mark.parametrize("post_norm", ["none", "ln"])
+def test_number_of_heads_does_not_matter(kernel: str, post_norm: str) -> None:
+    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": post_norm}
+    queries, keys, values = (randn(2, n, 24, seed=i) for i, n in enumerate((16, 7, 7)))
+    outs = []
+    for heads in (1, 3, 24):
+        module = mechanism(spec, GRID, num_heads=heads)
+        outs.append(merge(module(split(queries, heads), split(keys, heads), split(values, heads), GRID)))
+    assert_near(outs[1], outs[0], 1e-13)
+    assert_near(outs[2], outs[0], 1e-13)
+
+
+@kernels
+def test_every_channel_is_an_outer_product_of_rank_one(kernel: str) -> None:
+    """Of rank 0 where relu silences every query or every key."""
+    module = mechanism({"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}, GRID)
+    given = inputs(module, GRID)
+    matrix = attention_matrix(module, given.q, given.k, GRID)
+    assert matrix.shape == (2, 3, 8, 16, 7)
+    assert module.rank_bound(GRID) == 1
+    alive = torch.ones(2, 3, 8, dtype=torch.bool)
+    if kernel == "relu":
+        alive = (given.q > 0).any(2) & (given.k > 0).any(2)
+    assert (rank(matrix) == alive).all()
+    assert alive.float().mean() > 0.9
+    features_q, features_k = module.features(given.q, given.k)
+    for h, c in itertools.product(range(3), range(8)):
+        outer = features_q[:, h, :, None, c] * features_k[:, h, None, :, c]
+        assert_near(matrix[:, h, c], outer, 1e-13)
+    assert_near(module.attention_matrix(given.q, given.k, None, GRID), matrix, 1e-13)
+
+
+def test_channel_that_no_key_excites_is_dead() -> None:
+    module = mechanism({"name": "hydra", "kernel_k": "relu"}, GRID)
+    q, k, v, _ = inputs(module, GRID)
+    k = k.abs()
+    k[:, 1, :, 2] = -1
+    ranks = rank(attention_matrix(module, q, k, GRID))
+    assert (ranks[:, 1, 2] == 0).all()
+    assert ranks.sum() == 2 * 23
+    assert (module(q, k, v, GRID)[:, 1, :, 2] == 0).all()
+
+
+def test_matrix_with_a_norm_is_the_one_before_it() -> None:
+    plain, normed = (mechanism({"name": "hydra", "post_norm": kind}, GRID) for kind in ("none", "ln"))
+    assert (plain.probeable, normed.probeable) == (True, False)
+    q, k, v, _ = inputs(plain, GRID)
+    matrix = attention_matrix(normed, q, k, GRID, v=v)
+    assert_near(matrix, attention_matrix(plain, q, k, GRID), 1e-13)
+
+
+@drawn(st.integers(0, 2**31), st.permutations(range(16)), st.permutations(range(7)), st.sampled_from(NAMES))
+def test_order_of_the_tokens_does_not_matter(seed: int, queries: list[int], keys: list[int], kernel: str) -> None:
+    """Outputs move with their queries; the keys are a set."""
+    module = mechanism({"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}, GRID)
+    q, k, v, _ = given = inputs(module, GRID, seed=seed)
+    moved = module(q[:, :, queries], k[:, :, keys], v[:, :, keys], GRID)
+    assert_near(moved, given(module, GRID)[:, :, queries], 1e-10)
+
+
+@drawn(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.sampled_from(["l2", "l1"]))
+def test_norms_take_the_scale_away(scale_q: float, scale_k: float, kernel: str) -> None:
+    module = mechanism({"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}, GRID)
+    q, k, v, _ = given = inputs(module, GRID)
+    assert_near(module(scale_q * q, scale_k * k, v, GRID), given(module, GRID), 1e-12)
+
+
+@drawn(st.integers(0, 2**31))
+def test_output_is_bounded_by_the_sum_of_the_values(seed: int) -> None:
+    """Unit vectors have no entry beyond one."""
+    module = mechanism("hydra", GRID)
+    given = inputs(module, GRID, seed=seed)
+    assert (given(module, GRID).abs() <= given.v.abs().sum(2, keepdim=True) * (1 + 1e-12)).all()
+
+
+def test_mean_on_both_sides_is_the_mean_over_the_keys() -> None:
+    """Poly-NL's kernel: as many more of the same keys change nothing."""
+    module = mechanism({"name": "hydra", "kernel_q": "mean", "kernel_k": "mean"}, GRID)
+    poly, given = mechanism("poly_nl", GRID), inputs(module, GRID)
+    assert_near(given(module, GRID), given.q * (given.k * given.v).mean(2, keepdim=True), 1e-13)
+    assert_near(given(module, GRID), given(poly, GRID), 1e-13)
+
+
+# Zero tokens, half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("post_norm", ["none", "ln"])
+@pytest.mark.parametrize("kernel", ["l2", "l1"])
+@pytest.mark.parametrize("eps", [1e-12, 0.0])
+def test_zero_tokens_give_zero_and_finite_gradients(
+    eps: float, kernel: str, post_norm: str, dtype: torch.dtype
+) -> None:
+    """The published code divides by their norm."""
+    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": post_norm, "eps": eps}
+    module = mechanism(spec, GRID, dtype=dtype)
+    given = inputs(module, GRID, dtype=dtype)
+    given.q[0, :, 3] = 0
+    given.k[1] = 0
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(module, GRID)
+    out.float().sum().backward()
+    silent = merge(out)[[0, 1, 1], [3, 0, 15]]
+    want = torch.zeros(24, dtype=dtype) if module.norm is None else module.norm.bias
+    assert (silent == want).all()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+
+def test_zero_key_adds_nothing() -> None:
+    module = mechanism("hydra", GRID)
+    q, k, v, _ = inputs(module, GRID)
+    k[:, :, 2] = 0
+    kept = [0, 1, 3, 4, 5, 6]
+    assert_near(module(q, k, v, GRID), module(q, k[:, :, kept], v[:, :, kept], GRID), 1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["l2", "l1", "tanh", "sigmoid", "softmax_tokens", "softmax_features"])
+def test_bounded_kernels_in_half_precision(kernel: str, dtype: torch.dtype, scale: float) -> None:
+    """Finite at many tokens; the kernels without a bound may exceed what float16 can hold.
+
+    The error is that of rounding the result; products of small features may fall below float16's smallest number.
+    """
+    grid = Grid((56, 56))
+    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}
+    module = mechanism(spec, grid, dim=8, num_heads=2, dtype=dtype)
+    given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
+    out = given(module, grid)
+    out.float().mean().backward()
+    assert all(x.isfinite().all() for x in [out, *(x.grad for x in given.tensors)])
+    want = naive(module, *(x.detach().double() for x in (given.q, given.k, given.v)))
+    limits = torch.finfo(dtype)
+    assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_q": "l3"}, "kernel_q must be one of l2, l1, constant, .*softmax_features; got 'l3'"),
+        ({"kernel_k": "softmax"}, "kernel_k must be one of .*; got 'softmax'"),
+        ({"kernel_k": "sigmoidd"}, r"got 'sigmoidd'\. Did you mean 'sigmoid'\?"),
+        ({"post_norm": "bn"}, "post_norm must be one of none, ln; got 'bn'"),
+        ({"constant": 0.0}, r"constant must be positive, or None for sqrt\(dim\); got 0.0"),
+        ({"constant": -2.0}, "constant must be positive.*; got -2.0"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        HydraAttention(24, 3, GRID, **options)

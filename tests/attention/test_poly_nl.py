@@ -1,0 +1,199 @@
+"""Poly-NL equals its formula, option by option, alone and as a layer on its own input."""
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linvit import AttentionLayer, Grid, UserError
+from linvit.analysis import attention_matrix, rank
+from linvit.attention.poly_nl import PolyNLAttention
+from tests.attention.test_hydra import merge, split
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn
+
+GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
+OPTIONS = [
+    {},
+    {"reduce": "sum"},
+    {"alpha_beta": True},
+    {"alpha_beta": True, "reduce": "sum"},
+    {"project_q": True},
+    {"project_q": True, "alpha_beta": True, "reduce": "sum"},
+]
+options_ = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+
+# The formula
+
+
+def naive(module: PolyNLAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`q_n * mean_t k_t v_t`, or the sum; with alpha and beta `alpha q_n + beta` times that. On (..., N, channels)."""
+    total = torch.zeros_like(v[..., 0, :])
+    for t in range(k.shape[-2]):
+        total = total + k[..., t, :] * v[..., t, :]
+    if module.reduce == "mean":
+        total = total / k.shape[-2]
+    rows = [q[..., n, :] * total for n in range(q.shape[-2])]
+    if module.alpha is not None:
+        rows = [module.alpha * q[..., n, :] + module.beta * row for n, row in enumerate(rows)]
+    return torch.stack(rows, dim=-2)
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
+@options_
+def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
+    module = mechanism({"name": "poly_nl", **options}, grid)
+    given = inputs(module, grid, grad=True)
+    want = naive(module, given.q, given.k, given.v)
+    assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
+
+
+@options_
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    grid = Grid((2, 2), kv_size=(1, 3))
+    module = mechanism({"name": "poly_nl", **options}, grid, dim=4, num_heads=2)
+    q, k, v, _ = inputs(module, grid, batch=1, grad=True)
+    assert torch.autograd.gradcheck(lambda q, k, v, *_: module(q, k, v, grid), (q, k, v, *module.parameters()))
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    module = PolyNLAttention(24, 3, GRID)
+    assert (module.projections, module.reduce) == ("kv", "mean")
+    assert not list(module.parameters())
+    learnt = dict(PolyNLAttention(24, 3, GRID, alpha_beta=True).named_parameters())
+    assert {name: p.tolist() for name, p in learnt.items()} == {"alpha": [1.0], "beta": [1.0]}
+
+
+# As a layer
+
+
+def poly_layer(grid: Grid, options: dict[str, object], bias: bool) -> AttentionLayer:
+    spec = {"name": "poly_nl", **options}
+    return perturb(AttentionLayer(24, 3, grid, attention=spec, qkv_bias=bias, proj_bias=bias).double())
+
+
+@options_
+@pytest.mark.parametrize("num_prefix", [0, 2])
+def test_layer_equals_formula_end_to_end(options: dict[str, object], num_prefix: int) -> None:
+    """`(x * mean_t (x W1)_t (x W2)_t) W3`: the query is x itself, unless it is projected too."""
+    grid = Grid((3, 4), num_prefix=num_prefix)
+    layer = poly_layer(grid, options, bias=True)
+    x = randn(2, grid.num_queries, 24, grad=True)
+    projected = (x @ layer.qkv.weight.T + layer.qkv.bias).split(24, dim=2)
+    q, k, v = projected if options.get("project_q") else (x, *projected)
+    want = naive(layer.mechanism, q, k, v) @ layer.proj.weight.T + layer.proj.bias
+    assert_same_gradients(layer(x, grid), want, [x, *layer.parameters()], 1e-10)
+
+
+@drawn(st.integers(0, 2**31), st.floats(-100.0, 100.0), st.sampled_from([{}, {"reduce": "sum"}, {"project_q": True}]))
+def test_layer_is_a_homogeneous_polynomial_of_third_degree(seed: int, c: float, options: dict[str, object]) -> None:
+    grid = Grid((3, 4))
+    layer = poly_layer(grid, options, bias=False)
+    x = randn(1, 12, 24, seed=seed)
+    assert_near(layer(c * x, grid), c**3 * layer(x, grid), 1e-10)
+
+
+def test_keys_of_other_tokens_need_projected_queries() -> None:
+    grid = Grid((4, 6))
+    with pytest.raises(UserError, match="PolyNLAttention projects 'kv', so its keys or queries cannot be reduced"):
+        AttentionLayer(24, 3, grid, attention="poly_nl", sr_ratio=2)
+    layer = AttentionLayer(24, 3, grid, attention={"name": "poly_nl", "project_q": True}, sr_ratio=2).double()
+    x = randn(2, 24, 24)
+    k, v = layer.kv(layer.sr(x, grid)).split(24, dim=2)
+    assert k.shape[1] == 6
+    assert_near(layer(x, grid), layer.proj(naive(layer.mechanism, layer.q(x), k, v)), 1e-12)
+
+
+# Properties
+
+
+@options_
+def test_number_of_heads_does_not_matter(options: dict[str, object]) -> None:
+    queries, keys, values = (randn(2, n, 24, seed=i) for i, n in enumerate((16, 7, 7)))
+    outs = []
+    for heads in (1, 3, 24):
+        module = mechanism({"name": "poly_nl", **options}, GRID, num_heads=heads)
+        outs.append(merge(module(split(queries, heads), split(keys, heads), split(values, heads), GRID)))
+    assert_near(outs[1], outs[0], 1e-13)
+    assert_near(outs[2], outs[0], 1e-13)
+
+
+@options_
+def test_every_channel_is_an_outer_product_of_rank_one(options: dict[str, object]) -> None:
+    """The residual's share alpha q is no part of it: it is the same for all values."""
+    module = mechanism({"name": "poly_nl", **options}, GRID)
+    q, k, *_ = inputs(module, GRID)
+    matrix = attention_matrix(module, q, k, GRID)
+    assert matrix.shape == (2, 3, 8, 16, 7)
+    assert module.rank_bound(GRID) == 1
+    assert (rank(matrix) == 1).all()
+    factor = 1 if module.beta is None else module.beta.detach()
+    keys = k / 7 if module.reduce == "mean" else k
+    assert_near(matrix, factor * q.mT[..., :, None] * keys.mT[..., None, :], 1e-12)
+
+
+@drawn(st.integers(0, 2**31), st.permutations(range(16)), st.permutations(range(7)), st.sampled_from(OPTIONS))
+def test_order_of_the_tokens_does_not_matter(
+    seed: int, queries: list[int], keys: list[int], options: dict[str, object]
+) -> None:
+    """Outputs move with their queries; the keys are a set."""
+    module = mechanism({"name": "poly_nl", **options}, GRID)
+    q, k, v, _ = given = inputs(module, GRID, seed=seed)
+    moved = module(q[:, :, queries], k[:, :, keys], v[:, :, keys], GRID)
+    assert_near(moved, given(module, GRID)[:, :, queries], 1e-10)
+
+
+@pytest.mark.parametrize(("reduce", "factor"), [("mean", 1), ("sum", 2)])
+def test_twice_the_same_keys_leave_the_mean_and_double_the_sum(reduce: str, factor: int) -> None:
+    module = mechanism({"name": "poly_nl", "reduce": reduce}, GRID)
+    q, k, v, _ = given = inputs(module, GRID)
+    doubled = module(q, k.repeat(1, 1, 2, 1), v.repeat(1, 1, 2, 1), GRID)
+    assert_near(doubled, factor * given(module, GRID), 1e-13)
+
+
+def test_keys_and_values_are_interchangeable() -> None:
+    module = mechanism("poly_nl", GRID)
+    q, k, v, _ = given = inputs(module, GRID)
+    assert_near(module(q, v, k, GRID), given(module, GRID), 1e-13)
+
+
+@options_
+def test_zero_tokens_give_zero_and_zero_keys_the_residual(options: dict[str, object]) -> None:
+    module = mechanism({"name": "poly_nl", **options}, GRID)
+    given = inputs(module, GRID)
+    given.q[0, :, 3] = 0
+    given.k[1] = 0
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(module, GRID)
+    out.sum().backward()
+    assert (out[0, :, 3] == 0).all()
+    residual = 0 if module.alpha is None else module.alpha
+    assert (out[1] == residual * given.q[1]).all()
+    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"alpha_beta": True}], ids=str)
+def test_half_precision_at_many_tokens(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
+    """The products overflow float16 if they are formed in it; only the result is rounded, at worst to nothing."""
+    grid = Grid((56, 56))
+    module = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2, dtype=dtype)
+    given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
+    out = given(module, grid)
+    out.float().mean().backward()
+    assert all(x.isfinite().all() for x in [out, *(x.grad for x in [*given.tensors, *module.parameters()])])
+    exact = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2)
+    exact.load_state_dict(module.state_dict())
+    want = naive(exact, *(x.detach().double() for x in (given.q, given.k, given.v)))
+    limits = torch.finfo(dtype)
+    assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
+
+
+# Errors
+
+
+def test_unknown_reduction_is_refused() -> None:
+    with pytest.raises(UserError, match=r"reduce must be one of mean, sum; got 'summ'\. Did you mean 'sum'\?"):
+        PolyNLAttention(24, 3, GRID, reduce="summ")
