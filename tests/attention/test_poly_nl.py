@@ -177,7 +177,7 @@ def test_zero_tokens_give_zero_and_zero_keys_the_residual(options: dict[str, obj
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"alpha_beta": True}], ids=str)
 def test_half_precision_at_many_tokens(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
-    """The products overflow float16 if they are formed in it; only the result is rounded, at worst to nothing."""
+    """Only the result is rounded, at worst to nothing."""
     grid = Grid((56, 56))
     module = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2, dtype=dtype)
     given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
@@ -189,6 +189,15 @@ def test_half_precision_at_many_tokens(options: dict[str, object], dtype: torch.
     want = naive(exact, *(x.detach().double() for x in (given.q, given.k, given.v)))
     limits = torch.finfo(dtype)
     assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
+
+
+@pytest.mark.parametrize(("reduce", "outer", "inner"), [("sum", 1e-3, 300.0), ("mean", 1e3, 1e-3)])
+def test_products_leave_the_range_of_float16_where_the_result_does_not(reduce: str, outer: float, inner: float) -> None:
+    grid = Grid((56, 56))
+    module = mechanism({"name": "poly_nl", "reduce": reduce}, grid, dim=8, num_heads=2)
+    scaled = (scale * x for scale, x in zip((outer, inner, inner), inputs(module, grid), strict=False))
+    q, k, v = (x.half() for x in scaled)
+    assert_near(module(q, k, v, grid), naive(module, q.double(), k.double(), v.double()), 2e-3)
 
 
 # Errors

@@ -66,6 +66,7 @@ def test_half_precision_module(name: str, dtype: torch.dtype, scale: float) -> N
     want = given.map(lambda x: x.detach().double())(exact, SMALL)
     info = torch.finfo(dtype)
     smallest = info.tiny * info.eps  # the product of three small values may lie below what the dtype tells from 0
+    assert out.shape == want.shape
     assert (out.double() - want).abs().max() <= 4 * info.eps * want.abs().max() + smallest
 
 

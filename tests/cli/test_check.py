@@ -73,7 +73,7 @@ def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys, arguments):
     ("arguments", "message"),
     [
         (["focussed"], "no attention is called 'focussed'. Did you mean 'focused'?"),
-        (["mine:Missing"], "attention 'mine:Missing' of 'mine:Missing' cannot be imported"),
+        (["mine:Missing"], "attention class 'mine:Missing' cannot be imported"),
         (
             ["mine:Mine", "--options", "{powers: 2}"],
             "attention 'mine:Mine' takes no option 'powers'. Did you mean 'power'",

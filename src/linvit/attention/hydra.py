@@ -99,8 +99,10 @@ class HydraAttention(Attention):
         check_choice("kernel_q", kernel_q, KERNELS)
         check_choice("kernel_k", kernel_k, KERNELS)
         check_choice("post_norm", post_norm, ["none", "ln"])
-        if constant is not None and constant <= 0:
-            raise UserError(f"constant must be positive, or None for sqrt(dim); got {constant}")
+        if constant is not None and not 0 < constant < math.inf:
+            raise UserError(f"constant must be positive and finite, or None for sqrt(dim); got {constant}")
+        if not eps >= 0:
+            raise UserError(f"eps must be 0 or more; got {eps}")
         self.kernel_q = kernel_q
         self.kernel_k = kernel_k
         self.eps = eps
