@@ -66,7 +66,7 @@ def test_any_timm_model_is_a_backbone():
         ({"img_size": 18}, "image size 18x18 is not divisible by patch size 4; the nearest sizes are 16x16 and 20x20"),
         ({"img_size": [16]}, "[16]"),
         ({"img_size": [16, 16, 16]}, "[16, 16, 16]"),
-        ({"backbone": {"name": "timm", "model": "resnet18"}, "attention": "linear"}, "takes no option 'attention'"),
+        ({"backbone": {"name": "timm", "model": "resnet18"}, "attention": "linear"}, "brings its own attention"),
     ],
     ids=str,
 )
@@ -122,3 +122,7 @@ class TestCheckpoint:
         assert mechanisms_of(twin) == ["LinearAttention", "FocusedAttention"]
         images = torch.randn(2, 3, SIDE, SIDE)
         assert torch.equal(twin.eval()(images), task.eval()(images))
+
+
+def test_a_backbone_with_its_own_attention_takes_none():
+    assert ClassificationTask(backbone={"name": "timm", "model": "resnet18"}, num_classes=3, img_size=64).backbone

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups, warmup_cosine
-from linvit.registry import backbones
+from linvit.registry import backbones, parameters_of
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
 
@@ -58,6 +58,12 @@ class Task(LightningModule):
         if lr <= 0:
             raise UserError(f"lr must be positive; got {lr}")
         self.save_hyperparameters()
+        name, _ = backbones.parse(backbone)
+        if attention is not None and "attention" not in parameters_of(backbones.get(name)):
+            raise UserError(
+                f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; "
+                f"set --model.attention=null"
+            )
         options = {} if attention is None else {"attention": attention}
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
