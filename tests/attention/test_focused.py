@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid, UserError
-from linvit.analysis import attention_matrix
+from linvit.analysis import attention_matrix, rank
 from linvit.attention.focused import FocusedAttention
 from tests.golden_files import (
     Golden,
@@ -20,7 +20,7 @@ from tests.golden_files import (
     load_official,
     of_case,
 )
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+from tests.helpers import assert_cost, assert_near, assert_same_gradients, inputs, mechanism
 
 GRIDS = [
     Grid((4, 6)),
@@ -346,6 +346,91 @@ def test_position_encoding_follows_another_grid(grid: Grid) -> None:
     at_home = inputs(module, nominal)
     before = at_home(mechanism("focused", nominal, dim=8, num_heads=2), nominal)
     assert torch.equal(at_home(module, nominal), before)  # nothing is kept from the other grid
+
+
+# Rank, factors, cost
+
+
+@pytest.mark.parametrize("key_dim", [None, 5])
+@pytest.mark.parametrize("grid", [Grid((7, 9), num_prefix=1), Grid((2, 2)), REDUCED[0]], ids=str)
+def test_rank_is_that_of_the_tokens_with_the_convolution_and_of_the_keys_without(
+    grid: Grid, key_dim: int | None
+) -> None:
+    """The bound is reached by features of one size; focusing a relu leaves some too small to count."""
+    tokens = min(grid.num_queries, grid.num_keys)
+    for dwc, want in ((True, tokens), (False, min(tokens, key_dim or 8))):
+        spec = {"name": "focused", "dwc": dwc}
+        sharp, even = (
+            mechanism(spec | options, grid, key_dim=key_dim) for options in ({}, {"focus": False, "relu_eps": 0.25})
+        )
+        q, k, *_ = inputs(sharp, grid)
+        assert sharp.rank_bound(grid) == even.rank_bound(grid) == want
+        assert (rank(attention_matrix(sharp, q, k, grid)) <= want).all()
+        assert (rank(attention_matrix(even, q, k, grid)) == want).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"denominator": "sum", "eps": 0.5}, {"norm_scope": "per_head"}], ids=str)
+def test_factors_are_those_of_the_formula_without_the_convolution(options: dict[str, object]) -> None:
+    grid = REDUCED[1]
+    module = mechanism({"name": "focused", "dwc": False, **options}, grid)
+    given = inputs(module, grid)
+    left, right = module.factors(given.q, given.k, grid)
+    assert left.shape[-1] == right.shape[-1] == module.key_dim
+    assert_near(left @ right.mT, naive_maps(module, given.q, given.k, grid), 1e-12)
+    assert mechanism("focused", grid).factors(given.q, given.k, grid) is None
+
+
+@pytest.mark.parametrize("key_dim", [None, 5])
+@pytest.mark.parametrize("grid", [Grid((5, 7), num_prefix=2), REDUCED[0]], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_cost_is_what_torch_counts(options: dict[str, object], grid: Grid, key_dim: int | None) -> None:
+    assert_cost(mechanism({"name": "focused", **options}, grid, key_dim=key_dim), grid)
+
+
+def test_cost_by_hand() -> None:
+    """13 queries and 7 keys of 24 channels in heads of 8, and a kernel of 25 places on 12 patches."""
+    grid = Grid((3, 4), kv_size=(2, 3), num_prefix=1)
+    cost = FocusedAttention(24, 3, grid).cost(grid)
+    features, patches = (13 + 7) * 24, 12 * 24
+    assert cost.matmul == features * 8 + 25 * patches
+    maps = (3 + 7) * features  # relu, eps and scale; seven steps of focusing
+    denominators = 7 * 24 + 2 * 13 * 24 + 13 * 24
+    assert cost.elementwise == maps + 7 * 24 + denominators + patches
+    assert cost.transcendental == features
+    assert cost.parameters == 24 + 6 * 24 + 8 * 26
+    plain = FocusedAttention(24, 3, grid, dwc=False, focus=False, pos_enc=False, learn_scale=False).cost(grid)
+    assert plain == (features * 8, 2 * features + denominators, 0, 0)
+
+
+# In place
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_working_in_place_writes_to_no_input_and_parameter(options: dict[str, object]) -> None:
+    """Nor to the module's own tensors, with one head, where views need no copy, and with several."""
+    for heads in (1, 3):
+        grid = Grid((4, 3))
+        module = mechanism({"name": "focused", **options}, grid, num_heads=heads)
+        given = inputs(module, grid)
+        copies, state = given.map(torch.clone), {name: t.clone() for name, t in module.state_dict().items()}
+        with torch.no_grad():
+            given(module, grid)
+        assert all(torch.equal(x, y) for x, y in zip(given.tensors, copies.tensors, strict=True))
+        assert all(torch.equal(t, state[name]) for name, t in module.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{}, {"focus": False}, {"dwc": False}, {"stable_power": False}], ids=str)
+def test_entries_of_exactly_zero_get_no_gradient(options: dict[str, object]) -> None:
+    """As with relu: queries and keys (and positions) at the kink."""
+    grid = Grid((3, 4))
+    module = mechanism({"name": "focused", "pos_enc": False, **options}, grid)
+    given = inputs(module, grid)
+    given.q[:, :, 2], given.k[:, :, 5] = 0, 0
+    given = given.map(lambda x: x.requires_grad_())
+    given(module, grid).square().sum().backward()
+    assert (given.q.grad[:, :, 2] == 0).all()
+    assert (given.k.grad[:, :, 5] == 0).all()
+    assert given.q.grad.abs().max() > 0
 
 
 # Large powers

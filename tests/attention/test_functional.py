@@ -8,7 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linvit.attention.functional import focus, linear_attention, linear_factors, resize_tokens
+from linvit.attention.functional import (
+    channelwise_attention,
+    focus,
+    linear_attention,
+    linear_denominator,
+    linear_factors,
+    resize_tokens,
+    unit,
+)
 from tests.helpers import assert_near, randn
 
 entries = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))
@@ -158,6 +166,48 @@ def test_linear_attention_is_the_product_of_its_factors(mean: bool) -> None:
     assert right.shape == k.shape
     assert_near(left @ right.mT, matrix, 1e-13)
     assert_near(linear_attention(q, k, v, eps, mean), matrix @ v, 1e-13)
+
+
+@pytest.mark.parametrize(("mean", "weight"), [(False, 1), (True, 1 / 7)])
+def test_denominator_is_the_sum_or_mean_of_the_scores(mean: bool, weight: float) -> None:
+    q, k = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1)
+    want = sum((q * k[:, :, m : m + 1]).sum(-1, keepdim=True) for m in range(7)) * weight + 0.3
+    assert_near(linear_denominator(q, k, 0.3, mean), want, 1e-13)
+
+
+def test_channelwise_attention_is_an_outer_product_in_every_channel() -> None:
+    q, k, v = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 4, seed=2)
+    assert_near(channelwise_attention(q, k, v), torch.einsum("bhnc,bhmc,bhmc->bhnc", q, k, v), 1e-13)
+
+
+@pytest.mark.parametrize("dims", [(-1,), (1, 3)])
+@pytest.mark.parametrize("order", [1, 2])
+def test_unit_vectors_have_length_one_or_less_below_eps(order: float, dims: tuple[int, ...]) -> None:
+    x = randn(2, 3, 5, 4)
+    lengths = x.abs().pow(order).sum(dims, keepdim=True) ** (1 / order)
+    assert_near(unit(x, 1e-12, order, dims), x / lengths, 1e-13)
+    eps = float(lengths.median())
+    assert_near(unit(x, eps, order, dims), x / lengths.clamp(min=eps), 1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-12])
+@pytest.mark.parametrize("order", [1, 2])
+def test_unit_of_zero_is_zero_with_the_gradient_handed_on(order: float, eps: float, dtype: torch.dtype) -> None:
+    x = randn(3, 5, dtype=dtype)
+    x[1] = 0
+    x.requires_grad_()
+    y = unit(x, eps, order)
+    gradient = torch.autograd.grad(y, x, torch.full_like(y, 0.5))[0]
+    assert (y[1] == 0).all()
+    assert (gradient[1] == 0.5).all()
+    assert gradient.isfinite().all()
+
+
+def test_unit_of_nan_is_nan() -> None:
+    x = randn(3, 5)
+    x[1, 2] = torch.nan
+    assert unit(x, 1e-12).isnan().all(1).tolist() == [False, True, False]
 
 
 def test_resize_keeps_a_table_of_the_same_size() -> None:
