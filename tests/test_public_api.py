@@ -44,11 +44,13 @@ BUILT_IN = {
     ],
     "linvit.backbones": [
         "deit_base",
+        "deit_base_384",
         "deit_nano",
         "deit_small",
         "deit_tiny",
         "flatten_deit_small",
         "flatten_deit_tiny",
+        "hydra_deit_base",
         "timm",
     ],
     "linvit.heads": [],

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit import Attention, Grid, UserError
-from linvit.backbones.base import feature_indices, init_vit, patch_grid, specs_per_block
+from linvit.backbones.base import feature_indices, init_vit, specs_per_block
+from linvit.backbones.deit import patch_grid
 
 FOCUSED = {"name": "focused", "focusing_factor": 4}
 

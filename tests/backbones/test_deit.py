@@ -56,6 +56,26 @@ def test_equals_deit(golden: Golden, dtype: torch.dtype) -> None:
         golden.check(f"feature.{i}", feature)
 
 
+@both_precisions
+@of_case("deit_distilled")
+def test_equals_distilled_deit(golden: Golden, dtype: torch.dtype) -> None:
+    model = DeiT(**golden.constructor, distilled=True).to(dtype).eval()
+    model.load_state_dict(golden.parameters())
+    (x,) = inputs = golden.inputs(dtype)
+    golden.check_call(model(x), inputs)
+
+
+def test_distilled_is_the_mean_of_two_classifiers() -> None:
+    model = perturb(deit(distilled=True))
+    tokens = model.forward_features(image(48, 32, dtype=torch.float32))
+    want = (model.head(tokens[:, 0]) + model.head_dist(tokens[:, 1])) / 2
+    assert_near(model.forward_head(tokens), want, 1e-6)
+    model.reset_classifier(0)
+    assert_near(model.forward_head(tokens), (tokens[:, 0] + tokens[:, 1]) / 2, 1e-6)
+    with pytest.raises(UserError, match="distilled: true needs"):
+        deit(distilled=True, global_pool="avg")
+
+
 POOLS = [(True, "token"), (True, "avg"), (False, "avg")]
 
 
@@ -323,7 +343,7 @@ def test_stochastic_depth_drops_whole_samples_in_training_only() -> None:
     block = copy.deepcopy(deit(depth=2, drop_path_rate=0.5).blocks[1]).double()
     grid = deit().grid
     x = randn(1, grid.num_queries, 48).expand(200, -1, -1)
-    block.mlp = nn.Identity()
+    block.norm2, block.mlp = nn.Identity(), block.attn
     block.drop_path2 = nn.Linear(48, 48).double()  # 0 for any input: only the attention branch is left
     nn.init.zeros_(block.drop_path2.weight)
     nn.init.zeros_(block.drop_path2.bias)

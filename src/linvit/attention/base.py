@@ -1,7 +1,9 @@
 """The contract that every attention mechanism meets."""
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from linvit.attention.cost import Cost
@@ -38,6 +40,16 @@ class Grid(NamedTuple):
         """Key and value tokens M, prefix included."""
         height, width = self.keys_size
         return self.num_prefix + height * width
+
+    def plane(self, x: Tensor) -> Tensor:
+        """The patch tokens of (B, N, C) as a plane (B, C, H, W); a view."""
+        plane: Tensor = x[:, self.num_prefix :].mT.unflatten(2, self.size)
+        return plane
+
+    def map_patches(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Tokens (B, N, C) with the patches' plane changed, to (B, C', H', W'), and the prefix as it is."""
+        changed = change(self.plane(x)).flatten(2).mT
+        return torch.cat([x[:, : self.num_prefix], changed], dim=1) if self.num_prefix else changed
 
 
 class Attention(nn.Module):

@@ -1,45 +1,130 @@
 """What every backbone shares: timm's contract, the distribution of attention specs over blocks, initialisation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
-import timm.layers
+import torch
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention
-from linvit.errors import UserError
+from linvit.attention.base import Attention, Grid
+from linvit.backbones.stage import Stage
+from linvit.errors import UserError, check_choice
 from linvit.registry import Spec
+
+T = TypeVar("T")
 
 
 class Backbone(nn.Module):
     """Base of linvit's own backbones: timm's contract, unrenamed.
 
-    A subclass sets `num_classes`, `num_features`, `head_hidden_size`, `feature_info` and `head`, and supplies
-    `forward_features`, `forward_head`, `forward_intermediates` and `prune_intermediate_layers`.
+    A subclass builds `stages`, `norm`, `head` and `feature_info`, and names the parameters that are not decayed.
+    Features between the layers are tokens (B, N, C), prefix first. A backbone that is no pyramid of stages (DeiT) says
+    which modules its features come from (`levels`) and overrides `run`.
+
+    Args:
+        num_classes: Classes; 0 for features.
+        num_features: Channels of the last feature.
+        global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
+        num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
     """
 
-    num_classes: int
-    num_features: int
-    head_hidden_size: int
+    levels: ClassVar[str] = "stages"
     feature_info: list[dict[str, str | int]]
+    norm: nn.Module
     head: nn.Module
-    global_pool: str
-    grad_checkpointing: bool = False
+
+    def __init__(self, num_classes: int, num_features: int, global_pool: str, num_prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = num_features
+        self.num_prefix_tokens = num_prefix_tokens
+        self.check_pool(global_pool)
+        self.global_pool = global_pool
+        self.grad_checkpointing = False
+
+    def check_pool(self, global_pool: str) -> None:
+        """Raises a `UserError` unless the pooling is known and, for "token", there is a class token."""
+        check_choice("global_pool", global_pool, ["token", "avg"])
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
+
+    def run(
+        self, x: Tensor, take: Collection[int] = (), stop: int | None = None
+    ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
+        """Images through the first `stop` levels: the last tokens, their grid, and (tokens, grid) of `take`."""
+        found = []
+        for i, stage in enumerate(getattr(self, self.levels)[:stop]):
+            tokens, grid = stage(x)
+            x = grid.plane(tokens)  # (B, C, H, W)
+            if i in take:
+                found.append((tokens, grid))
+        return tokens, grid, found
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, in_chans, H, W) to the last, normalised feature."""
-        raise NotImplementedError
+        """Images (B, in_chans, H, W) to the last, normalised tokens (B, N, C)."""
+        return self.norm(self.run(x)[0])  # type: ignore[no-any-return]
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to one feature per image (B, C)."""
+        return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The feature to logits (B, num_classes), or to what goes into the classifier if `pre_logits`."""
-        raise NotImplementedError
+        """Normalised tokens (B, N, C) to logits (B, num_classes), or to the pooled feature (B, C) if `pre_logits`."""
+        x = self.pool(x)
+        return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
-    def check_pool(self, global_pool: str) -> None:
-        """Raises a `UserError` if the backbone cannot pool its features that way."""
-        raise NotImplementedError
+    def normalise(self, tokens: Tensor, level: int) -> Tensor:
+        """The norm that belongs to the feature of a level; the final norm belongs to the last."""
+        return self.norm(tokens) if level == len(self.feature_info) - 1 else tokens
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features of chosen levels, as timm's method of this name.
+
+        Args:
+            x: Images (B, in_chans, H, W).
+            indices: Which levels: a list, the last n, or None for all.
+            return_prefix_tokens: Return (feature, prefix tokens) pairs.
+            norm: Apply the norms that belong to the features.
+            stop_early: Stop after the last chosen level.
+            output_fmt: "NCHW" (B, C, H, W) or "NLC" (B, H * W, C).
+            intermediates_only: Return the list alone, without the final feature.
+        """
+        check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
+        take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
+        last, _, found = self.run(x, take, max(take) + 1 if stop_early else None)
+        features: list[Any] = []
+        for level, (tokens, grid) in zip(take, found, strict=True):
+            tokens = self.normalise(tokens, level) if norm else tokens
+            feature = grid.plane(tokens) if output_fmt == "NCHW" else tokens[:, grid.num_prefix :]
+            features.append((feature, tokens[:, : grid.num_prefix]) if return_prefix_tokens else feature)
+        return features if intermediates_only else (self.norm(last), features)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops what features at `indices` do not need; returns the indices of the features that stay."""
+        levels = getattr(self, self.levels)
+        take = feature_indices(len(levels), indices)
+        setattr(self, self.levels, levels[: max(take) + 1])
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return take
 
     def get_classifier(self) -> nn.Module:
         """The classifier."""
@@ -56,12 +141,40 @@ class Backbone(nn.Module):
             self.check_pool(global_pool)
             self.global_pool = global_pool
         self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
-        init_vit(self.head)
+        self.head = classifier(self.num_features, num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trades time for memory: activations inside a block are computed again in the backward pass."""
         self.grad_checkpointing = enable
+        for module in self.modules():
+            if isinstance(module, Stage):
+                module.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one dimension that are not decayed."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer-wise learning-rate decay: one per block, or one per stage if `coarse`."""
+        stage = r"^stages\.(\d+)"
+        return {
+            "stem": r"^stages\.0\.(embed|pos_embed|cls_token)",
+            "blocks": stage
+            if coarse
+            else [
+                (stage + r"\.(?:embed|pos_embed|cls_token)", (0,)),
+                (stage + r"\.blocks\.(\d+)", None),
+                (stage + r"\.norm", (99998,)),
+                (r"^norm", (99999,)),
+            ],
+        }
+
+
+def classifier(num_features: int, num_classes: int) -> nn.Module:
+    """A freshly initialised linear classifier; the identity for 0 classes."""
+    head = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
+    init_vit(head)
+    return head
 
 
 def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> list[Spec]:
@@ -87,12 +200,24 @@ def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> 
     )
 
 
+def drop_path_rates(rate: float, depth: int) -> list[float]:
+    """Rates of stochastic depth of all blocks in forward order: linear, from 0 to `rate` at the last."""
+    rates: list[float] = torch.linspace(0, rate, depth, device="cpu").tolist()
+    return rates
+
+
+def per_stage(values: Sequence[T], depths: Sequence[int]) -> list[list[T]]:
+    """Values of all blocks in forward order, split into those of each stage."""
+    starts = [sum(depths[:i]) for i in range(len(depths))]
+    return [list(values[start : start + depth]) for start, depth in zip(starts, depths, strict=True)]
+
+
 def init_vit(module: nn.Module) -> None:
     """Initialises Linear and LayerNorm as vision transformers do; a mechanism keeps its own initial values."""
     if isinstance(module, Attention):
         return
     if isinstance(module, nn.Linear):
-        timm.layers.trunc_normal_(module.weight, std=0.02)
+        trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     for child in module.children():
@@ -110,19 +235,3 @@ def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int
             f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
         )
     return [index % count for index in indices]
-
-
-def patch_grid(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Patches per side of an image.
-
-    Raises:
-        UserError: If a side is not a multiple of the patch.
-    """
-    if size[0] % patch or size[1] % patch:
-        down = tuple(max(patch, side // patch * patch) for side in size)
-        up = tuple(-(-side // patch) * patch for side in size)
-        raise UserError(
-            f"image size {size[0]}x{size[1]} is not divisible by patch size {patch}; "
-            f"the nearest sizes are {down[0]}x{down[1]} and {up[0]}x{up[1]}"
-        )
-    return size[0] // patch, size[1] // patch

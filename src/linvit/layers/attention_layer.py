@@ -75,6 +75,11 @@ class AttentionLayer(nn.Module):
         self.proj = nn.Linear(self.mechanism.out_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
+    @property
+    def projections(self) -> str:
+        """What is projected, in the order of the rows of `qkv`."""
+        return self.mechanism.projections
+
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C) for the tokens of `grid`.
 

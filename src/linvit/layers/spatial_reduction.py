@@ -1,6 +1,5 @@
 """Spatial reduction of keys and values: fewer patch tokens, prefix tokens kept."""
 
-import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
@@ -24,10 +23,7 @@ class StridedReduction(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, M, C)."""
-        prefix, patches = x[:, : grid.num_prefix], x[:, grid.num_prefix :]
-        plane = patches.mT.unflatten(2, grid.size)  # (B, C, H, W)
-        reduced = self.conv(plane).flatten(2).mT  # (B, H/R * W/R, C)
-        return self.norm(torch.cat([prefix, reduced], dim=1))  # type: ignore[no-any-return]
+        return self.norm(grid.map_patches(self.conv, x))  # type: ignore[no-any-return]
 
 
 class PooledReduction(nn.Module):
@@ -47,7 +43,5 @@ class PooledReduction(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, M, C)."""
-        prefix, patches = x[:, : grid.num_prefix], x[:, grid.num_prefix :]
-        plane = patches.mT.unflatten(2, grid.size)  # (B, C, H, W)
-        reduced = self.conv(self.pool(plane)).flatten(2).mT  # (B, P*P, C)
-        return self.act(self.norm(torch.cat([prefix, reduced], dim=1)))  # type: ignore[no-any-return]
+        reduced = grid.map_patches(lambda plane: self.conv(self.pool(plane)), x)
+        return self.act(self.norm(reduced))  # type: ignore[no-any-return]

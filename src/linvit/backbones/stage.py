@@ -1,0 +1,84 @@
+"""One level of a feature pyramid: embed, add positions, run the blocks."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from linvit.attention.base import Grid
+
+
+class Stage(nn.Module):
+    """A plane (B, C, H, W) to tokens (B, N, dim) and their grid.
+
+    Args:
+        dim: Channels of the tokens.
+        grid: Nominal grid, with `num_prefix` 1 for a class token that joins in this stage.
+        embed: The plane to tokens and their patch grid (H', W'): a stem or a downsampling.
+        blocks: Called with tokens and grid.
+        positions: Add a learnable position per token of the nominal grid. Another grid gets them interpolated
+            (bilinear), the class token's aside.
+        norm: On the tokens that leave the stage; None is none.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        grid: Grid,
+        embed: nn.Module,
+        blocks: Iterable[nn.Module],
+        positions: bool = False,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.grad_checkpointing = False
+        self.embed = embed
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if grid.num_prefix else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, grid.num_queries, dim)) if positions else None
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.Identity() if norm is None else norm
+        for table in (self.cls_token, self.pos_embed):
+            if table is not None:
+                trunc_normal_(table, std=0.02)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """(B, C, H, W) -> (B, N, dim) and the grid of these tokens."""
+        x, size = self.embed(x)
+        grid = self.grid._replace(size=size)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        if self.pos_embed is not None:
+            x = x + resize_positions(self.pos_embed, self.grid, grid)
+        x = run_blocks(self.blocks, x, grid, self.grad_checkpointing and self.training)
+        return self.norm(x), grid
+
+
+def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing: bool) -> Tensor:
+    """Blocks one after the other; under checkpointing their activations are computed again in the backward pass."""
+    for block in blocks:
+        x = checkpoint(block, x, grid, use_reentrant=False) if checkpointing else block(x, grid)
+    return x
+
+
+def resize_positions(table: Tensor, old: Grid, new: Grid, mode: str = "bilinear") -> Tensor:
+    """Position table (1, N, C) of one grid interpolated to another; the prefix's positions stay."""
+    if old.size == new.size:
+        return table
+    prefix, patches = table[:, : old.num_prefix], table[:, old.num_prefix :]
+    plane = patches.mT.unflatten(2, old.size)  # (1, C, H, W)
+    resized = F.interpolate(plane, size=new.size, mode=mode, align_corners=False)
+    return torch.cat([prefix, resized.flatten(2).mT], dim=1)
+
+
+def stage_grids(img_size: tuple[int, int], strides: Sequence[int] = (4, 2, 2, 2)) -> list[tuple[int, int]]:
+    """Patch grids of the stages of an image of that size: rounded up at every stage."""
+    height, width = img_size
+    grids = []
+    for stride in strides:
+        height, width = -(-height // stride), -(-width // stride)
+        grids.append((height, width))
+    return grids

@@ -1,0 +1,35 @@
+"""From an image, or a feature plane, to tokens: a strided convolution, with or without a norm."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class PatchEmbed(nn.Module):
+    """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): convolution, then LayerNorm.
+
+    Without overlap (`kernel == stride`) a plane that the stride does not divide is padded by zeros at the right and the
+    bottom. With overlap the convolution's own padding settles it.
+
+    Args:
+        in_chans: Channels C.
+        dim: Channels of the tokens.
+        kernel: Side of the kernel.
+        stride: Its stride.
+        padding: Its zero padding.
+        norm: LayerNorm (eps 1e-5) on the tokens.
+    """
+
+    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int = 0, norm: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel, stride, padding)
+        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.multiple = stride if kernel == stride else 1
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Tokens and their patch grid."""
+        height, width = x.shape[-2:]
+        below, right = -height % self.multiple, -width % self.multiple
+        if below or right:
+            x = F.pad(x, (0, right, 0, below))
+        x = self.proj(x)  # (B, dim, H', W')
+        return self.norm(x.flatten(2).mT), (x.shape[2], x.shape[3])

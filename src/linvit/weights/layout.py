@@ -1,0 +1,54 @@
+"""How an official repository names the parameters of a backbone, and how these names become ours."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Rename = tuple[str, str | Callable[[re.Match[str]], str]]
+"""A regular expression and what takes the place of each match, as in `re.sub`."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The key layout of one official repository.
+
+    Attributes:
+        name: What it is called in messages: "pvt".
+        marks: Regular expressions; a file is of this layout if each of them matches some whole key.
+        renames: Applied one after the other, each to the result of the one before.
+        drops: Regular expressions of whole keys that hold nothing learned (buffers that the model computes anew).
+        absent: Regular expressions of keys that a file of this layout does not have; tells apart relatives.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    renames: tuple[Rename, ...] = ()
+    drops: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    def recognises(self, keys: Iterable[str]) -> bool:
+        """Whether keys are of this layout."""
+        keys = list(keys)
+        found = [any(re.fullmatch(mark, key) for key in keys) for mark in (*self.marks, *self.absent)]
+        return all(found[: len(self.marks)]) and not any(found[len(self.marks) :])
+
+    def translate(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict under our names."""
+        return {
+            self.rename(key): tensor
+            for key, tensor in state.items()
+            if not any(re.fullmatch(drop, key) for drop in self.drops)
+        }
+
+    def rename(self, key: str) -> str:
+        """Our name of an official one."""
+        for pattern, new in self.renames:
+            key = re.sub(pattern, new, key)
+        return key
+
+
+def count_from_zero(template: str) -> Callable[[re.Match[str]], str]:
+    """A replacement whose `{}` is the match's first group less one: official stages count from one."""
+    return lambda match: template.format(int(match[1]) - 1)

@@ -1,0 +1,43 @@
+"""Fused or separate: input projections brought into the form that the model has them in."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention
+
+NAMES = ("q", "k", "v", "kv", "qkv")
+
+
+def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A state dict whose q, k, v projections are joined and split as the attention layers of a model have them.
+
+    Files have `qkv`, or `q` and `kv`, or `q`, `k`, `v` (or some of them); a layer has `qkv`, which holds what its
+    mechanism projects, or `q` and `kv`. What a layer does not project (the keys, where they are the queries) is left
+    out; what a file does not have stays missing.
+    """
+    fitted = dict(state)
+    for prefix, module in model.named_modules():
+        if not hasattr(module, "projections") or isinstance(module, Attention):
+            continue
+        for leaf in ("weight", "bias"):
+            given = {name: fitted.pop(f"{prefix}.{name}.{leaf}", None) for name in NAMES}
+            parts = {
+                letter: rows
+                for name, joined in given.items()
+                if joined is not None and len(joined) % len(name) == 0
+                for letter, rows in zip(name, joined.chunk(len(name)), strict=True)
+            }
+            for name in NAMES:
+                own = getattr(getattr(module, name, None), leaf, None)
+                joined = given[name]
+                if own is None:
+                    continue
+                if joined is None or joined.shape != own.shape:
+                    letters = module.projections if name == "qkv" else name
+                    found = [parts[letter] for letter in letters if letter in parts]
+                    joined = torch.cat(found) if len(found) == len(letters) else joined
+                if joined is not None:
+                    fitted[f"{prefix}.{name}.{leaf}"] = joined
+    return fitted
