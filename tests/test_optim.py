@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import linvit
-from linvit.optim import parameter_groups, warmup_cosine, warmup_cosine_lr
+from linvit import UserError
+from linvit.optim import WarmupCosine, parameter_groups
 from tests.training import TINY, batches, fit, tiny_task, trainer
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -35,7 +36,7 @@ def test_vectors_and_what_a_module_names_are_spared_at_any_depth(depth):
     model, path = nn.ModuleDict({"tables": Table(), "linear": nn.Linear(3, 2), "norm": nn.BatchNorm2d(4)}), ""
     for _ in range(depth):
         model, path = nn.ModuleDict({"inner": model}), f"inner.{path}"
-    found = names_of(model, parameter_groups(model, 0.05))
+    found = names_of(model, parameter_groups(model, 1, 0.05))
     assert found == {
         0.05: [f"{path}tables.other", f"{path}linear.weight"],
         0.0: [f"{path}tables.table", f"{path}linear.bias", f"{path}norm.weight", f"{path}norm.bias"],
@@ -44,13 +45,13 @@ def test_vectors_and_what_a_module_names_are_spared_at_any_depth(depth):
 
 def test_the_model_itself_may_name_what_is_spared():
     model = Table()
-    assert names_of(model, parameter_groups(model, 0.1)) == {0.1: ["other"], 0.0: ["table"]}
+    assert names_of(model, parameter_groups(model, 1, 0.1)) == {0.1: ["other"], 0.0: ["table"]}
 
 
 @pytest.mark.parametrize("attention", linvit.list_attentions())
 def test_every_parameter_of_a_task_is_in_one_group_once(attention):
     task = tiny_task(attention=attention)
-    found = names_of(task, parameter_groups(task, 0.05))
+    found = names_of(task, parameter_groups(task, 1, 0.05))
     everything = sorted(name for name, _ in task.named_parameters())
     assert sorted(found[0.05] + found[0.0]) == everything
     assert {"backbone.pos_embed", "backbone.cls_token"} <= set(found[0.0])
@@ -61,13 +62,17 @@ def test_every_parameter_of_a_task_is_in_one_group_once(attention):
 def test_frozen_parameters_are_left_out():
     task = tiny_task()
     task.backbone.blocks.requires_grad_(False)
-    found = names_of(task, parameter_groups(task, 0.05))
+    found = names_of(task, parameter_groups(task, 1, 0.05))
     assert found[0.05] == ["backbone.patch_embed.proj.weight", "backbone.head.weight"]
     assert not [name for name in found[0.0] if ".blocks." in name]
 
 
+def schedule(warmup=20, total=300, steps_per_epoch=10, **options):
+    return WarmupCosine(PEAK, START, END, warmup, total, steps_per_epoch, **options)
+
+
 @pytest.mark.parametrize(
-    ("step", "rate"),
+    ("epoch", "rate"),
     [
         (0, START),
         (10, START + (PEAK - START) / 2),
@@ -77,35 +82,66 @@ def test_frozen_parameters_are_left_out():
         (1000, END),
     ],
 )
-def test_rate_at_chosen_steps(step, rate):
-    assert warmup_cosine_lr(step, 20, 300, PEAK, START, END) == pytest.approx(rate, rel=1e-6)
+def test_rate_at_chosen_epochs(epoch, rate):
+    assert schedule().at(epoch) == pytest.approx(rate, rel=1e-6)
+    assert schedule()(10 * epoch) == schedule().at(epoch)
 
 
 def test_the_rate_rises_through_the_warm_up_and_falls_after_it():
-    rates = [warmup_cosine_lr(step, 20, 300, PEAK, START, END) for step in range(301)]
-    assert rates[:20] == sorted(rates[:20])
-    assert rates[20:] == sorted(rates[20:], reverse=True)
+    rates = [schedule()(step) for step in range(3001)]
+    assert rates[:200] == sorted(rates[:200])
+    assert rates[200:] == sorted(rates[200:], reverse=True)
     assert max(rates) < PEAK
 
 
 def test_no_warm_up_starts_at_the_peak():
-    assert warmup_cosine_lr(0, 0, 300, PEAK, START, END) == PEAK
+    assert schedule(warmup=0)(0) == PEAK
 
 
 def test_a_run_that_is_all_warm_up_never_reaches_the_peak():
-    rates = [warmup_cosine_lr(step, 4, 4, PEAK, START, END) for step in range(6)]
+    rates = [schedule(warmup=4, total=4, steps_per_epoch=1)(step) for step in range(6)]
     assert rates == pytest.approx([START + (PEAK - START) * step / 4 for step in range(4)] + [END, END])
 
 
-def test_the_scheduler_gives_the_rate_to_every_group():
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("steps_per_epoch", [1, 3, 7, 1251])
+def test_per_epoch_the_rate_is_one_for_all_steps_of_an_epoch(steps_per_epoch, lag):
+    rates = schedule(steps_per_epoch=steps_per_epoch, interval="epoch", lag=lag)
+    for epoch in (0, 1, 2, 19, 20, 21, 299, 300):
+        for step in {epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch - 1}:
+            assert rates(step) == schedule().at(max(epoch - lag, 0))
+
+
+def test_a_lag_repeats_the_first_rate():
+    late, plain = schedule(lag=1), schedule()
+    assert [late(step) for step in range(5)] == [plain(step) for step in (0, 0, 1, 2, 3)]
+
+
+def test_the_scheduler_gives_every_group_its_share():
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=PEAK)
-    scheduler = warmup_cosine(optimizer, 2, 6, PEAK, START, END)
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": PEAK / 4}], lr=PEAK)
+    rates = schedule(warmup=2, total=6, steps_per_epoch=1)
+    scheduler = rates.scheduler(optimizer)
     for step in range(8):
-        expected = warmup_cosine_lr(step, 2, 6, PEAK, START, END)
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected] * 2, rel=1e-9)
+        expected = [rates(step), rates(step) / 4]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9)
         optimizer.step()
         scheduler.step()
+
+
+def test_layer_decay_falls_from_the_head_to_the_stem():
+    task = tiny_task(backbone={**TINY, "depth": 3})
+    names = {id(parameter): name for name, parameter in task.named_parameters()}
+    rates = {
+        names[id(parameter)]: group["lr"]
+        for group in parameter_groups(task, 2.0, 0.05, layer_decay=0.5)
+        for parameter in group["params"]
+    }
+    assert rates.keys() == dict(task.named_parameters()).keys()
+    assert rates["backbone.head.weight"] == 2
+    assert rates["backbone.norm.weight"] == 1  # with the last block, as timm has it
+    assert [rates[f"backbone.blocks.{i}.mlp.fc1.weight"] for i in range(3)] == [0.25, 0.5, 1]
+    assert rates["backbone.pos_embed"] == rates["backbone.patch_embed.proj.weight"] == 0.125
 
 
 class TestInATrainer:
@@ -126,17 +162,48 @@ class TestInATrainer:
 
     def test_the_rate_changes_per_step(self, tmp_path):
         rates = self.rates(tmp_path, count=32, max_epochs=3)  # 4 steps per epoch
-        assert rates == pytest.approx([warmup_cosine_lr(step, 4, 12, PEAK, START, END) for step in range(12)])
+        assert rates == pytest.approx([schedule(1, 3, 4)(step) for step in range(12)])
 
     def test_accumulated_batches_count_as_one_step(self, tmp_path):
         rates = self.rates(tmp_path, count=64, max_epochs=3, accumulate_grad_batches=4)  # 2 steps per epoch
-        called = [warmup_cosine_lr(step, 2, 6, PEAK, START, END) for step in range(6)]
-        assert rates == pytest.approx(called)
+        assert rates == pytest.approx([schedule(1, 3, 2)(step) for step in range(6)])
 
     @pytest.mark.parametrize("ends", [{"max_epochs": 5, "max_steps": 3}, {"max_epochs": None, "max_steps": 3}], ids=str)
     def test_the_schedule_ends_with_max_steps(self, tmp_path, ends):
         rates = self.rates(tmp_path, count=16, **ends)
-        assert rates == pytest.approx([warmup_cosine_lr(step, 2, 3, PEAK, START, END) for step in range(3)])
+        assert rates == pytest.approx([schedule(1, 1.5, 2)(step) for step in range(3)])
+
+    def test_the_cool_down_stays_at_the_last_rate(self, tmp_path):
+        task = tiny_task(**OPTIONS, cooldown_epochs=2)
+        rates = self.rates(tmp_path, count=16, task=task, max_epochs=5)
+        assert rates == pytest.approx([schedule(1, 3, 2)(step) for step in range(10)])
+        assert rates[6:] == [END] * 4
+
+    def test_per_epoch_with_a_lag_as_deit(self, tmp_path):
+        task = tiny_task(**OPTIONS, lr_interval="epoch", lr_lag=1)
+        rates = self.rates(tmp_path, count=24, task=task, max_epochs=4)
+        assert rates == pytest.approx([schedule(1, 4).at(epoch) for epoch in (0, 0, 1, 2) for _ in range(3)])
+
+    @pytest.mark.parametrize("scaled", ["peak", "all"])
+    def test_rates_are_scaled_by_the_total_batch(self, tmp_path, scaled):
+        task = tiny_task(**OPTIONS, lr_batch=8, lr_scaled=scaled)
+        rates = self.rates(tmp_path, count=64, task=task, max_epochs=2, accumulate_grad_batches=4)
+        assert task.total_batch == 32
+        other = 4 if scaled == "all" else 1
+        wanted = WarmupCosine(4 * PEAK, other * START, other * END, 1, 2, 2)
+        assert rates == pytest.approx([wanted(step) for step in range(4)])
+
+    def test_a_cool_down_as_long_as_the_run_is_refused(self, tmp_path):
+        with pytest.raises(UserError, match=r"cooldown_epochs \(3\) must be less than the run's 3 epochs"):
+            fit(tiny_task(**OPTIONS, cooldown_epochs=3), tmp_path, max_epochs=3)
+
+    def test_another_total_batch_on_resuming_warns(self, tmp_path):
+        runner = fit(tiny_task(**OPTIONS), tmp_path, max_epochs=1)
+        runner.save_checkpoint(tmp_path / "a.ckpt")
+        assert torch.load(tmp_path / "a.ckpt", weights_only=True)["total_batch"] == 8
+        again = trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2)
+        with pytest.warns(UserWarning, match="trained with a total batch of 8, this run has 16"):
+            again.fit(tiny_task(**OPTIONS), batches(32), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
 
     def test_adamw_gets_the_groups_and_the_options(self, tmp_path):
         task = tiny_task(weight_decay=0.3, betas=[0.8, 0.95], backbone=TINY)
@@ -145,14 +212,14 @@ class TestInATrainer:
         assert type(optimizer) is torch.optim.AdamW
         assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
         assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
-        want = names_of(task, parameter_groups(task, 0.3))
+        want = names_of(task, parameter_groups(task, 1, 0.3))
         assert names_of(task, optimizer.param_groups) == want
 
     def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(self, tmp_path):
         task = tiny_task(**{**OPTIONS, "warmup_epochs": 9})
-        with pytest.warns(UserWarning, match=r"warm-up of 9 epochs \(18 steps\) is longer than the run \(4 steps\)"):
+        with pytest.warns(UserWarning, match=r"warm-up of 9 epochs is longer than the run \(2 epochs\)"):
             rates = self.rates(tmp_path, count=16, task=task, max_epochs=2)
-        assert rates == pytest.approx([warmup_cosine_lr(step, 4, 4, PEAK, START, END) for step in range(4)])
+        assert rates == pytest.approx([schedule(2, 2, 2)(step) for step in range(4)])
 
     def test_a_run_without_an_end_is_the_users_mistake(self, tmp_path):
         with pytest.raises(linvit.UserError, match=r"needs an end: set trainer\.max_epochs or trainer\.max_steps"):

@@ -1,51 +1,92 @@
 """Parameter groups and learning-rate schedules: plain code, one place."""
 
 import math
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from timm.models import group_parameters
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Two groups: decayed weights, and what is never decayed.
+def parameter_groups(
+    model: nn.Module, lr: float, weight_decay: float, layer_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """Groups for an optimiser: decayed weights and what is never decayed, apart for every layer if the rate differs.
 
-    Not decayed: 1-D tensors (norms, biases) and whatever a submodule names in its `no_weight_decay()`.
+    Not decayed: 1-D tensors (norms, biases) and whatever a submodule names in its `no_weight_decay()`. Layer-wise
+    decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the rate by `layer_decay` once per layer down
+    from the last, for submodules that tell their layers (`group_matcher`, timm's contract); the rest keeps the rate.
+
+    Args:
+        model: Whose trainable parameters are grouped.
+        lr: Peak learning rate of the last layer.
+        weight_decay: Of the decayed groups.
+        layer_decay: Factor per layer, in (0, 1]; None is 1.
     """
-    spared = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        if callable(getattr(module, "no_weight_decay", None))
-        for name in module.no_weight_decay()
-    }
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    spared: set[str] = set()
+    scales: dict[str, float] = {}
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if callable(getattr(module, "no_weight_decay", None)):
+            spared |= {start + name for name in module.no_weight_decay()}
+        if layer_decay is not None and callable(getattr(module, "group_matcher", None)):
+            layers = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+            last = max(layers.values())
+            scales |= {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (plain if parameter.ndim <= 1 or name in spared else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+            scale, decayed = scales.get(name, 1.0), parameter.ndim > 1 and name not in spared
+            empty = {"params": [], "lr": lr * scale, "weight_decay": weight_decay if decayed else 0.0}
+            groups.setdefault((-scale, not decayed), empty)["params"].append(parameter)
+    return [groups[key] for key in sorted(groups)]
 
 
-def warmup_cosine_lr(step: int, warmup: int, total: int, peak: float, start: float, end: float) -> float:
-    """Learning rate at an optimiser step: linear warm-up, then half a cosine over the whole length.
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Linear warm-up, half a cosine, and the last rate from there on (cool-down).
 
     The cosine is not shifted by the warm-up, as in the DeiT, Swin and FLatten recipes: the rate steps down slightly
     (factor 0.989 for 20 of 300 epochs) where the warm-up ends.
 
-    Args:
-        step: Optimiser steps done.
-        warmup: Steps of the warm-up.
-        total: Steps of the run; from there on the rate stays at `end`.
+    Attributes:
         peak: Rate that the warm-up aims at.
-        start: Rate of the first step.
-        end: Rate of the last step.
+        start: Rate at 0.
+        end: Rate at the end of the cosine, and of the cool-down.
+        warmup: Length of the warm-up, in epochs.
+        total: Length of warm-up and cosine, in epochs.
+        steps_per_epoch: Optimiser steps per epoch.
+        interval: The rate changes with every "step", or only with every "epoch".
+        lag: By how many intervals the rate trails its formula: 1 where a recipe's program computes the rate after the
+            update, or after the epoch, for the next one.
     """
-    if step < warmup:
-        return start + (peak - start) * step / warmup
-    total = max(total, 1)
-    return end + (peak - end) * (1 + math.cos(math.pi * min(step, total) / total)) / 2
 
+    peak: float
+    start: float
+    end: float
+    warmup: float
+    total: float
+    steps_per_epoch: float
+    interval: Literal["step", "epoch"] = "step"
+    lag: int = 0
 
-def warmup_cosine(optimizer: Optimizer, warmup: int, total: int, peak: float, start: float, end: float) -> LambdaLR:
-    """A scheduler of `warmup_cosine_lr`, to be stepped after every optimiser step."""
-    return LambdaLR(optimizer, lambda step: warmup_cosine_lr(step, warmup, total, peak, start, end) / peak)
+    def at(self, epoch: float) -> float:
+        """The formula: the rate at a time in epochs."""
+        if epoch < self.warmup:
+            return self.start + (self.peak - self.start) * epoch / self.warmup
+        if epoch >= self.total:
+            return self.end
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * epoch / self.total)) / 2
+
+    def __call__(self, step: int) -> float:
+        """The rate of the update that comes after `step` optimiser steps."""
+        if self.interval == "step":
+            return self.at(max(step - self.lag, 0) / self.steps_per_epoch)
+        # A small share of a step, lest rounding in steps_per_epoch push the last step of an epoch into the next.
+        return self.at(max(math.floor((step + 1e-3) / self.steps_per_epoch) - self.lag, 0))
+
+    def scheduler(self, optimizer: Optimizer) -> LambdaLR:
+        """To be stepped after every optimiser step; a group whose rate is a share of the peak keeps its share."""
+        return LambdaLR(optimizer, lambda step: self(step) / self.peak)

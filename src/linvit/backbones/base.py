@@ -164,7 +164,7 @@ class Backbone(nn.Module):
             else [
                 (stage + r"\.(?:embed|pos_embed|cls_token)", (0,)),
                 (stage + r"\.blocks\.(\d+)", None),
-                (stage + r"\.norm", (99998,)),
+                (stage + r"\.norm", (99999,)),
                 (r"^norm", (99999,)),
             ],
         }

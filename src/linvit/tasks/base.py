@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from linvit.errors import UserError
+from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
-from linvit.optim import parameter_groups, warmup_cosine
+from linvit.optim import WarmupCosine, parameter_groups
 from linvit.registry import backbones, parameters_of
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
@@ -36,7 +37,14 @@ class Task(LightningModule):
         betas: AdamW's momentum terms.
         warmup_epochs: Length of the linear warm-up.
         warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate of the last step.
+        min_lr: Learning rate of the last step, and of the cool-down.
+        cooldown_epochs: Epochs at `min_lr` at the end of the run; `trainer.max_epochs` counts them in.
+        lr_interval: The rate changes with every "step" or only with every "epoch".
+        lr_lag: By how many intervals the rate trails its formula; 1 as in timm's training script and those like it.
+        lr_batch: Total batch (all devices, accumulation included) that the rates are given for: they are multiplied by
+            the run's total batch over this one. null takes them as they are.
+        lr_scaled: Which of the rates that holds for: "all", or "peak" for `lr` alone.
+        layer_decay: Factor on the rate per layer down from the last, for fine-tuning; null is none.
     """
 
     def __init__(
@@ -53,10 +61,15 @@ class Task(LightningModule):
         warmup_epochs: float = 5,
         warmup_lr: float = 1e-6,
         min_lr: float = 1e-5,
+        cooldown_epochs: float = 0,
+        lr_interval: Literal["step", "epoch"] = "step",
+        lr_lag: int = 0,
+        lr_batch: int | None = None,
+        lr_scaled: Literal["all", "peak"] = "peak",
+        layer_decay: float | None = None,
     ) -> None:
         super().__init__()
-        if lr <= 0:
-            raise UserError(f"lr must be positive; got {lr}")
+        check_optimisation(lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, layer_decay)
         self.save_hyperparameters()
         name, _ = backbones.parse(backbone)
         if attention is not None and "attention" not in parameters_of(backbones.get(name)):
@@ -75,29 +88,112 @@ class Task(LightningModule):
         return self.backbone(images)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW with linear warm-up and cosine decay, per step."""
-        hp = self.hparams
-        total = self.trainer.estimated_stepping_batches
-        if not math.isfinite(total):
-            raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
-        optimizer = torch.optim.AdamW(parameter_groups(self, hp["weight_decay"]), lr=hp["lr"], betas=tuple(hp["betas"]))
-        scheduler = warmup_cosine(
-            optimizer, self._warmup_steps(int(total)), int(total), hp["lr"], hp["warmup_lr"], hp["min_lr"]
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        """AdamW with linear warm-up and cosine decay."""
+        hp, schedule = self.hparams, self.schedule()
+        groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"])
+        optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
+        rank_zero_info(f"total batch {self.total_batch}, learning rate {schedule.peak:.4g}")
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
+        }
 
-    def _warmup_steps(self, total: int) -> int:
-        epochs = self.hparams["warmup_epochs"]
-        if not epochs or not self.trainer.limit_train_batches:
-            return 0
-        self.trainer.fit_loop.setup_data()  # only now is the number of batches known
-        batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        if not math.isfinite(batches):
-            raise UserError("a warm-up in epochs needs data of known length; set --model.warmup_epochs=0")
-        steps: int = round(epochs * batches)
-        if steps > total:
+    def schedule(self) -> WarmupCosine:
+        """The learning rate over the run that the trainer is about to do.
+
+        Raises:
+            UserError: If the run has no end, or its length in epochs is needed and unknown.
+        """
+        hp, trainer = self.hparams, self.trainer
+        steps = trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
+        trainer.fit_loop.setup_data()  # only now is the number of batches known
+        batches = trainer.num_training_batches if trainer.limit_train_batches else 0
+        per_epoch = batches / trainer.accumulate_grad_batches
+        if not math.isfinite(per_epoch):
+            if hp["warmup_epochs"] or hp["cooldown_epochs"] or hp["lr_interval"] == "epoch":
+                raise UserError(
+                    "epochs of data of unknown length cannot be counted; set --model.warmup_epochs=0, "
+                    "--model.cooldown_epochs=0 and --model.lr_interval=step"
+                )
+            per_epoch = steps  # the run as one epoch
+        per_epoch = max(math.ceil(per_epoch), 1)
+        epochs = steps / per_epoch
+        if hp["warmup_epochs"] > epochs:
             rank_zero_warn(
-                f"the warm-up of {epochs} epochs ({steps} steps) is longer than the run "
-                f"({total} steps); it is cut to the run. Lower --model.warmup_epochs"
+                f"the warm-up of {hp['warmup_epochs']} epochs is longer than the run ({epochs:.4g} epochs); it is cut "
+                f"to the run. Lower --model.warmup_epochs"
             )
-        return min(steps, total)
+        if hp["cooldown_epochs"] and hp["cooldown_epochs"] >= epochs:
+            raise UserError(
+                f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
+                f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
+            )
+        scale = 1.0 if hp["lr_batch"] is None else self.total_batch / hp["lr_batch"]
+        others = scale if hp["lr_scaled"] == "all" else 1.0
+        return WarmupCosine(
+            peak=hp["lr"] * scale,
+            start=hp["warmup_lr"] * others,
+            end=hp["min_lr"] * others,
+            warmup=min(hp["warmup_epochs"], epochs),
+            total=epochs - hp["cooldown_epochs"],
+            steps_per_epoch=per_epoch,
+            interval=hp["lr_interval"],
+            lag=hp["lr_lag"],
+        )
+
+    @property
+    def total_batch(self) -> int:
+        """Images per optimiser step: over all devices, accumulation included; 0 for a run without training batches."""
+        trainer = self.trainer
+        trainer.fit_loop.setup_data()
+        loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
+        if loader is None:
+            return 0
+        batch: int = loader.batch_size or loader.batch_sampler.batch_size  # type: ignore[union-attr]
+        return batch * trainer.world_size * trainer.accumulate_grad_batches
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Writes down what the learning rate was scaled by."""
+        checkpoint["total_batch"] = self.total_batch
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remembers the total batch of the run that is continued."""
+        self._trained_with = checkpoint.get("total_batch")
+
+    def on_fit_start(self) -> None:
+        """Warns if a continued run goes on with another total batch, and so, perhaps, other learning rates."""
+        before = getattr(self, "_trained_with", None)
+        if before not in (None, self.total_batch):
+            rank_zero_warn(
+                f"the checkpoint was trained with a total batch of {before}, this run has {self.total_batch} "
+                f"(batch_size x devices x accumulate_grad_batches): results will differ. Set "
+                f"--trainer.accumulate_grad_batches or --data.batch_size to make it {before} again"
+            )
+
+
+def check_optimisation(
+    lr: float,
+    warmup_epochs: float,
+    cooldown_epochs: float,
+    lr_interval: str,
+    lr_lag: int,
+    lr_batch: int | None,
+    lr_scaled: str,
+    layer_decay: float | None,
+) -> None:
+    """Raises a `UserError` for a setting of the optimiser or the schedule that makes no sense."""
+    if lr <= 0:
+        raise UserError(f"lr must be positive; got {lr}")
+    if warmup_epochs < 0 or cooldown_epochs < 0 or lr_lag < 0:
+        raise UserError(
+            f"warmup_epochs, cooldown_epochs and lr_lag must be 0 or more; "
+            f"got {warmup_epochs}, {cooldown_epochs} and {lr_lag}"
+        )
+    check_choice("lr_interval", lr_interval, ["step", "epoch"])
+    check_choice("lr_scaled", lr_scaled, ["all", "peak"])
+    if lr_batch is not None and lr_batch < 1:
+        raise UserError(f"lr_batch must be a number of images, such as 512, or null; got {lr_batch}")
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise UserError(f"layer_decay must lie in (0, 1], such as 0.75, or be null; got {layer_decay}")
