@@ -20,7 +20,7 @@ NOISE = re.compile(
     r"(Does not validate|Subtypes|Errors|Given value type|Given value: (Namespace|NestedArg|\{)|"
     r"Expected a <class 'NoneType'>|See .*--help)"
 )
-SECTIONS = ("config", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
+SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
 )

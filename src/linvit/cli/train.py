@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
+from linvit.cli.bases import configs, with_bases
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
 from linvit.cli.parser import Parser, integers_first, readable
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
@@ -79,6 +80,9 @@ class LinvitCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds `--checkpoint.*` and links the facts of the data to the model."""
+        parser.add_argument(
+            "--base", type=str | list[str] | None, help="In a configuration: files that it starts from, relative to it."
+        )
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {
@@ -94,12 +98,14 @@ class LinvitCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses, then lets the checkpoint decide the model."""
         argv = cast("list[str]", args)
+        self.configs = configs(argv)
         try:
-            self.config = parser.parse_args(argv)
+            self.config = parser.parse_args(with_bases(argv))
         except ArgumentError as error:
-            given = [part.removeprefix("--config=") for part in argv if part.endswith((".yaml", ".yml"))]
+            given = configs(with_bases(argv))
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
             raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
+        self.settings.base = None  # it is merged; what is saved stands by itself
         if self.settings.ckpt_path:
             if self.config.subcommand != "fit":
                 warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
@@ -128,7 +134,7 @@ class LinvitCLI(LightningCLI):
     def run_folder(self) -> Path:
         """The folder of all versions of this run, or, when a run is continued, its own folder."""
         root = Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
-        return self.resumed_run or root / run_name([config.relative for config in self.settings.config or []])
+        return self.resumed_run or root / run_name(self.configs)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
