@@ -5,6 +5,11 @@ import re
 import pytest
 
 from linvit.cli import VERBS, main
+from linvit.cli.help import FINE
+from linvit.data.classification import ClassificationData
+from linvit.data.transforms import Augmentation
+from linvit.registry import parameters_of
+from linvit.tasks import ClassificationTask
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -48,3 +53,9 @@ def test_every_option_there_is(capsys):
     out = capsys.readouterr().out
     for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.save_top_k", "--model", "--data"):
         assert option in out
+
+
+def test_what_is_left_out_exists():
+    options = {name for owner in (ClassificationTask, ClassificationData, Augmentation) for name in parameters_of(owner)}
+    assert options >= FINE
+    assert {"lr", "ema_decay", "compile", "source"}.isdisjoint(FINE)

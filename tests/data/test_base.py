@@ -1,13 +1,20 @@
 """What every image data module shares: loaders, preview, the checks of its arguments."""
 
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.transforms import Augmentation
 from tests.data.images import image_folder
+from tests.training import tiny_task, trainer
 
 
 def data(**options):
@@ -32,9 +39,10 @@ def test_training_drops_the_last_incomplete_batch_unless_it_is_the_only_one(fold
 
 
 def test_training_is_shuffled_anew_every_epoch(folder):
-    torch.manual_seed(0)
     loader = ready(folder, batch_size=10).train_dataloader()
-    (first,), (second,) = ([batch["index"].tolist() for batch in loader] for _ in range(2))
+    (first,) = [batch["index"].tolist() for batch in loader]
+    loader.sampler.set_epoch(1)  # as Lightning does
+    (second,) = [batch["index"].tolist() for batch in loader]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
@@ -58,6 +66,131 @@ def test_worker_processes_load_the_same(folder):
         assert ours["id"] == theirs["id"]
 
 
+class TestDeterminism:
+    """Training batches as a function of (seed, epoch), to the last bit."""
+
+    AUGMENTATION = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.5, interpolation="random")
+
+    def batches(self, folder, epoch=0, noise=0, **options):
+        """What the model sees of an epoch, while other things use the global generators."""
+        module = ready(folder, batch_size=4, augmentation=self.AUGMENTATION, **options)
+        loader = module.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        torch.manual_seed(noise)
+        np.random.seed(noise)
+        random.seed(noise)
+        return [module.on_after_batch_transfer(batch, 0) for batch in loader]
+
+    def same(self, first, second):
+        return all(
+            torch.equal(one["image"], other["image"])
+            and torch.equal(one["index"], other["index"])
+            and torch.equal(one["label"], other["label"])
+            and one["key"] == other["key"]
+            for one, other in zip(first, second, strict=True)
+        )
+
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("on", ["worker", "device"])
+    def test_workers_and_global_generators_change_nothing(self, folder, workers, on, monkeypatch):
+        monkeypatch.setattr(self.__class__, "AUGMENTATION", replace(self.AUGMENTATION, augment_on=on))
+        alone = self.batches(folder)
+        assert self.same(alone, self.batches(folder, noise=1, num_workers=workers))
+
+    def test_epochs_and_seeds_change_everything(self, folder):
+        first = self.batches(folder)
+        for other in (self.batches(folder, epoch=1), self.batches(folder, seed=1)):
+            assert not any(torch.equal(one["image"], two["image"]) for one, two in zip(first, other, strict=True))
+            assert {batch["key"] for batch in first}.isdisjoint(batch["key"] for batch in other)
+
+    def test_the_seed_is_the_run_s_unless_given(self, folder, monkeypatch):
+        monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+        assert self.same(self.batches(folder), self.batches(folder, seed=5))
+        assert not self.same(self.batches(folder), self.batches(folder, seed=0))
+        monkeypatch.delenv("PL_GLOBAL_SEED")
+        assert self.same(self.batches(folder), self.batches(folder, seed=0))
+
+    @pytest.mark.parametrize("world", [2, 3])
+    def test_ranks_share_the_epoch(self, folder, world):
+        loaders = []
+        for rank in range(world):
+            module = ready(folder, batch_size=1)
+            module.trainer = SimpleNamespace(global_rank=rank, world_size=world, num_devices=1)
+            loaders.append(module.train_dataloader())
+        shares = [[int(batch["index"]) for batch in loader] for loader in loaders]
+        assert {len(share) for share in shares} == {10 // world}
+        seen = [index for share in shares for index in share]
+        assert len(set(seen)) == len(seen) == 10 // world * world
+
+    def test_repeats_reach_the_sampler(self, folder):
+        (batch,) = ready(folder, batch_size=10, repeats=2).train_dataloader()
+        assert len(batch["index"]) == 10
+        assert len(batch["index"].unique()) == 5
+
+
+class TestOnTheDevice:
+    """What becomes of a batch after it was moved."""
+
+    def test_workers_hand_over_8_bits_and_the_model_gets_normalised_floats(self, folder):
+        module = ready(folder, "validate", batch_size=4, mean=[0.2, 0.3, 0.4], std=[0.5, 0.6, 0.7])
+        batch = next(iter(module.val_dataloader()))
+        pixels = batch["image"]
+        assert pixels.dtype == torch.uint8
+        by_hand = (pixels / 255 - torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(
+            3, 1, 1
+        )
+        done = module.on_after_batch_transfer(batch, 0)
+        assert set(done) == {"image", "label", "index", "id"}
+        assert done["image"].dtype == torch.float32
+        assert torch.allclose(done["image"], by_hand, atol=1e-6)
+
+    def test_the_batch_s_key_is_an_int(self, folder):
+        """A tensor would be moved to the device, and reading it there would wait for the device."""
+        module = ready(folder, batch_size=4)
+        batch = module.on_after_batch_transfer(next(iter(module.train_dataloader())), 0)
+        assert isinstance(batch["key"], int)
+        assert "plans" not in batch
+
+    def test_training_images_are_erased_after_normalising(self, folder):
+        module = ready(folder, batch_size=10, img_size=32, augmentation=Augmentation(None, hflip=0, erase=1.0))
+        (batch,) = module.train_dataloader()
+        plain = batch["image"] / 255
+        boxes = [plan.erase for plan in batch["plans"].plans]
+        done = module.on_after_batch_transfer(batch, 0)["image"]
+        for image, before, box in zip(done, plain, boxes, strict=True):
+            changed = (image - before).abs() > 1e-6
+            assert changed.sum() == 3 * box.height * box.width
+            assert changed[:, box.top : box.top + box.height, box.left : box.left + box.width].all()
+
+    def test_other_things_pass(self, folder):
+        images = torch.zeros(2, 3, 8, 8)
+        assert data().on_after_batch_transfer(images, 0) is images
+
+    @pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("32-true", torch.float32)])
+    def test_a_model_of_half_precision_gets_half(self, folder, tmp_path, precision, dtype):
+        seen = []
+
+        class Watch(Callback):
+            def on_train_batch_start(self, runner, task, batch, batch_idx):
+                seen.append(batch["image"].dtype)
+
+        module = data(source=str(folder), batch_size=5, img_size=16)
+        runner = trainer(tmp_path, max_epochs=1, precision=precision, callbacks=[Watch()], limit_val_batches=0)
+        runner.fit(tiny_task(num_classes=2), module)
+        assert seen == [dtype] * 2
+
+    def test_lightning_tells_the_epoch(self, folder, tmp_path):
+        epochs = []
+
+        class Watch(Callback):
+            def on_train_epoch_start(self, runner, task):
+                epochs.append(runner.train_dataloader.sampler.epoch)
+
+        module = data(source=str(folder), batch_size=5, img_size=16)
+        trainer(tmp_path, max_epochs=3, callbacks=[Watch()]).fit(tiny_task(num_classes=2), module)
+        assert epochs == [0, 1, 2]
+
+
 class TestPreview:
     """What the image grid shows."""
 
@@ -67,8 +200,18 @@ class TestPreview:
         shown = module.preview(5)
         assert {name: images.shape for name, images in shown.items()} == {"train": (5, 3, 8, 8), "val": (5, 3, 8, 8)}
         for name, samples in (("train", module.train_set), ("val", module.val_set)):
-            expected = torch.stack([samples[index]["image"] for index in (0, 2, 4, 6, 8)]) * 0.2 + 0.5
-            assert torch.allclose(shown[name], expected.clamp(0, 1), atol=1e-6)
+            expected = torch.stack([samples[index]["image"] for index in (0, 2, 4, 6, 8)]) / 255
+            assert torch.allclose(shown[name], expected, atol=1e-6)
+
+    @pytest.mark.parametrize("on", ["worker", "device"])
+    def test_all_augmentation_shows_and_each_time_the_same(self, folder, on):
+        strong = Augmentation(None, hflip=0, auto_augment="rand-p1", augment_on=on, erase=1.0)
+        plain, first, second = (
+            ready(folder, img_size=32, augmentation=augmentation).preview(10)["train"]
+            for augmentation in (Augmentation(None, hflip=0), strong, strong)
+        )
+        assert torch.equal(first, second)
+        assert not any(torch.equal(*pair) for pair in zip(plain, first, strict=True))
 
     def test_a_small_set_shows_each_image_once(self, folder):
         none = Augmentation(crop_scale=None, hflip=0)
@@ -90,6 +233,9 @@ class TestPreview:
         ({"img_size": [8, 8, 8]}, "[8, 8, 8]"),
         ({"eval_crop": 0.0}, "eval_crop must lie in (0, 1]; got 0.0"),
         ({"eval_crop": 1.1}, "got 1.1"),
+        ({"eval_resize": "long"}, "eval_resize must be one of short, square, direct; got 'long'"),
+        ({"repeats": 0}, "repeats must be 1 (each image once) or more; got 0"),
+        ({"seed": -1}, "seed must be 0 or more, or null for the run's; got -1"),
         ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1; got 0.0"),
         ({"val_fraction": 1.0}, "got 1.0"),
     ],

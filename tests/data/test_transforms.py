@@ -1,96 +1,162 @@
-"""Transforms: sizes, what evaluation keeps of an image, the checks of an augmentation."""
+"""What training and evaluation do to one image, and where its randomness comes from."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torchvision.transforms import v2
 
 import linvit
-from linvit.data.transforms import Augmentation, CoverCrop, denormalise, eval_transform, train_transform
-from tests.data.images import picture
+from linvit.data import on_device
+from linvit.data.changes import Change, Warp
+from linvit.data.crop import evaluation_view
+from linvit.data.on_device import finish
+from linvit.data.transforms import Augmentation, EvalTransform, TrainTransform, denormalise
+from tests.data.test_operations import photograph, tensor
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+STATISTICS = torch.tensor([MEAN, STD]).view(2, 3, 1, 1)
 NONE = Augmentation(crop_scale=None, hflip=0)
-STRONG = Augmentation(crop_scale=(0.3, 1), hflip=0.5, rotate=20, translate=0.2, zoom=0.2)
+RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25, interpolation="random")
+EVERYTHING = Augmentation(auto_augment="rand-p1", color_jitter=0.4, erase=0.5, rotate=20, translate=0.2, zoom=0.2)
+AUGMENTATIONS = {
+    "none": NONE,
+    "geometric": Augmentation((0.3, 1), hflip=0.5, rotate=20, translate=0.2, zoom=0.2),
+    "recipe": RECIPE,
+    "3-augment": Augmentation(auto_augment="3-augment", color_jitter=0.3),
+    "everything": EVERYTHING,
+}
+each = pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
 
 
-def pixels(image):
-    """PIL image to a float tensor in [0, 1]."""
-    return v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
+def pixels(height, width, seed=0):
+    return tensor(photograph(height, width, seed))
 
 
+@each
 @pytest.mark.parametrize("size", [(16, 16), (8, 24), (24, 8)], ids=str)
 @pytest.mark.parametrize("shape", [(12, 10), (50, 9), (9, 50), (1, 1)], ids=str)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda size: eval_transform(size, 0.875, MEAN, STD),
-        lambda size: train_transform(size, NONE, MEAN, STD),
-        lambda size: train_transform(size, STRONG, MEAN, STD),
-    ],
-    ids=["eval", "plain", "strong"],
-)
-def test_any_image_becomes_the_wanted_size(make, shape, size):
-    out = make(size)(picture(0, *shape))
-    assert out.shape == (3, *size)
-    assert out.dtype == torch.float32
+def test_any_image_becomes_the_wanted_size_in_8_bits(augmentation, shape, size):
+    train = TrainTransform(size, augmentation, MEAN)
+    for sample in [train(pixels(*shape), key) for key in range(5)] + [
+        EvalTransform(size, "short", 0.875)(pixels(*shape), 0)
+    ]:
+        assert sample["image"].shape == (3, *size)
+        assert sample["image"].dtype == torch.uint8
+        assert sample["image"].is_contiguous()
 
 
-def test_an_image_that_fits_is_only_normalised():
-    image = picture(0, 12, 10)
-    by_hand = (pixels(image) - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-    for transform in (eval_transform((10, 12), 1.0, MEAN, STD), train_transform((10, 12), NONE, MEAN, STD)):
-        assert torch.allclose(transform(image), by_hand, atol=1e-6)
+@each
+def test_the_key_decides_and_no_global_generator_does(augmentation):
+    transform, image, results = TrainTransform((16, 16), augmentation, MEAN), pixels(40, 30), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        results.append([transform(image, key) for key in range(20)])
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first["image"], second["image"])
+        assert first["plan"] == second["plan"]
+    if augmentation is not NONE:
+        assert len({sample["image"].numpy().tobytes() for sample in results[0]}) > 10
 
 
-@pytest.mark.parametrize("crop", [1.0, 0.875, 0.5])
-@pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60), (200, 20)])
-def test_evaluation_keeps_the_aspect_and_the_centre(width, height, crop):
-    """A picture whose colour is its position: red across, green down."""
-    image = Image.new("RGB", (width, height))
-    places = ((x, y) for y in range(height) for x in range(width))
-    image.putdata([(round(255 * (x + 0.5) / width), round(255 * (y + 0.5) / height), 0) for x, y in places])
-    out = pixels(CoverCrop((20, 20), crop)(image))
-    side = min(width, height) * 20 / (20 / crop // 1)  # of the square that is kept, in pixels of the image
-    for channel, length in ((0, width), (1, height)):
-        line = out[channel].mean(channel)  # along the axis in question
-        centre, spread = line.mean().item(), (line[-3] - line[2]).item()  # away from the borders
-        assert centre == pytest.approx(0.5, abs=0.03)
-        assert spread == pytest.approx(15 / 20 * side / length, abs=0.03)
+@each
+def test_the_image_given_is_left_alone(augmentation):
+    image = pixels(16, 16)
+    before = image.clone()
+    for key in range(20):
+        TrainTransform((16, 16), augmentation, MEAN)(image, key)
+    assert torch.equal(image, before)
 
 
-def test_no_augmentation_is_the_same_every_time_and_augmentation_is_not():
-    image = picture(0, 40, 40)
-    plain, strong = (train_transform((16, 16), augmentation, MEAN, STD) for augmentation in (NONE, STRONG))
-    assert torch.equal(plain(image), plain(image))
-    assert not torch.equal(strong(image), strong(image))
+def test_an_image_that_fits_is_not_changed():
+    image = pixels(10, 12)
+    for transform in (EvalTransform((10, 12), "short", 1.0), TrainTransform((10, 12), NONE, MEAN)):
+        assert torch.equal(transform(image, 3)["image"], image)
 
 
-@pytest.mark.parametrize(
-    ("augmentation", "named"),
-    [
-        (Augmentation(None, 1.0), v2.RandomHorizontalFlip),
-        (Augmentation(None, 0, rotate=5), v2.RandomAffine),
-        (Augmentation(None, 0, translate=0.1), v2.RandomAffine),
-        (Augmentation(None, 0, zoom=0.1), v2.RandomAffine),
-        (Augmentation((0.5, 1), 0), v2.RandomResizedCrop),
-    ],
-)
-def test_each_option_brings_its_transform(augmentation, named):
-    steps = train_transform((8, 8), augmentation, MEAN, STD).transforms
-    random = [step for step in steps if type(step).__name__.startswith("Random")]
-    assert [type(step) for step in random] == [named]
+def test_the_evaluation_s_way_of_resizing_is_taken():
+    for mode in ("short", "square", "direct"):
+        found = EvalTransform((20, 20), mode, 0.8)(pixels(60, 40), 0)["image"]
+        assert torch.equal(found, evaluation_view(pixels(60, 40), (20, 20), mode, 0.8))
+
+
+class TestDevice:
+    """`augment_on: device` draws the same and leaves the doing to the device."""
+
+    @pytest.mark.parametrize("name", ["recipe", "3-augment", "everything"])
+    def test_it_comes_to_the_same(self, name):
+        """Bit for bit where nothing is interpolated between pixels, else as near as torch's and PIL's kernels are."""
+        options = {**AUGMENTATIONS[name].__dict__, "interpolation": "bilinear"}
+        worker, device = (
+            TrainTransform((32, 32), Augmentation(**options | {"augment_on": on}), MEAN) for on in ("worker", "device")
+        )
+        for key in range(60):
+            now, later = worker(pixels(40, 30), key), device(pixels(40, 30), key)
+            assert now["plan"].changes == ()
+            assert now["plan"].erase == later["plan"].erase
+            done = (
+                on_device.change(later["image"][None], [later["plan"].changes])[0]
+                if later["plan"].changes
+                else later["image"]
+            )
+            if any(isinstance(change, Warp) for change in later["plan"].changes):
+                continue  # a level of difference can become many in what follows; see test_operations
+            assert torch.equal(done, now["image"])
+
+    def test_the_plan_has_what_is_left(self):
+        device = TrainTransform(
+            (32, 32), Augmentation(auto_augment="rand-n3-p1", augment_on="device", color_jitter=0.2), MEAN
+        )
+        plan = device(pixels(40, 30), 5)["plan"]
+        assert plan.key == 5
+        assert len(plan.changes) == 6
+        assert [change.name for change in plan.changes[3:] if isinstance(change, Change)] == [
+            change.name for change in plan.changes[3:]
+        ]
 
 
 def test_a_certain_flip_flips():
-    image = picture(0, 8, 8)
-    flipped = train_transform((8, 8), Augmentation(None, 1.0), MEAN, STD)(image)
-    assert torch.equal(flipped, train_transform((8, 8), NONE, MEAN, STD)(image).flip(-1))
+    image = pixels(8, 8)
+    flipped = TrainTransform((8, 8), Augmentation(None, hflip=1.0), MEAN)(image, 0)["image"]
+    assert torch.equal(flipped, image.flip(-1))
 
 
-def test_the_ranges_reach_the_affine_transform():
-    affine = train_transform((8, 8), Augmentation(None, 0, rotate=7, translate=0.2, zoom=0.3), MEAN, STD).transforms[1]
-    assert (affine.degrees, affine.translate, affine.scale) == ([-7, 7], (0.2, 0.2), (0.7, 1.3))
+def test_flips_are_half_of_all():
+    transform, image = TrainTransform((8, 8), Augmentation(None), MEAN), pixels(8, 8)
+    flipped = sum(torch.equal(transform(image, key)["image"], image.flip(-1)) for key in range(1000))
+    assert 450 < flipped < 550
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rotate": 10}, (10, 0, 1)),
+        ({"translate": 0.2}, (0, 0.2, 1)),
+        ({"zoom": 0.3}, (0, 0, 1.3)),
+    ],
+    ids=str,
+)
+def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options, expected):
+    """Read off the matrix: x' = (cos x - sin y) / zoom + ..."""
+    transform = TrainTransform((100, 100), Augmentation(None, **options), MEAN)
+    largest = np.zeros(3)
+    for key in range(300):
+        (warp,) = transform._moves(np.random.default_rng(key))
+        a, b, c, d, e, f = warp.matrix
+        zoom = 1 / np.hypot(a, b)
+        angle = np.degrees(np.arctan2(-b, a))
+        centre = np.linalg.solve([[a, b], [d, e]], [50 - c, 50 - f])  # where the middle went
+        largest = np.maximum(largest, [abs(angle), np.abs(centre - 50).max() / 100, zoom])
+        assert not warp.bicubic
+        assert warp.fill == (0, 0, 0)
+    ends = np.array(expected)
+    assert (largest <= ends + 0.005).all()
+    assert (largest >= 0.95 * ends).all()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +170,12 @@ def test_the_ranges_reach_the_affine_transform():
         ({"zoom": 2}, "zoom must be at least 0 and below 1; got 2"),
         ({"rotate": -10}, "-10"),
         ({"zoom": 1.0}, "1.0"),  # a scale of 0
+        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio must be [low, high] with 0 < low <= high; got [2.0, 1.0]"),
+        ({"interpolation": "cubic"}, "interpolation must be one of bicubic, bilinear, random; got 'cubic'"),
+        ({"augment_on": "gpu"}, "augment_on must be one of worker, device; got 'gpu'"),
+        ({"erase": -0.25}, "erase must lie between 0 and 1; got -0.25"),
+        ({"color_jitter": -1.0}, "color_jitter must be 0 or more; got -1.0"),
+        ({"auto_augment": "randaug"}, "auto_augment must be 3-augment, null, or RandAugment like rand-m9-mstd0.5-inc1"),
     ],
     ids=str,
 )
@@ -115,9 +187,9 @@ def test_an_impossible_augmentation_is_a_user_error(options, message):
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 5)], ids=str)
 def test_denormalise_is_the_inverse(batch):
-    image = picture(0, 12, 10)
-    normal = eval_transform((10, 12), 1.0, MEAN, STD)(image).expand(*batch, -1, -1, -1)
-    assert torch.allclose(denormalise(normal, MEAN, STD), pixels(image).expand_as(normal), atol=1e-6)
+    image = pixels(10, 12)
+    normal = finish(image[None], (), *STATISTICS)[0].expand(*batch, -1, -1, -1)
+    assert torch.allclose(denormalise(normal, MEAN, STD), (image / 255).expand_as(normal), atol=1e-6)
 
 
 def test_denormalise_stays_within_0_and_1():

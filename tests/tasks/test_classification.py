@@ -4,8 +4,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, default_collate
 
 import linvit
+from linvit.tasks.mixing import Mixing
 from tests.training import CLASSES, SIDE, TINY, RandomImages, batches, fit, tiny_task, trainer
 
 
@@ -59,57 +61,52 @@ def test_label_smoothing_is_the_formula(tmp_path, smoothing):
     assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
 
+class Keyed(RandomImages):
+    """Random images whose batches carry a key."""
+
+    @staticmethod
+    def batches(count, key=3):
+        def collate(samples):
+            return {**default_collate(samples), "key": key}
+
+        return DataLoader(Keyed(count), 8, collate_fn=collate)
+
+
 class TestMixing:
-    """Mixup and CutMix."""
+    """Mixup and CutMix in the training step; see test_mixing for the formulas."""
 
-    @pytest.mark.parametrize(
-        "alphas",
-        [
-            {"mixup_alpha": 0.8},
-            {"cutmix_alpha": 1.0},
-            {"mixup_alpha": 0.8, "cutmix_alpha": 1.0},
-        ],
-        ids=str,
-    )
-    def test_it_softens_training_batches_and_leaves_validation_alone(self, tmp_path, alphas):
-        watch, data = Watch(), RandomImages(16)
-        runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
-        runner.fit(tiny_task(**alphas), batches(16), batches(16))
-        for number, batch in enumerate(watch.train):
-            assert batch["label"].shape == (8, CLASSES)
-            assert torch.allclose(batch["label"].sum(-1), torch.ones(8))
-            assert not torch.equal(batch["image"], data.images[8 * number : 8 * number + 8])
-            assert batch["index"].tolist() == list(range(8 * number, 8 * number + 8))
-        shares = torch.cat([batch["label"] for batch in watch.train])
-        assert ((shares > 0) & (shares < 1)).any(), "no target is soft"
-        for number, batch in enumerate(watch.val):
-            assert torch.equal(batch["label"], data.labels[8 * number : 8 * number + 8])
-            assert torch.equal(batch["image"], data.images[8 * number : 8 * number + 8])
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @pytest.mark.parametrize("alphas", [{"mixup_alpha": 0.8}, {"cutmix_alpha": 1.0}], ids=str)
+    def test_the_loss_is_that_of_the_mixed_batch(self, tmp_path, alphas, smoothing):
+        data, watch = RandomImages(8), Watch()
+        task = tiny_task(label_smoothing=smoothing, **alphas)
+        mixing = Mixing(alphas.get("mixup_alpha", 0), alphas.get("cutmix_alpha", 0))
+        images, shares = mixing(data.images, data.labels, CLASSES, 3)
+        assert not torch.equal(images, data.images)
+        target = (1 - smoothing) * shares + smoothing / CLASSES
+        with torch.no_grad():
+            log = task.eval()(images).log_softmax(-1)
+        trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, Keyed.batches(8))
+        assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
-    @pytest.mark.parametrize("alpha", ["mixup_alpha", "cutmix_alpha"])
-    def test_the_target_is_mixed_as_the_pixels_are(self, tmp_path, alpha):
+    def test_options_reach_it(self):
+        mixing = tiny_task(mixup_alpha=0.3, cutmix_alpha=0.4, mix_prob=0.5, mix_switch=0.6).mixing
+        assert (mixing.mixup_alpha, mixing.cutmix_alpha, mixing.prob, mixing.switch) == (0.3, 0.4, 0.5, 0.6)
+
+    def test_validation_is_left_alone(self, tmp_path):
         watch, data = Watch(), RandomImages(8)
-        fit(tiny_task(**{alpha: 1.0}), tmp_path, count=8, callbacks=[watch])
-        (batch,) = watch.train
-        partner = data.images.roll(1, 0)
-        hot, partner_hot = (F.one_hot(labels, CLASSES).float() for labels in (data.labels, data.labels.roll(1)))
-        if alpha == "mixup_alpha":
-            change = batch["image"] - partner
-            share = (change / (data.images - partner)).median()
-            assert torch.allclose(batch["image"], share * data.images + (1 - share) * partner, atol=1e-4)
-        else:
-            own = batch["image"] == data.images
-            assert torch.equal(own | (batch["image"] == partner), torch.ones_like(own))
-            share = own.float().mean()
-        assert torch.allclose(batch["label"], share * hot + (1 - share) * partner_hot, atol=1e-4)
+        runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
+        runner.fit(tiny_task(mixup_alpha=1.0), Keyed.batches(8), batches(8))
+        assert torch.equal(watch.val[0]["image"], data.images)
+        assert torch.equal(watch.val[0]["label"], data.labels)
 
-    def test_without_it_labels_are_indices(self, tmp_path):
-        watch = Watch()
-        fit(tiny_task(), tmp_path, callbacks=[watch])
-        assert torch.equal(torch.cat([batch["label"] for batch in watch.train]), RandomImages(16).labels)
+    def test_batches_without_a_key_are_a_user_error(self, tmp_path):
+        with pytest.raises(linvit.UserError, match=r"batch\['key'\]"):
+            fit(tiny_task(mixup_alpha=1.0), tmp_path)
 
     def test_it_survives_the_model_summary(self, tmp_path):
-        fit(tiny_task(mixup_alpha=0.5), tmp_path, enable_model_summary=True)
+        runner = trainer(tmp_path, max_epochs=1, enable_model_summary=True)
+        runner.fit(tiny_task(mixup_alpha=0.5), Keyed.batches(8))
 
 
 class TestMetrics:
@@ -173,6 +170,7 @@ def test_predictions_are_the_most_probable_class(tmp_path):
     [
         ({"label_smoothing": 1.0}, "label_smoothing must lie in [0, 1); got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing must lie in [0, 1); got -0.1"),
+        ({"mix_prob": 1.5}, "mix_prob and mix_switch must lie between 0 and 1; got 1.5, 0.5"),
         ({"mixup_alpha": -1.0}, "got -1.0, 0.0"),
         ({"cutmix_alpha": -2.0}, "got 0.0, -2.0"),
     ],

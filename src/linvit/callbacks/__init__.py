@@ -1,8 +1,23 @@
 """What a run shows of itself while it trains."""
 
 from linvit.callbacks.attention_rank import AttentionRank
+from linvit.callbacks.bad_images import BadImageCount
+from linvit.callbacks.class_report import ClassReport
+from linvit.callbacks.final_score import FinalScore
+from linvit.callbacks.gradient_norm import GradientNorm
 from linvit.callbacks.image_grid import ImageGrid
+from linvit.callbacks.memory import Memory
 from linvit.callbacks.prediction_writer import PredictionWriter
 from linvit.callbacks.throughput import Throughput
 
-__all__ = ["AttentionRank", "ImageGrid", "PredictionWriter", "Throughput"]
+__all__ = [
+    "AttentionRank",
+    "BadImageCount",
+    "ClassReport",
+    "FinalScore",
+    "GradientNorm",
+    "ImageGrid",
+    "Memory",
+    "PredictionWriter",
+    "Throughput",
+]

@@ -1,7 +1,9 @@
 """Rank of every attention map while training: FLatten's Figure 5, live."""
 
+from contextlib import ExitStack
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -44,6 +46,7 @@ class AttentionRank(Callback):
         self.max_tokens = max_tokens
         self._last_step = -1
         self._recorder: Recorder | None = None
+        self._eager = ExitStack()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says once what cannot be looked at."""
@@ -56,12 +59,14 @@ class AttentionRank(Callback):
         if trainer.is_global_zero and step % self.every_n_steps == 0 and step != self._last_step:
             self._last_step = step
             self._recorder = Recorder(pl_module)
+            if pl_module.hparams.get("compile"):  # a compiled network does not see hooks: this one step runs without
+                self._eager.enter_context(torch.compiler.set_stance("force_eager"))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs what was heard, before the optimiser changes the parameters it was heard with."""
         if self._recorder is None:
             return
-        self._recorder.close()
+        self._stop_listening()
         values: dict[str, float] = {}
         for layer, call in self._recorder.calls.items():
             try:
@@ -74,8 +79,12 @@ class AttentionRank(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves no hook behind."""
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
+        self._eager.close()
 
     def _measure(self, layer: str, call: Call) -> dict[str, float]:
         tokens = max(call.grid.num_queries, call.grid.num_keys)

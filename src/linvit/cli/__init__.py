@@ -7,7 +7,8 @@ from importlib.metadata import version
 from linvit.errors import UserError
 
 VERBS = ("fit", "validate", "test", "predict")
-PLAIN = {"list": "linvit.cli.list", "check": "linvit.cli.check"}  # plain functions: main(argv) -> exit code
+# Plain functions: main(argv) -> exit code.
+PLAIN = {name: f"linvit.cli.{name}" for name in ("list", "check", "data", "bench")}
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -22,6 +23,10 @@ usage: linvit VERB [options]
                         linvit list attentions --filter "*linear*"
   check      hold a mechanism, yours included, to the contract; all of them without a name:
                         linvit check my_package.my_module:MyAttention --quick
+  data       look at every image of a set, and list what cannot be trained on:
+                        linvit data check path/to/imagenet --output bad.csv
+  bench      how fast images are loaded, beside timm's loader and beside a model:
+                        linvit bench data path/to/imagenet --config configs/imagenet/swin_tiny.yaml
 
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with: tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.

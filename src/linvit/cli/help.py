@@ -17,12 +17,18 @@ TRAINER = {
     "max_epochs": "Epochs.",
     "accelerator": "cpu, gpu, or auto.",
     "devices": "How many, which, or auto; several use DDP.",
-    "precision": "Such as 32-true or bf16-mixed.",
+    "precision": "Such as 32-true or 16-mixed; bf16-mixed where the device has it.",
+    "logger": "wandb or mlflow, beside TensorBoard and metrics.csv.",
     "accumulate_grad_batches": "Batches per optimiser step.",
     "gradient_clip_val": "Largest gradient norm.",
     "callbacks": "List; --trainer.callbacks+=NAME adds one.",
     "fast_dev_run": "One batch of everything, nothing saved.",
     "default_root_dir": "Where run folders go; checkpoints by default.",
+}
+FINE = {  # set in recipes, seldom on a command line: only --help=all tells them
+    *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "mix_prob", "mix_switch"),
+    *("mean", "std", "image_column", "label_column", "repeats", "seed"),
+    *("crop_ratio", "interpolation", "rotate", "translate", "zoom"),
 }
 OPENING = {
     "fit": "Trains a model. The run goes to checkpoints/CONFIG_NAME/version_N.",
@@ -68,7 +74,7 @@ def _section(key: str, *owners: Callable[..., Any]) -> Iterator[str]:
         for parameter in docstring_parser.parse(owner.__doc__ or "").params:
             documented.setdefault(parameter.arg_name, parameter.description or "")
     for name, default in parameters_of(owners[0]).items():
-        if not (key == "model" and name in FACTS) and name != "augmentation":
+        if not (key == "model" and name in FACTS) and name not in FINE and name != "augmentation":
             yield from _row(f"--{key}.{name}", default, documented.get(name, ""))
 
 

@@ -9,25 +9,30 @@ from typing import Any, cast
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.callbacks import ImageGrid, PredictionWriter, Throughput
+from linvit.callbacks import ClassReport, PredictionWriter
 from linvit.cli.bases import configs, with_bases
+from linvit.cli.callbacks import keep_best_average, watchers, with_progress_bar
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
+from linvit.cli.last_words import last_words
+from linvit.cli.loggers import check_loggers, loggers_by_key, run_loggers
 from linvit.cli.parser import Parser, integers_first, readable
+from linvit.cli.precision import default_precision
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
+from linvit.cli.score_table import published, score_table
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.tasks import Task
-from linvit.tasks.base import FACTS
+from linvit.tasks.base import EXECUTION, FACTS
 
 NOISE = (  # warnings about libraries' own affairs
     r".*isinstance\(treespec, LeafSpec\)",
     r"You have overridden `on_after_batch_transfer`",
     r".*does not have many workers",
+    r"Your `IterableDataset` has `__len__` defined",  # and it is right: see linvit.data.stream
 )
 
 
@@ -36,6 +41,7 @@ def train(argv: list[str]) -> None:
     for noise in NOISE:
         warnings.filterwarnings("ignore", noise)
     integers_first(Trainer)
+    loggers_by_key(Trainer)
     LinvitCLI(
         Task,
         ImageData,
@@ -45,16 +51,11 @@ def train(argv: list[str]) -> None:
         load_from_checkpoint_support=False,
         save_config_callback=SaveRunConfig,
         seed_everything_default=0,
-        trainer_defaults={"callbacks": [LearningRateMonitor("step"), Throughput(), ImageGrid(), keep_last()]},
+        trainer_defaults={"callbacks": watchers()},
         parser_class=Parser,
         parser_kwargs={"prog": "linvit"},
         args=argv,
     )
-
-
-def keep_last() -> ModelCheckpoint:
-    """Writes last.ckpt after every epoch; `save_last` of the one that keeps the best writes only when that does."""
-    return ModelCheckpoint(filename="last", enable_version_counter=False)
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -71,6 +72,7 @@ class LinvitCLI(LightningCLI):
 
     checkpoint_path: str | None = None
     checkpoint: dict[str, Any] | None = None
+    _best_average: ModelCheckpoint | None = None
 
     @property
     def settings(self) -> Namespace:
@@ -115,9 +117,14 @@ class LinvitCLI(LightningCLI):
             self._model_from_checkpoint(self.checkpoint["hyper_parameters"])
 
     def before_instantiate_classes(self) -> None:
-        """Checks the output folder; gives the checkpoint back to Lightning, to be loaded safely."""
+        """Checks the output folder; settles the precision; gives the checkpoint back, to be loaded safely."""
         self.settings.ckpt_path = self.checkpoint_path
         self.settings.weights_only = True
+        check_loggers(self.settings.trainer.logger)
+        if self.settings.trainer.precision is None:  # written down, so that a continued run keeps it
+            self.settings.trainer.precision = default_precision(self.settings.trainer.accelerator)
+        if self.config.subcommand in ("validate", "test"):
+            self.settings.verbose = False  # our table is printed instead
         if self.checkpoint is None and self.config.subcommand != "fit":
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         if self.config.subcommand == "fit":
@@ -138,49 +145,68 @@ class LinvitCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
-        if self.settings.trainer.logger is None:
-            kwargs["logger"] = self._tensorboard() if self.config.subcommand == "fit" else False
+        config = self.config_init[self.config.subcommand].trainer
+        if self.config.subcommand == "fit" and config.logger is not False:
+            kwargs["logger"] = run_loggers(config.logger, *self._version)
+        elif self.settings.trainer.logger is None:
+            kwargs["logger"] = False
+        if config.enable_progress_bar is not False:
+            kwargs["callbacks"] = with_progress_bar(config.callbacks)
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, MisconfigurationException) as error:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
 
     def after_instantiate_classes(self) -> None:
-        """Refuses a checkpoint of another model before anything starts."""
+        """Refuses a checkpoint of another model before anything starts; keeps the best moving average."""
         if self.checkpoint is not None:
             check_same_model(str(self.checkpoint_path), self.checkpoint["state_dict"], self.model)
             self.checkpoint = None
+        if self.config.subcommand == "fit" and self.model.hparams["ema_decay"] is not None:
+            self._best_average = keep_best_average(self.settings.checkpoint)
+            if self._best_average is not None:
+                self._callbacks.append(self._best_average)
+
+    def before_validate(self) -> None:
+        """What is told of each class goes beside the checkpoint's run."""
+        self._class_report.folder = self.resumed_run or Path()
+
+    def after_validate(self) -> None:
+        """Prints the scores."""
+        scores = {tag: value.item() for tag, value in self.trainer.callback_metrics.items()}
+        if self.trainer.is_global_zero:
+            print(score_table(scores, self._class_report.images, published(self.model.hparams)))
+
+    before_test, after_test = before_validate, after_validate
 
     def before_predict(self) -> None:
         """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
-            callbacks.append(PredictionWriter((self.resumed_run or Path()) / "predictions.csv"))
+        if not any(isinstance(callback, PredictionWriter) for callback in self._callbacks):
+            self._callbacks.append(PredictionWriter((self.resumed_run or Path()) / "predictions.csv"))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
         keeper = self.trainer.checkpoint_callback
         if not isinstance(keeper, ModelCheckpoint) or not keeper.best_model_path:
             return
-        config = Path(str(self.trainer.log_dir)) / "config.yaml"
-        best = Path(keeper.best_model_path)
-        last = best.with_name("last.ckpt")
-        score = "none" if keeper.best_model_score is None else f"{keeper.best_model_score:.4f}"
-        rank_zero_info(
-            f"\n  best {keeper.monitor}  {score}\n"
-            f"  checkpoint      {_shown(best)}\n"
-            f"  test it         linvit test --config {_shown(config)} --ckpt_path {_shown(best)}\n"
-            f"  go on training  linvit fit --config {_shown(config)} --ckpt_path {_shown(last)}\n"
-            f"  look at it      tensorboard --logdir {_shown(config.parent.parent)}\n"
-        )
+        rank_zero_info(last_words(keeper, self._best_average, Path(str(self.trainer.log_dir))))
 
-    def _tensorboard(self) -> TensorBoardLogger:
-        """A continued run goes on in its own folder, and its curves go on where the checkpoint was made."""
+    @property
+    def _callbacks(self) -> list[Callback]:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks
+
+    @property
+    def _class_report(self) -> ClassReport:
+        """The one that `watchers` made; a configuration may add others."""
+        return [callback for callback in self._callbacks if isinstance(callback, ClassReport)][-1]
+
+    @property
+    def _version(self) -> tuple[Path, str | None, int | None]:
+        """Where versions lie, the one that is continued, and the step from which its curves go on."""
         if self.checkpoint is None or self.resumed_run is None:
-            return TensorBoardLogger(self.run_folder.parent, self.run_folder.name, default_hp_metric=False)
-        versions, version = self.resumed_run.parent, self.resumed_run.name
-        step = self.checkpoint["global_step"]
-        return TensorBoardLogger(versions.parent, versions.name, version, default_hp_metric=False, purge_step=step)
+            return self.run_folder, None, None
+        return self.resumed_run.parent, self.resumed_run.name, self.checkpoint["global_step"]
 
     def _model_from_checkpoint(self, decided: dict[str, Any]) -> None:
         """Takes the model's arguments from the checkpoint, and says which given ones were ignored."""
@@ -192,7 +218,7 @@ class LinvitCLI(LightningCLI):
                 f"takes no {', '.join(unknown)}"
             )
         for name, value in decided.items():
-            if name in FACTS:  # linked to the data, see _fact
+            if name in FACTS or name in EXECUTION:  # linked to the data, see _fact; no part of the model
                 continue
             if _plain(given[name]) != _plain(value):
                 rank_zero_info(
@@ -220,9 +246,3 @@ class LinvitCLI(LightningCLI):
 def _plain(value: Any) -> Any:
     """Tuples as lists, so that a value compares equal however it was written."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _shown(path: Path) -> Path:
-    """A path relative to the current folder if it lies in it."""
-    absolute = path.absolute()
-    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute

@@ -2,28 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Literal
 
 import datasets
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from linvit.data.bad_images import MAX_PIXELS, BadImages, Policy
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageData
+from linvit.data.images import Images, Sample
+from linvit.data.labels import check_labels, check_model_classes, check_same_classes
+from linvit.data.shards import Shards, load_streams
 from linvit.data.sources import as_images, as_indices, column, load_splits
-from linvit.data.transforms import Augmentation, eval_transform, train_transform
-from linvit.errors import UserError
-
-
-class Sample(TypedDict, total=False):
-    """One image: a normalised tensor (3, H, W), its class, its index in the split, its path (else the index)."""
-
-    image: Tensor
-    label: int
-    index: int
-    id: str
+from linvit.data.stream import Stream
+from linvit.data.stream_checks import check_stream_labels, check_stream_options, stream_classes
+from linvit.data.transforms import Augmentation, EvalTransform, TrainTransform
+from linvit.errors import UserError, check_choice
 
 
 class ClassificationData(ImageData):
@@ -39,11 +34,23 @@ class ClassificationData(ImageData):
         num_classes: How many classes to expect; null takes what the data has.
         val_fraction: Share of the training images held out when the data has no validation split.
         augmentation: Random changes to training images.
-        eval_crop: Share of the image side that evaluation keeps: cover `img_size / eval_crop`, then centre crop.
+        repeats: How often an image comes, augmented anew, in the epochs that it is in; epochs stay as long, so each
+            has 1 / repeats of the images (DeiT: 3).
+        eval_resize: How evaluation resizes: short (aspect kept, until `img_size / eval_crop` is covered), square (to
+            `img_size / eval_crop` whatever the aspect), or direct (to `img_size`).
+        eval_crop: Share of the resized side that evaluation keeps, from the centre; direct uses none of it.
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         image_column: Column of the images; null finds it.
         label_column: Column of the labels; null finds it.
+        streaming: Read parquet, arrow or tar files or a hub set from one end to the other instead of at random.
+        streaming_rows: Training rows of a stream whose files do not tell; parquet and arrow files do.
+        shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.
+        bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
+            Evaluation always raises.
+        bad_budget: Largest share of the training images so far that is skipped (5 are always allowed).
+        max_pixels: Images with more are refused before they are decoded.
+        seed: Of the order of images and of all augmentation; null is `seed_everything`.
 
     Example:
         $ linvit fit --config configs/quickstart.yaml --data.source=path/to/folder --data.img_size=64
@@ -58,13 +65,23 @@ class ClassificationData(ImageData):
         num_classes: int | None = None,
         val_fraction: float = 0.1,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
+        repeats: int = 1,
+        eval_resize: Literal["short", "square", "direct"] = "short",
         eval_crop: float = 0.875,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         image_column: str | None = None,
         label_column: str | None = None,
+        streaming: bool = False,
+        streaming_rows: int | None = None,
+        shuffle_buffer: int = 1000,
+        bad_images: Policy = "skip",
+        bad_budget: float = 0.001,
+        max_pixels: int = MAX_PIXELS,
+        seed: int | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, img_size, mean, std)
+        super().__init__(batch_size, num_workers, img_size, mean, std, seed, repeats)
+        check_choice("eval_resize", eval_resize, ["short", "square", "direct"])
         if not 0 < eval_crop <= 1:
             raise UserError(f"eval_crop must lie in (0, 1]; got {eval_crop}")
         if not 0 < val_fraction < 1:
@@ -74,17 +91,28 @@ class ClassificationData(ImageData):
         self.val_fraction = val_fraction
         self.image_column = image_column
         self.label_column = label_column
-        self.train_transform = train_transform(self.size, augmentation, mean, std)
-        self.eval_transform = eval_transform(self.size, eval_crop, mean, std)
+        self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeats)
+        self.bad_images = BadImages(bad_images, bad_budget, max_pixels, num_workers)
+        self.strict = BadImages("raise", max_pixels=max_pixels)
+        self.train_transform = TrainTransform(self.size, augmentation, mean)
+        self.eval_transform = EvalTransform(self.size, eval_resize, eval_crop)
 
     @cached_property
     def splits(self) -> dict[str, datasets.Dataset]:
         """The rows of each split that the data has, images and labels in the form that training needs."""
-        splits = load_splits(self.source)
+        streams = self.stream_options is not None
+        splits = {name: part.rows for name, part in self._shards.items()} if streams else load_splits(self.source)
         rows = next(iter(splits.values()))
         splits = as_images(splits, self._image_column(rows), self.source)
         label = self._label_column(rows)
-        return splits if label is None else as_indices(splits, label, self.source)
+        if label is None:
+            return splits
+        check_same_classes(splits, label, self.source)
+        return check_stream_labels(splits, label, self.source) if streams else as_indices(splits, label, self.source)
+
+    @cached_property
+    def _shards(self) -> dict[str, Shards]:
+        return load_streams(self.source)
 
     @cached_property
     def columns(self) -> tuple[str, str | None]:
@@ -121,7 +149,9 @@ class ClassificationData(ImageData):
             return self.expected_classes
         names = self.class_names
         rows = self.splits.get("train", next(iter(self.splits.values())))
-        found = max(rows.unique(label)) + 1 if names is None else len(names)
+        if names is None and self.stream_options is not None:
+            return stream_classes(self.expected_classes, self.source)
+        found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
         if self.expected_classes is not None and found != self.expected_classes:
             classes = "" if names is None else f" ({', '.join(names[:10])}{', ...' if found > 10 else ''})"
             raise UserError(
@@ -139,7 +169,12 @@ class ClassificationData(ImageData):
 
     def setup(self, stage: str) -> None:
         """Makes the sets that a stage needs: fit, validate, test or predict."""
+        if self.trainer is not None and stage != "predict":
+            model = self.trainer.lightning_module.hparams.get("num_classes")
+            check_model_classes(model, self.num_classes, self.source)
         if stage == "fit":
+            folder = None if self.trainer is None else self.trainer.log_dir
+            self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None
             self.train_set = self._images("train", self.train_transform)
         if stage in ("fit", "validate"):
             self.val_set = self._images("val", self.eval_transform)
@@ -147,7 +182,7 @@ class ClassificationData(ImageData):
             self.test_set = self._images(self._held_out({*self.splits, "val"}), self.eval_transform)
         if stage == "predict":
             split = self._held_out({*self.splits})
-            self.predict_set = Images(self.splits[split], self.eval_transform, self.columns[0], None)
+            self.predict_set = self._set(split, self.splits[split], self.eval_transform, None)
 
     def _held_out(self, available: set[str]) -> str:
         split = next(name for name in ("test", "val", "train") if name in available)
@@ -155,60 +190,39 @@ class ClassificationData(ImageData):
             rank_zero_info(f"data source '{self.source}' has no test split; using its {split} split")
         return split
 
-    def _images(self, split: str, transform: Callable[[Image.Image], Tensor]) -> "Images":
+    def _images(self, split: str, transform: Callable[[Tensor, int], Sample]) -> Images | Stream:
         """A labelled split; without a validation split, train and val are the two halves of train."""
-        image, label = self.columns
+        label = self.columns[1]
         if label is None:
             raise UserError(
                 f"data source '{self.source}' has no labels, so it can only be predicted (linvit predict). "
                 f"Name their column with --data.label_column, or sort the images into one folder per class"
             )
-        if split in ("train", "val") and "train" in self.splits and "val" not in self.splits:
-            return Images(self._halves["train" if split == "train" else "test"], transform, image, label)
+        streams = self.stream_options is not None
+        if split in ("train", "val") and "train" in self.splits and "val" not in self.splits and not streams:
+            half = self._halves["train" if split == "train" else "test"]
+            return self._set(split, half, transform, label)
         if split not in self.splits:
             raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}")
-        return Images(self.splits[split], transform, image, label)
+        return self._set(split, self.splits[split], transform, label)
 
-
-class Images(Dataset[Sample]):
-    """Rows of a `datasets.Dataset` as samples."""
-
-    def __init__(
-        self, rows: datasets.Dataset, transform: Callable[[Image.Image], Tensor], image: str, label: str | None
-    ) -> None:
-        self.rows = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
-        self.transform = transform
-        self.image = image
-        self.label = label
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Sample:
-        """Loads, decodes and transforms one image.
-
-        Raises:
-            UserError: If the image cannot be decoded; names its file.
-        """
-        row = self.rows[index]
-        stored: dict[str, Any] = row[self.image]  # {"bytes": ..., "path": ...}
-        try:
-            picture = datasets.Image().decode_example(stored)
-        except OSError as error:
-            where = stored["path"] or "stored in the table"
-            raise UserError(f"image {index} ({where}) cannot be decoded: {error}. Replace or remove it") from error
-        sample: Sample = {
-            "image": self.transform(to_rgb(picture)),
-            "index": index,
-            "id": stored["path"] or str(index),
-        }
-        if self.label is not None:
-            sample["label"] = row[self.label]
-        return sample
-
-
-def to_rgb(picture: Image.Image) -> Image.Image:
-    """Any image as 8-bit RGB; 16-bit grey values are scaled, which PIL's own conversion would clip to white."""
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture) / 257).clip(0, 255).astype(np.uint8))
-    return picture.convert("RGB")
+    def _set(
+        self,
+        split: str,
+        rows: datasets.Dataset | datasets.IterableDataset,
+        transform: Callable[[Tensor, int], Sample],
+        label: str | None,
+    ) -> Images | Stream:
+        """Rows as samples, their labels checked; images of training alone may be skipped."""
+        image, training = self.columns[0], transform is self.train_transform
+        bad = self.bad_images if training else self.strict
+        if self.stream_options is None:
+            if label is not None:
+                table = split if split in self.splits else "train"  # without a validation split, that is cut in two
+                check_labels(self.splits[table], image, label, self.num_classes or 0, table, self.source)
+            return Images(rows, transform, image, label, bad)
+        shards = self._shards[split]._replace(rows=rows)
+        shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
+        classes = None if label is None else self.num_classes
+        seed = self._seed if training else None
+        return Stream(shards, transform, image, label, classes, *shared, seed, *self.stream_options)

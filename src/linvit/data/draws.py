@@ -22,7 +22,7 @@ class Draw(NamedTuple):
 
 
 def key(*parts: int) -> int:
-    """63 bits that depend on every part and look independent for different parts."""
+    """63 bits that look independent for different parts, of which there must always be equally many."""
     state = np.random.SeedSequence(parts).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 

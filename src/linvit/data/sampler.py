@@ -6,6 +6,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from linvit.data.draws import Draw, keys
+from linvit.errors import UserError
 
 
 class TrainSampler(DistributedSampler[Draw]):
@@ -15,18 +16,21 @@ class TrainSampler(DistributedSampler[Draw]):
     shuffled list before it is dealt out, so that the copies land on different ranks, and ends the epoch after as many
     samples as without.
 
+    It is a `DistributedSampler` so that Lightning leaves it in place and tells it the epoch.
+
     Args:
         length: Samples of the data set.
         seed: Of the order and of all augmentation.
         rank: This process.
         world_size: Processes.
         repeats: Copies of each sample; 1 is plain shuffling.
-        batch_size: Samples per step and rank; the epoch is cut to whole batches. 0 does not cut.
+        batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
     """
 
     def __init__(
-        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeats: int = 1, batch_size: int = 0
+        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeats: int = 1, batch_size: int = 1
     ) -> None:
+        check_share(length, world_size)
         self.length = length
         self.seed = seed
         self.rank = rank
@@ -34,18 +38,15 @@ class TrainSampler(DistributedSampler[Draw]):
         self.repeats = repeats
         self.epoch = 0
         share = length // world_size
-        whole = share // batch_size * batch_size if batch_size else share
-        self.num_samples = whole or share  # a set smaller than a batch is one incomplete batch
+        self.num_samples = share // batch_size * batch_size or share
 
     def __iter__(self) -> Iterator[Draw]:
         """This rank's samples of the epoch."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
-        needed = self.num_samples * self.num_replicas
-        dealt = np.repeat(order[: -(-needed // self.repeats)], self.repeats)[:needed]
-        copy = np.arange(needed) % self.repeats
-        mine = slice(self.rank, None, self.num_replicas)
-        drawn = keys(dealt[mine] * self.repeats + copy[mine], self.seed, self.epoch)
-        return (Draw(int(row), int(key)) for row, key in zip(dealt[mine], drawn, strict=True))
+        places = np.arange(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
+        rows = order[places // self.repeats]
+        drawn = keys(rows * self.repeats + places % self.repeats, self.seed, self.epoch)
+        return (Draw(row, key) for row, key in zip(rows.tolist(), drawn.tolist(), strict=True))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -61,8 +62,8 @@ class EvalSampler(DistributedSampler[Draw]):
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
+        check_share(length, world_size)
         self.mine = range(rank, length, world_size)
-        self.epoch = 0
 
     def __iter__(self) -> Iterator[Draw]:
         """This rank's samples."""
@@ -70,3 +71,12 @@ class EvalSampler(DistributedSampler[Draw]):
 
     def __len__(self) -> int:
         return len(self.mine)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order is always the same."""
+
+
+def check_share(length: int, world_size: int) -> None:
+    """Raises a `UserError` if some of the ranks would have nothing to do."""
+    if length < world_size:
+        raise UserError(f"{length} images cannot be shared by {world_size} devices; lower --trainer.devices")

@@ -1,17 +1,18 @@
-"""Image transforms for training and evaluation, from torchvision's v2 set."""
+"""From decoded images to samples: what training and evaluation do to one image in a loader process."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from torchvision.transforms import v2
+from torch import Tensor
 
-from linvit.errors import UserError
-
-BICUBIC = v2.InterpolationMode.BICUBIC
+from linvit.data import changes, crop, randaugment
+from linvit.data.changes import BLACK, Change, Fill, Plan, Warp
+from linvit.data.draws import generator
+from linvit.data.erasing import erased_box
+from linvit.errors import UserError, check_choice
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,26 @@ class Augmentation:
 
     Attributes:
         crop_scale: Area share of the random resized crop, [low, high]; null for no random crop.
+        crop_ratio: Width over height of the random resized crop, [low, high].
+        interpolation: Of resizing, shears and rotations: bicubic, bilinear, or random (one of the two each time).
         hflip: Probability of a horizontal flip.
+        auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1, or 3-augment; null for neither.
+        augment_on: Where auto_augment and color_jitter are done: worker, image by image, or device, batch by batch.
+        color_jitter: Largest change of brightness, contrast and colour, as a share. timm drops it beside RandAugment.
+        erase: Probability that a random box is filled with noise.
         rotate: Largest rotation in degrees, either way.
         translate: Largest shift as a share of the side, either way.
         zoom: Largest change of scale, as a share: 0.1 is 0.9 to 1.1.
     """
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     hflip: float = 0.5
+    auto_augment: str | None = None
+    augment_on: Literal["worker", "device"] = "worker"
+    color_jitter: float = 0.0
+    erase: float = 0.0
     rotate: float = 0.0
     translate: float = 0.0
     zoom: float = 0.0
@@ -35,59 +48,86 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise UserError(f"crop_scale must be [low, high] with 0 < low <= high <= 1; got {list(self.crop_scale)}")
-        for name, share in (("hflip", self.hflip), ("translate", self.translate)):
-            if not 0 <= share <= 1:
-                raise UserError(f"{name} must lie between 0 and 1; got {share}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise UserError(f"crop_ratio must be [low, high] with 0 < low <= high; got {list(self.crop_ratio)}")
+        check_choice("interpolation", self.interpolation, ["bicubic", "bilinear", "random"])
+        check_choice("augment_on", self.augment_on, ["worker", "device"])
+        for name in ("hflip", "erase", "translate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} must lie between 0 and 1; got {getattr(self, name)}")
         if not 0 <= self.zoom < 1:
             raise UserError(f"zoom must be at least 0 and below 1; got {self.zoom}")
-        if self.rotate < 0:
-            raise UserError(f"rotate must be 0 degrees or more; got {self.rotate}")
+        for name in ("rotate", "color_jitter"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more; got {getattr(self, name)}")
+        if self.auto_augment not in (None, randaugment.THREE_AUGMENT):
+            randaugment.RandAugment.parse(str(self.auto_augment))
 
 
-class CoverCrop(nn.Module):
-    """Resizes an image, aspect kept, until it covers `size / crop`, and takes the centre of `size`."""
+class TrainTransform:
+    """Crops, flips and changes an image at random; the sample's key is the only source of randomness.
 
-    def __init__(self, size: tuple[int, int], crop: float = 1.0) -> None:
-        super().__init__()
+    Args:
+        size: Wanted (H, W).
+        augmentation: The random changes.
+        mean: Mean of each channel in [0, 1], the colour of what RandAugment moves in from outside.
+    """
+
+    def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:
         self.size = size
-        self.crop = crop
+        self.augmentation = augmentation
+        self.fill: Fill = tuple(min(255, round(255 * share)) for share in mean)  # type: ignore[assignment]
+        policy = augmentation.auto_augment
+        named = policy is not None and policy != randaugment.THREE_AUGMENT
+        self.rand_augment = randaugment.RandAugment.parse(str(policy)) if named else None
 
-    def forward(self, image: Image.Image) -> Image.Image:
-        """Any image to one of exactly `size` (H, W)."""
-        scale = max(self.size[0] / image.height, self.size[1] / image.width) / self.crop
-        covered = [
-            max(side, math.floor(scale * old)) for side, old in zip(self.size, (image.height, image.width), strict=True)
-        ]
-        resized = v2.functional.resize(image, covered, interpolation=BICUBIC)
-        return v2.functional.center_crop(resized, list(self.size))  # type: ignore[no-any-return]
+    def __call__(self, image: Tensor, key: int) -> dict[str, Any]:
+        """8-bit pixels (3, h, w) and the sample's key to `image` (3, H, W), 8-bit, and the `plan` for the device."""
+        given, rng = self.augmentation, generator(key)
+        if given.crop_scale is None:
+            image = crop.evaluation_view(image, self.size, "short", 1.0)
+        else:
+            box = crop.random_box(rng, image.shape[1], image.shape[2], given.crop_scale, given.crop_ratio)
+            image = crop.resize(crop.cut(image, box), self.size, randaugment.choose(given.interpolation, rng))
+        if rng.random() < given.hflip:
+            image = image.flip(-1)
+        image = changes.apply(self._moves(rng), image)
+        drawn = self._policy(rng)
+        erase = erased_box(rng, given.erase, self.size) if given.erase else None
+        if given.augment_on == "worker":
+            image, drawn = changes.apply(drawn, image), []
+        return {"image": image.contiguous(), "plan": Plan(key, tuple(drawn), erase)}
+
+    def _moves(self, rng: np.random.Generator) -> list[Change | Warp]:
+        """Rotation, zoom and shift in one; what comes in from outside is black."""
+        given = self.augmentation
+        if not (given.rotate or given.translate or given.zoom):
+            return []
+        angle, zoom = rng.uniform(-given.rotate, given.rotate), rng.uniform(1 - given.zoom, 1 + given.zoom)
+        down, right = (round(side * rng.uniform(-given.translate, given.translate)) for side in self.size)
+        return [Warp(changes.affine(angle, zoom, (right, down), self.size), False, BLACK)]
+
+    def _policy(self, rng: np.random.Generator) -> list[Change | Warp]:
+        """What auto_augment and color_jitter do to this image."""
+        given, drawn = self.augmentation, []
+        if self.rand_augment is not None:
+            drawn = self.rand_augment.changes(rng, self.size, given.interpolation, self.fill)
+        elif given.auto_augment is not None:
+            drawn = randaugment.three_augment(rng)
+        return drawn + (randaugment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
-def train_transform(
-    size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float], std: Sequence[float]
-) -> v2.Compose:
-    """PIL image to a normalised float tensor (3, H, W), randomly changed."""
-    steps: list[nn.Module] = []
-    if augmentation.crop_scale is None:
-        steps.append(CoverCrop(size))
-    else:
-        steps.append(v2.RandomResizedCrop(size, scale=augmentation.crop_scale, interpolation=BICUBIC))
-    if augmentation.hflip:
-        steps.append(v2.RandomHorizontalFlip(augmentation.hflip))
-    if augmentation.rotate or augmentation.translate or augmentation.zoom:
-        steps.append(
-            v2.RandomAffine(
-                augmentation.rotate,
-                translate=(augmentation.translate, augmentation.translate),
-                scale=(1 - augmentation.zoom, 1 + augmentation.zoom),
-                interpolation=v2.InterpolationMode.BILINEAR,
-            )
-        )
-    return v2.Compose([*steps, *_to_tensor(mean, std)])
+class EvalTransform:
+    """Resizes an image and takes its centre; see `linvit.data.crop.evaluation_view`."""
 
+    def __init__(self, size: tuple[int, int], mode: str, crop_share: float) -> None:
+        self.size = size
+        self.mode = mode
+        self.crop_share = crop_share
 
-def eval_transform(size: tuple[int, int], crop: float, mean: Sequence[float], std: Sequence[float]) -> v2.Compose:
-    """PIL image to a normalised float tensor (3, H, W): cover, centre crop."""
-    return v2.Compose([CoverCrop(size, crop), *_to_tensor(mean, std)])
+    def __call__(self, image: Tensor, key: int) -> dict[str, Any]:
+        """8-bit pixels (3, h, w) to `image` (3, H, W), 8-bit; the key does not matter."""
+        return {"image": crop.evaluation_view(image, self.size, self.mode, self.crop_share).contiguous()}
 
 
 def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -95,7 +135,3 @@ def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> 
     scale = torch.as_tensor(std, device=images.device).view(3, 1, 1)
     shift = torch.as_tensor(mean, device=images.device).view(3, 1, 1)
     return (images * scale + shift).clamp(0, 1)
-
-
-def _to_tensor(mean: Sequence[float], std: Sequence[float]) -> list[nn.Module]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]

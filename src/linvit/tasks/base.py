@@ -15,8 +15,12 @@ from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import WarmupCosine, parameter_groups
 from linvit.registry import backbones, parameters_of
+from linvit.tasks.average import Average, check_averaging
+from linvit.tasks.checks import check_optimisation
+from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
+EXECUTION = ("predict_with", "compile", "grad_checkpointing")  # those that make no other model: free with any checkpoint
 
 
 class Task(LightningModule):
@@ -45,6 +49,11 @@ class Task(LightningModule):
             the run's total batch over this one. null takes them as they are.
         lr_scaled: Which of the rates that holds for: "all", or "peak" for `lr` alone.
         layer_decay: Factor on the rate per layer down from the last, for fine-tuning; null is none.
+        ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
+            the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
+        predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
+        compile: Whether torch compiles the backbone at its first batch, for speed.
+        grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
     """
 
     def __init__(
@@ -67,9 +76,16 @@ class Task(LightningModule):
         lr_batch: int | None = None,
         lr_scaled: Literal["all", "peak"] = "peak",
         layer_decay: float | None = None,
+        ema_decay: float | None = None,
+        predict_with: Literal["raw", "ema"] = "raw",
+        compile: bool = False,
+        grad_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_optimisation(lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, layer_decay)
+        check_choice("predict_with", predict_with, ["raw", "ema"])
+        if predict_with == "ema" and ema_decay is None:
+            raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         self.save_hyperparameters()
         name, _ = backbones.parse(backbone)
         if attention is not None and "attention" not in parameters_of(backbones.get(name)):
@@ -81,6 +97,12 @@ class Task(LightningModule):
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
         )
+        self.ema = None if ema_decay is None else Average(self.backbone, ema_decay)
+        if grad_checkpointing:
+            checkpoint_gradients(self.backbone)
+        if compile:  # in place, so that no name of a weight changes
+            for network in (self.backbone, *([self.ema.network] if self.ema else [])):
+                network.compile()
         self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -92,11 +114,27 @@ class Task(LightningModule):
         hp, schedule = self.hparams, self.schedule()
         groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"])
         optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
+        if self.ema is not None:
+            ema = self.ema
+            optimizer.register_step_post_hook(lambda *_: ema.update(self.backbone))
         rank_zero_info(f"total batch {self.total_batch}, learning rate {schedule.peak:.4g}")
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
         }
+
+    def setup(self, stage: str) -> None:
+        """Raises a `UserError` for a moving average that could not be kept right."""
+        if stage == "fit" and self.ema is not None:
+            check_averaging(self.trainer)
+
+    def on_validation_start(self) -> None:
+        """Before evaluation on unequal shares."""
+        same_buffers(self)
+
+    def on_validation_end(self) -> None:
+        """After evaluation on unequal shares."""
+        exchange_buffers(self)
 
     def schedule(self) -> WarmupCosine:
         """The learning rate over the run that the trainer is about to do.
@@ -155,12 +193,16 @@ class Task(LightningModule):
         return batch * trainer.world_size * trainer.accumulate_grad_batches
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Writes down what the learning rate was scaled by."""
+        """Writes down what the learning rate was scaled by, and how old the moving average is."""
         checkpoint["total_batch"] = self.total_batch
+        if self.ema is not None:
+            checkpoint["ema_updates"] = self.ema.updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remembers the total batch of the run that is continued."""
+        """Remembers the total batch of the run that is continued, and the age of its moving average."""
         self._trained_with = checkpoint.get("total_batch")
+        if self.ema is not None:
+            self.ema.updates = checkpoint["ema_updates"]
 
     def on_fit_start(self) -> None:
         """Warns if a continued run goes on with another total batch, and so, perhaps, other learning rates."""
@@ -171,29 +213,3 @@ class Task(LightningModule):
                 f"(batch_size x devices x accumulate_grad_batches): results will differ. Set "
                 f"--trainer.accumulate_grad_batches or --data.batch_size to make it {before} again"
             )
-
-
-def check_optimisation(
-    lr: float,
-    warmup_epochs: float,
-    cooldown_epochs: float,
-    lr_interval: str,
-    lr_lag: int,
-    lr_batch: int | None,
-    lr_scaled: str,
-    layer_decay: float | None,
-) -> None:
-    """Raises a `UserError` for a setting of the optimiser or the schedule that makes no sense."""
-    if lr <= 0:
-        raise UserError(f"lr must be positive; got {lr}")
-    if warmup_epochs < 0 or cooldown_epochs < 0 or lr_lag < 0:
-        raise UserError(
-            f"warmup_epochs, cooldown_epochs and lr_lag must be 0 or more; "
-            f"got {warmup_epochs}, {cooldown_epochs} and {lr_lag}"
-        )
-    check_choice("lr_interval", lr_interval, ["step", "epoch"])
-    check_choice("lr_scaled", lr_scaled, ["all", "peak"])
-    if lr_batch is not None and lr_batch < 1:
-        raise UserError(f"lr_batch must be a number of images, such as 512, or null; got {lr_batch}")
-    if layer_decay is not None and not 0 < layer_decay <= 1:
-        raise UserError(f"layer_decay must lie in (0, 1], such as 0.75, or be null; got {layer_decay}")

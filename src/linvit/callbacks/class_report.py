@@ -1,0 +1,118 @@
+"""What became of each class: a table of accuracies and a picture of the confusion."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.callbacks.confusion_picture import confusion_picture
+
+
+class ClassReport(Callback):
+    """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png` at the end of training, `test_...` of test.
+
+    In training it is the last validation that is reported, and the picture goes to TensorBoard, too. The picture is of
+    the weights that `predict_with` names.
+
+    Args:
+        folder: Where to write; null is the folder of the logger, and nothing is written without one.
+
+    Attributes:
+        images: How many images the last report was about, over all devices.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = folder
+        self.images = 0
+        self._seen: list[torch.Tensor] = []
+        self._kinds: tuple[str, ...] = ()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets the last epoch."""
+        self._seen.clear()
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets what was seen before."""
+        self._seen.clear()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keeps labels and predictions of a batch, where they are."""
+        self._kinds = tuple(outputs)
+        self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds, B)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """As in validation."""
+        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports the last validation."""
+        self._report(trainer, pl_module, "val")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports unless training goes on."""
+        if trainer.state.fn == "validate":
+            self._report(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports."""
+        self._report(trainer, pl_module, "test")
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
+        shares: list[Any] = [own]
+        if trainer.world_size > 1:
+            shares = [None] * trainer.world_size
+            torch.distributed.all_gather_object(shares, own)
+        shares = [share for share in shares if share is not None]
+        if not shares or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        seen = np.concatenate(shares, 1)
+        self.images = seen.shape[1]
+        folder = self.folder or (trainer.log_dir if trainer.loggers else None)
+        if trainer.is_global_zero and folder is not None:
+            self._write(trainer, pl_module, dict(zip(("label", *self._kinds), seen, strict=True)), Path(folder), stage)
+
+    def _write(
+        self, trainer: Trainer, pl_module: LightningModule, seen: dict[str, np.ndarray], folder: Path, stage: str
+    ) -> None:
+        label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
+        images = np.bincount(label, minlength=classes)
+        columns = {"raw": "top1", "ema": "ema_top1"}
+        right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._kinds}
+        folder.mkdir(parents=True, exist_ok=True)
+        table = folder / f"{stage}_classes.csv"
+        with table.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["class", "images", *right])
+            for i, count in enumerate(images):
+                tops = [f"{hits[i] / count:.6f}" if count else "" for hits in right.values()]
+                writer.writerow([names[i] if names else i, count, *tops])
+        shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
+        picture = confusion_picture(label, shown, classes, names)
+        picture.save(folder / f"{stage}_confusion.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                pixels = np.asarray(picture)
+                logger.experiment.add_image(f"{stage}/confusion", pixels, trainer.global_step, dataformats="HWC")
+        rank_zero_info(f"accuracy of each class: {table}")

@@ -1,0 +1,172 @@
+"""`linvit bench data`: how fast images are loaded, beside timm's loader and beside the model."""
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from jsonargparse import Namespace
+from lightning.fabric import Fabric
+from torch.nn import functional as F
+
+from linvit.cli.bases import with_bases
+from linvit.cli.bench_loaders import ours, rate, timms
+from linvit.cli.parser import Parser, readable
+from linvit.data import ClassificationData
+from linvit.data.base import ImageData
+from linvit.data.transforms import Augmentation
+from linvit.errors import UserError
+from linvit.tasks import Task
+from linvit.tasks.base import FACTS
+
+RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25)
+WORKERS = 8
+EPILOG = """examples:
+  linvit bench data path/to/folder                         ours and timm's loader, DeiT's recipe, 224x224
+  linvit bench data --config configs/imagenet/swin_tiny.yaml --source path/to/folder
+                                                           the same with a model: which of the two waits?
+
+images/s per core: images over the CPU seconds of one thread that decodes, augments and collates them to 8-bit batches.
+What is done to whole batches on the device (normalising, erasing) is timed apart, ours and timm's alike.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit bench data`; prints the rates and returns 0.
+
+    Raises:
+        UserError: If there is nothing to measure.
+    """
+    parser = argparse.ArgumentParser(
+        "linvit bench", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["data"])
+    parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
+    parser.add_argument("--config", metavar="FILE", help="experiment whose data and model are measured")
+    parser.add_argument("--source", dest="instead", metavar="SOURCE", help="the same as the first argument")
+    parser.add_argument("--images", type=int, default=512, help="images per round and loader (512)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (5)")
+    args = parser.parse_args(argv)
+    source = args.source or args.instead
+    if source is None and args.config is None:
+        raise UserError("linvit bench data needs images: linvit bench data FOLDER, or --config FILE")
+
+    torch.set_num_threads(1)
+    settings = None if args.config is None else _settings(args.config, source)
+    data, workers = (ClassificationData(source, augmentation=RECIPE), WORKERS) if settings is None else _data(settings)
+    data.num_workers = 0  # in this process, whose CPU seconds are counted
+    data.setup("fit")
+    augmentation = data.train_transform.augmentation
+    print(f"{args.images} of {len(data.train_set)} images of {data.source}, {data.size[0]}x{data.size[1]}")  # type: ignore[arg-type]
+    print(f"{augmentation}\n")
+
+    loaders: dict[str, Callable[[], Any]] = {
+        "linvit": ours(data, replace(augmentation, augment_on="worker")),
+        "linvit, augment_on: device": ours(data, replace(augmentation, augment_on="device")),
+    }
+    folder = Path(data.source) / "train"
+    if folder.is_dir() and not (augmentation.rotate or augmentation.translate or augmentation.zoom):
+        loaders = {f"timm {timm.__version__}": timms(folder, data, augmentation)} | loaders
+    rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
+    rates = {name: statistics.median(one[name] for one in rounds) for name in loaders}
+    base = next(iter(loaders))
+    print(f"  {'loader':<28} images/s per core   ratio")
+    for name, median in rates.items():
+        ratio = statistics.median(one[name] / one[base] for one in rounds)
+        print(f"  {name:<28} {median:>17.0f} {ratio:>7.2f}")
+    fabric = Fabric(accelerator="auto", devices=1, precision=_precision(settings))
+    print(f"\n  on the device ({fabric.device.type}), per batch of {data.batch_size}:")
+    for name in ("linvit", "linvit, augment_on: device"):
+        print(f"  {name:<28} {_device_seconds(data, loaders[name](), fabric) * 1e3:>14.1f} ms")
+    if settings is not None:
+        _compare(settings, data, fabric, rates[f"linvit{_suffix(augmentation)}"], workers)
+    return 0
+
+
+def _suffix(augmentation: Augmentation) -> str:
+    return ", augment_on: device" if augmentation.augment_on == "device" else ""
+
+
+def _settings(config: str, source: str | None) -> Namespace:
+    """The configuration's data and model, as the training command reads them."""
+    parser = Parser("linvit bench")
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--base", type=str | list[str] | None)
+    for section in ("trainer", "checkpoint", "seed_everything", "ckpt_path"):
+        parser.add_argument(f"--{section}", type=Any)
+    parser.add_subclass_arguments(ImageData, "data", required=True)
+    parser.add_subclass_arguments(Task, "model", required=True)
+    given = [] if source is None else [f"--data.source={source}"]
+    try:
+        settings: Namespace = parser.parse_args([*with_bases(["--config", config]), *given])
+    except argparse.ArgumentError as error:
+        raise UserError(readable(error.message)) from error
+    return settings
+
+
+def _data(settings: Namespace) -> tuple[ClassificationData, int]:
+    """The data of a configuration, and how many loader processes it asks for."""
+    parser = Parser()
+    parser.add_subclass_arguments(ImageData, "data")
+    data = parser.instantiate(Namespace(data=settings.data)).data  # type: ignore[no-untyped-call]
+    if not isinstance(data, ClassificationData):
+        raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
+    return data, data.num_workers
+
+
+def _precision(settings: Namespace | None) -> Any:
+    trainer = settings.trainer if settings is not None else None
+    return trainer.get("precision") if isinstance(trainer, dict) else None
+
+
+def _device_seconds(data: ClassificationData, loader: Any, fabric: Fabric, repeats: int = 5) -> float:
+    """Seconds that a batch takes on the device after it was sent there, median."""
+    batch = next(iter(loader))
+    batch["image"] = fabric.to_device(batch["image"])
+    return _seconds(lambda: data.on_after_batch_transfer(dict(batch), 0), fabric, repeats)
+
+
+def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
+    taken = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        work()
+        if fabric.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])  # the first one warms up
+
+
+def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
+    """Times training steps of the model on one batch and says which of loader and model waits for the other."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    for fact in FACTS:
+        if getattr(data, fact) is not None:
+            settings.model.init_args[fact] = getattr(data, fact)
+    parser = Parser()
+    parser.add_subclass_arguments(Task, "model")
+    task = parser.instantiate(Namespace(model=settings.model)).model  # type: ignore[no-untyped-call]
+    model, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameters()))
+    images = torch.randn(data.batch_size, 3, *data.size, device=fabric.device)
+    labels = torch.zeros(data.batch_size, dtype=torch.long, device=fabric.device)
+
+    def step() -> None:
+        fabric.backward(F.cross_entropy(model(images), labels))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained = data.batch_size / _seconds(step, fabric, 3)
+    cores = min(max(workers, 1), os.cpu_count() or 1)
+    loaded = per_core * cores
+    waits = "the model waits for the loader" if loaded < trained else "the loader waits for the model"
+    print(f"\n  the model trains on {trained:.0f} images/s ({fabric.device.type}, {data.batch_size} per step)")
+    print(f"  {workers} loader processes on {cores} cores load {loaded:.0f} images/s: {waits}")

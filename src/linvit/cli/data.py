@@ -1,0 +1,139 @@
+"""`linvit data check`: looks at every image of a set before hours are spent on it."""
+
+import argparse
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from linvit.data.bad_images import MAX_PIXELS
+from linvit.data.classification import ClassificationData
+from linvit.data.labels import check_labels
+from linvit.data.survey import Survey, survey
+from linvit.errors import UserError
+
+EPILOG = """examples:
+  linvit data check path/to/imagenet                    an image folder: train/CLASS/*.jpg, val/CLASS/*.jpg
+  linvit data check path/to/imagenet --output bad.csv   writes the list of bad images
+  linvit data check path/to/parquet --workers 16
+  linvit data check hub:owner/name
+
+Every image is decoded as training decodes it. Exit code: 0 if all is well, 1 if an image or a label is bad; images that
+training and evaluation share are a warning.
+"""
+SHOWN = 20  # bad images and copies that are printed
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0.
+
+    Raises:
+        UserError: If the data cannot be found or read at all.
+    """
+    parser = argparse.ArgumentParser("linvit data", description="Looks at data sets.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="check")
+    check = verbs.add_parser(
+        "check",
+        help="decode every image of a set and list the bad ones",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument(
+        "source", metavar="PATH", help="what --data.source takes: a folder, parquet, arrow, hub:owner/name"
+    )
+    check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
+    check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    check.add_argument("--image_column", help="column of the images; found if left out")
+    check.add_argument("--label_column", help="column of the labels; found if left out")
+    check.add_argument(
+        "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if args.workers < 0:
+        raise UserError(f"--workers must be 0 or more; got {args.workers}")
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
+
+    data = ClassificationData(
+        args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
+    )
+    found = survey(data.splits, data.columns[0], args.max_pixels, args.workers)
+    wrong = _labels(data)
+    print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
+    if args.output is not None:
+        with args.output.open("w", newline="") as file:
+            rows = [(bad.split, bad.name, bad.reason) for bad in found.bad]
+            csv.writer(file).writerows([("split", "image", "reason"), *rows])
+    return int(bool(found.bad or wrong))
+
+
+def _labels(data: ClassificationData) -> list[str]:
+    """A line for each split that has labels outside the classes."""
+    image, label = data.columns
+    wrong = []
+    for split, rows in data.splits.items():
+        try:
+            if label is not None:
+                check_labels(rows, image, label, data.num_classes or 0, split, data.source)
+        except UserError as error:
+            wrong.append(f"  BAD LABELS  {error}")
+    return wrong
+
+
+def _summary(data: ClassificationData, found: Survey) -> list[str]:
+    classes = "no labels" if data.columns[1] is None else f"{data.num_classes} classes"
+    lines = [f"{data.source}: {found.images.total():,} images, {classes}"]
+    for split, rows in data.splits.items():
+        lines.append(f"  {split:<10}{found.images[split]:>12,} images{_per_class(data, rows)}")
+    smallest, median, largest = found.sizes().tolist()
+    lines += [
+        f"  {'formats':<10}{_counted(found.kinds)}",
+        f"  {'modes':<10}{_counted(found.modes)}",
+        f"  {'width':<10}{smallest[0]} to {largest[0]}, median {median[0]}",
+        f"  {'height':<10}{smallest[1]} to {largest[1]}, median {median[1]}",
+    ]
+    if found.turned:
+        lines.append(f"  {found.turned:,} are turned as their EXIF entry says")
+    if found.animated:
+        lines.append(f"  {found.animated:,} have several frames, of which the first is taken")
+    return lines
+
+
+def _per_class(data: ClassificationData, rows: object) -> str:
+    label = data.columns[1]
+    if label is None:
+        return ""
+    labels = np.array([value for value in rows[label] if value is not None and value >= 0])  # type: ignore[index]
+    counts = np.bincount(labels.astype(int), minlength=data.num_classes or 0)
+    empty = int((counts == 0).sum())
+    return f", {counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common()) or "none"
+
+
+def _bad(found: Survey, output: Path | None) -> list[str]:
+    if not found.bad:
+        return ["  no bad images"]
+    more = len(found.bad) - SHOWN
+    where = f"all of them are in {output}" if output else "--output FILE lists all"
+    return [
+        f"  {len(found.bad):,} BAD IMAGES",
+        *(f"    {bad.name}: {bad.reason}" for bad in found.bad[:SHOWN]),
+        *([f"    and {more:,} more; {where}"] if more > 0 else []),
+    ]
+
+
+def _copies(found: Survey) -> list[str]:
+    if not found.copies:
+        return []
+    more = len(found.copies) - SHOWN
+    return [
+        f"  WARNING: {len(found.copies):,} images are in two splits",
+        *(f"    {first}  =  {second}" for first, second in found.copies[:SHOWN]),
+        *([f"    and {more:,} more"] if more > 0 else []),
+    ]

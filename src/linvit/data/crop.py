@@ -1,0 +1,84 @@
+"""Which part of an image is kept, and at which size."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+INTERPOLATIONS = ("bilinear", "bicubic")
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic") -> Tensor:
+    """Resizes 8-bit (3, H, W) to `size` (H, W), antialiased as PIL does it; equal to PIL's to one or two levels."""
+    if tuple(image.shape[1:]) == tuple(size):
+        return image
+    return F.interpolate(image[None], list(size), mode=interpolation, antialias=True)[0]
+
+
+def cut(image: Tensor, box: Box) -> Tensor:
+    """The pixels of a box, without copying."""
+    return image[:, box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def centre(height: int, width: int, box_height: int, box_width: int) -> Box:
+    """A box in the middle, as torchvision rounds it."""
+    return Box(round((height - box_height) / 2), round((width - box_width) / 2), box_height, box_width)
+
+
+def random_box(
+    rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Box:
+    """The box of a random resized crop (Szegedy et al. 2015), as torchvision and timm draw it.
+
+    Args:
+        rng: Numbers of the sample.
+        height: Of the image.
+        width: Of the image.
+        scale: Range of the area as a share of the image's, uniform.
+        ratio: Range of width over height, uniform in the logarithm.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(low, high))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
+    aspect = min(max(width / height, ratio[0]), ratio[1])  # none fitted: the largest with an allowed aspect
+    w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
+    """The smallest size of the same aspect that covers `target` (H, W); sides are cut to whole pixels as timm cuts."""
+    if target[0] * width <= target[1] * height:  # the width decides
+        return max(target[0], target[1] * height // width), target[1]
+    return target[0], max(target[1], target[0] * width // height)
+
+
+def evaluation_view(image: Tensor, size: tuple[int, int], mode: str, crop: float) -> Tensor:
+    """What evaluation sees of an image, bicubic.
+
+    Args:
+        image: 8-bit pixels (3, H, W).
+        size: Wanted (H, W).
+        mode: "short": resize until the image covers `size / crop`, aspect kept, and take the centre; "square": resize
+            to `size / crop` whatever the aspect, and take the centre; "direct": resize to `size`.
+        crop: Share of the side that is kept.
+    """
+    target = size if mode == "direct" else (math.floor(size[0] / crop), math.floor(size[1] / crop))
+    if mode == "short":
+        target = cover(image.shape[1], image.shape[2], target)
+    return cut(resize(image, target), centre(*target, *size))

@@ -1,0 +1,94 @@
+"""A run over damaged data: what is skipped, said and written, as the command line does it."""
+
+import csv
+import re
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from linvit.callbacks import BadImageCount
+from linvit.data.bad_images import BadImageError, BadImages
+from tests.cli.runs import QUICKSTART, linvit, tiny
+from tests.data.damaged import damaged
+from tests.data.images import image_folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("set") / "damaged"
+
+
+@pytest.fixture(scope="module")
+def bad(root):
+    return sorted(str(root / path) for path, wrong in damaged(root, good=20).items() if wrong is not None)
+
+
+def fit(root, cwd, **options):
+    given = {"trainer__limit_train_batches": 1.0, "data__batch_size": 4, "data__num_workers": 0, "data__img_size": 16}
+    return linvit("fit", "--config", QUICKSTART, *tiny(data__source=root, **{**given, **options}), cwd=cwd)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_bad_image_is_named_once_in_the_run_folder(root, bad, tmp_path, workers):
+    with pytest.warns(UserWarning, match="training images could not be decoded") as told:
+        done = fit(root, tmp_path, data__bad_budget=0.5, data__num_workers=workers)
+    assert done.code == 0
+    report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
+    with report.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["image", "reason"]
+    assert sorted(name for name, _ in rows) == bad
+    messages = [str(warning.message) for warning in told if "could not be decoded" in str(warning.message)]
+    found = [
+        re.fullmatch(r"epoch (\d): (\d+) training images could not .* '(.*)'", message).groups() for message in messages
+    ]
+    assert [(epoch, path) for epoch, _, path in found] == [("0", str(report)), ("1", str(report))]
+    assert all(
+        len(bad) - 3 <= int(count) for _, count, _ in found
+    )  # the last batch is left out, replacements are added
+
+
+def test_too_many_end_the_run_with_a_way_out(root, bad, tmp_path):
+    done = fit(root, tmp_path)
+    assert done.code == 2
+    report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
+    assert re.match(
+        r"linvit: error: 6 of \d+ training images so far cannot be decoded, the last of them /.*\(", done.err
+    )
+    for part in (f"listed in '{report}'", "linvit data check PATH", "--data.bad_budget"):
+        assert part in done.err
+
+
+def test_good_data_is_not_mentioned(tmp_path):
+    folder = image_folder(tmp_path / "data", ["train", "val"], count=8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*could not be decoded")
+        assert fit(folder, tmp_path).code == 0
+    assert not list(tmp_path.rglob("bad_images.csv"))
+
+
+def test_all_devices_are_added_up():
+    account = BadImages("skip", 1.0)
+    for row in range(3):
+        account.refuse(BadImageError(f"{row}.jpg", "bad"))
+    trainer = SimpleNamespace(
+        datamodule=SimpleNamespace(bad_images=account),
+        strategy=SimpleNamespace(reduce=lambda count, reduce_op: count * 4 if reduce_op == "sum" else None),
+        current_epoch=7,
+    )
+    with pytest.warns(
+        UserWarning, match=r"^epoch 7: 12 training images could not be decoded and others took their place$"
+    ):
+        BadImageCount().on_train_epoch_end(trainer, SimpleNamespace(device=torch.device("cpu")))
+
+
+def test_a_stream_is_trained_on_with_another_order_in_every_epoch(tmp_path, monkeypatch):
+    epochs = []
+    monkeypatch.setattr("linvit.data.stream.Stream.set_epoch", lambda self, epoch: epochs.append((self.seed, epoch)))
+    done = linvit(
+        "fit", "--config", QUICKSTART, *tiny(data__streaming=True, data__num_workers=0, seed_everything=5), cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert [epoch for seed, epoch in epochs if seed == 5] == [0, 1]

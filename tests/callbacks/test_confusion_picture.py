@@ -1,0 +1,58 @@
+"""The confusion matrix as a picture."""
+
+import io
+
+import numpy as np
+import pytest
+
+from linvit.callbacks.confusion_picture import CELL, MARGIN, TITLE, confusion_picture
+
+
+def cell(picture, row, column):
+    """Colour at the centre of a cell."""
+    return picture.getpixel((MARGIN + column * CELL + CELL // 2, TITLE + MARGIN + row * CELL + CELL // 2))
+
+
+WHITE, FULL = (255, 255, 255), (8, 48, 107)
+
+
+def test_the_darker_the_more_of_the_row():
+    labels = np.array([0] * 4 + [1] * 4 + [2] * 4)
+    predicted = np.array([0] * 4 + [1, 2, 2, 2] + [2] * 4)
+    picture = confusion_picture(labels, predicted, 3)
+    assert cell(picture, 0, 0) == cell(picture, 2, 2) == FULL
+    assert cell(picture, 0, 1) == cell(picture, 2, 1) == WHITE
+    assert FULL < cell(picture, 1, 2) < cell(picture, 1, 1) < WHITE  # 3 of 4, and 1 of 4
+
+
+def test_rows_are_labels():
+    picture = confusion_picture(np.array([0, 1]), np.array([1, 1]), 2)
+    assert cell(picture, 0, 1) == FULL
+    assert cell(picture, 1, 0) == WHITE
+
+
+def test_of_many_classes_the_most_confused_are_shown_in_their_order():
+    labels = np.repeat(np.arange(1000), 10)
+    predicted = labels.copy()
+    predicted[labels == 700] = 30  # always taken for 30
+    predicted[(labels == 5) & (np.arange(len(labels)) % 2 == 0)] = 999
+    picture = confusion_picture(labels, predicted, 1000, most=4)  # 5, 30, 700, 999
+    assert cell(picture, 2, 1) == FULL
+    assert cell(picture, 2, 2) == WHITE
+    assert WHITE > cell(picture, 0, 3) > FULL
+
+
+@pytest.mark.parametrize("classes", [1, 10, 1000, 21841])
+def test_it_stays_small(classes):
+    rng = np.random.default_rng(0)
+    labels, predicted = rng.integers(classes, size=(2, 50_000))
+    picture = confusion_picture(labels, predicted, classes, [f"a rather long name {i}" for i in range(classes)])
+    assert max(picture.size) <= 1000
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    assert file.tell() < 200_000
+
+
+def test_classes_without_images_are_white():
+    picture = confusion_picture(np.array([0]), np.array([0]), 3)
+    assert cell(picture, 1, 1) == WHITE

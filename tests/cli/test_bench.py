@@ -1,0 +1,68 @@
+"""`linvit bench data`, and the folder that benchmarks make."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import linvit
+from linvit.cli import bench, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def like_imagenet(folder):
+    """A tiny folder of the benchmarks' images."""
+    script = ROOT / "benchmarks" / "imagenet_like.py"
+    subprocess.run([sys.executable, script, folder, "--train=80", "--val=20", "--side=60"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return like_imagenet(tmp_path_factory.mktemp("like") / "set")
+
+
+def test_the_folder_has_twenty_classes_and_is_the_same_every_time(folder, tmp_path):
+    files = sorted(folder.rglob("*.jpg"))
+    assert len(files) == 100
+    assert len(list((folder / "train").iterdir())) == len(list((folder / "val").iterdir())) == 20
+    again = like_imagenet(tmp_path / "again")
+    for file in files:
+        assert (again / file.relative_to(folder)).read_bytes() == file.read_bytes()
+
+
+def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):
+    assert main(["bench", "data", str(folder), "--images=64", "--rounds=1"]) == 0
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^  (\S.*?)  +(\d+) +[\d.]+$", printed, re.MULTILINE))
+    assert len(rows) == 3
+    assert next(iter(rows)).startswith("timm ")
+    assert all(int(rate) > 0 for rate in rows.values())
+    ours = re.search(r"^  linvit +(\d+) +([\d.]+)$", printed, re.MULTILINE)
+    assert float(ours[2]) == pytest.approx(int(ours[1]) / int(next(iter(rows.values()))), rel=0.05)
+    assert len(re.findall(r"[\d.]+ ms$", printed, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(("rate", "waits"), [(1e9, "the loader waits"), (1e-9, "the model waits")])
+def test_with_a_configuration_the_model_is_measured_too(rate, waits, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "rate", lambda loader, images: rate)
+    assert main(["bench", "data", "--config", str(ROOT / "configs/quickstart.yaml"), "--images=32", "--rounds=1"]) == 0
+    printed = capsys.readouterr().out
+    assert "timm" not in printed  # which reads folders only
+    assert re.search(r"the model trains on \d+ images/s \(\w+, 32 per step\)", printed)
+    assert waits in printed
+
+
+def test_nothing_to_measure_is_a_user_error():
+    with pytest.raises(linvit.UserError, match="needs images"):
+        bench.main(["data"])
+
+
+def test_a_mistake_in_the_configuration_is_a_user_error(tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("data: {class_path: linvit.data.ClassificationData, init_args: {batch_sice: 3}}\n")
+    with pytest.raises(linvit.UserError, match="batch_sice"):
+        bench.main(["data", "--config", str(config)])

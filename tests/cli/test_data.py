@@ -1,0 +1,137 @@
+"""`linvit data check`: what is found in a set, how it is told, exit codes."""
+
+import csv
+import re
+
+import datasets
+import pytest
+
+import linvit.cli
+from linvit.cli.data import main
+from tests.data.damaged import damaged, encoded, photo
+from tests.data.images import image_folder, plain_table
+from tests.plugin.distributions import python
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("set") / "damaged"
+
+
+@pytest.fixture(scope="module")
+def expected(root):
+    return damaged(root, good=3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_damaged_set(root, expected, tmp_path, capsys, workers):
+    listed = tmp_path / "bad.csv"
+    assert main(["check", str(root), "--workers", str(workers), "--output", str(listed)]) == 1
+    bad = {str(root / path): wrong for path, wrong in expected.items() if wrong is not None}
+    with listed.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["split", "image", "reason"]
+    assert {image: split for split, image, _ in rows} == dict.fromkeys(bad, "train")
+    assert all(bad[image] in reason and reason for _, image, reason in rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{root}: 27 images, 2 classes"
+    assert "  train               24 images, 12 to 12 of each class" in lines
+    assert "  val                  3 images, 1 to 2 of each class" in lines
+    assert "  formats   JPEG 13, PNG 4, GIF 1" in lines
+    assert "  modes     RGB 12, P 2, I;16 1, RGBA 1, CMYK 1, L 1" in lines
+    assert "  height    48 to 56, median 56" in lines
+    assert "  1 are turned as their EXIF entry says" in lines
+    assert "  1 have several frames, of which the first is taken" in lines
+    assert "  9 BAD IMAGES" in lines
+    assert sum(line.startswith(f"    {root}/train/ant/") for line in lines) == 9
+    assert "  WARNING: 1 images are in two splits" in lines
+    assert f"    train: {root}/train/bee/1.jpg  =  val: {root}/val/bee/copy.jpg" in lines
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "saved"])
+def test_a_good_set_of_any_kind(tmp_path, capsys, kind):
+    folder = image_folder(tmp_path / "folder", ["train", "val"])
+    if kind != "folder":
+        splits = {
+            name: datasets.Dataset.from_dict(
+                {
+                    "image": [
+                        {"bytes": path.read_bytes(), "path": None} for path in sorted((folder / name).rglob("*.png"))
+                    ]
+                },
+                features=datasets.Features({"image": datasets.Image()}),
+            )
+            for name in ("train", "val")
+        }
+        (tmp_path / "parquet").mkdir()
+        splits["train"].to_parquet(tmp_path / "parquet" / "train-0.parquet")
+        splits["val"].to_parquet(tmp_path / "parquet" / "validation-0.parquet")
+        datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    assert main(["check", str(tmp_path / kind), "--workers", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{tmp_path / kind}: 12 images, {'2 classes' if kind == 'folder' else 'no labels'}"
+    assert lines[-1] == "  no bad images"
+    assert any(line.startswith("  train                6 images") for line in lines)
+
+
+def test_labels_are_looked_at_too(tmp_path, capsys):
+    plain_table(tmp_path / "train-0.parquet", 4, label=[0, 1, 0, 1])
+    plain_table(tmp_path / "validation-0.parquet", 4, label=[0, 5, 0, 3])
+    assert main(["check", str(tmp_path), "--workers", "0"]) == 1
+    out = capsys.readouterr().out
+    assert "BAD LABELS  2 of 4 labels in the val split" in out
+    assert "row 1 (stored in the table) has 5, row 3" in out
+    assert "WARNING: 4 images are in two splits" in out  # the images of both tables are the same
+
+
+def test_many_bad_images_are_not_all_printed(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    for number in range(30):
+        (tmp_path / "train" / f"{number:02}.jpg").touch()
+    assert main(["check", str(tmp_path), "--workers", "0"]) == 1
+    out = capsys.readouterr().out
+    assert "30 BAD IMAGES" in out
+    assert "19.jpg: an empty file\n    and 10 more; --output FILE lists all\n" in out
+    assert "20.jpg" not in out
+
+
+def test_the_limit_of_pixels(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "x.jpg").write_bytes(encoded(photo(0), "JPEG"))
+    assert main(["check", str(tmp_path), "--workers", "0", "--max_pixels", "100"]) == 1
+    assert "48 x 56 pixels are more than the limit, 100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no data at 'nowhere'"),
+        (["digits", "--workers", "-1"], "--workers must be 0 or more; got -1"),
+        (["digits", "--output", "nowhere/bad.csv"], "cannot write 'nowhere/bad.csv': there is no folder"),
+        (["digits", "--image_column", "imgae"], "Did you mean 'image'?"),
+    ],
+)
+def test_mistakes_are_user_errors_before_any_image_is_read(arguments, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("linvit.cli.data.survey", lambda *args: pytest.fail("started"))
+    with pytest.raises(linvit.UserError) as error:
+        main(["check", *arguments])
+    assert message in str(error.value)
+
+
+def test_the_command_line(tmp_path):
+    done = python("-m", "linvit", "data", "check", "digits", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digits: 1,797 images, 10 classes\n")
+    assert "1797/1797" in done.stderr  # a bar
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["check", "--help"])
+    assert done.value.code == 0
+    assert "linvit data check path/to/imagenet --output bad.csv" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as done:
+        main([])
+    assert done.value.code == 2
+    assert re.search(r"^  data  .*\n.*linvit data check", linvit.cli.HELP, re.MULTILINE)

@@ -1,0 +1,202 @@
+"""The moving average of the weights: its formula, and the four ways in which others broke theirs."""
+
+import copy
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+from torch.nn import functional as F
+
+import linvit
+from linvit.tasks import ClassificationTask
+from linvit.tasks.average import Average
+from tests.training import RandomImages, batches, fit, tiny_task, trainer
+
+DECAY = 0.7
+NORMED = {"name": "timm", "model": "resnet10t"}  # has buffers: float statistics and integer counts
+
+
+class ByHand(Callback):
+    """The recursion in float64, one step of it after every optimiser step."""
+
+    def on_fit_start(self, trainer, task):
+        self.average = {name: value.double().clone() for name, value in task.backbone.state_dict().items()}
+        self.step = trainer.global_step
+        self.updates = 0
+
+    def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            return
+        self.step = trainer.global_step
+        self.updates += 1
+        for name, value in task.backbone.state_dict().items():
+            if value.is_floating_point():
+                self.average[name] = DECAY * self.average[name] + (1 - DECAY) * value.double()
+            else:
+                self.average[name] = value.double().clone()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("backbone", [None, NORMED], ids=["deit", "batch norm"])
+def test_the_formula_holds_for_every_entry_after_every_step(tmp_path, backbone, accumulate, precision):
+    hand = ByHand()
+    task = tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0, **({"backbone": backbone} if backbone else {}))
+    options = {"callbacks": [hand], "accumulate_grad_batches": accumulate, "precision": precision}
+    fit(task, tmp_path, 32, **options)
+    kept = task.ema.network.state_dict()
+    assert kept.keys() == hand.average.keys()
+    for name, value in kept.items():
+        assert torch.allclose(value.double(), hand.average[name], rtol=1e-5, atol=1e-6), name
+    assert hand.updates == task.ema.updates == 4 // accumulate
+    head = "head.weight" if backbone is None else "fc.weight"
+    assert not torch.allclose(kept[head], task.backbone.state_dict()[head], atol=1e-4)
+
+
+def test_integers_are_copied_and_a_first_update_does_not_take_over():
+    network = nn.BatchNorm1d(2)
+    average = Average(network, 0.9)
+    network.num_batches_tracked.fill_(7)
+    network.running_mean.fill_(1.0)
+    average.update(network)
+    assert average.network.num_batches_tracked.item() == 7
+    assert average.network.running_mean.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_it_needs_no_gradient_and_no_optimiser(tmp_path):
+    task = tiny_task(ema_decay=DECAY)
+    runner = fit(task, tmp_path)
+    trained = {id(weight) for group in runner.optimizers[0].param_groups for weight in group["params"]}
+    assert trained == {id(weight) for weight in task.backbone.parameters()}
+    assert all(weight.grad is None for weight in task.ema.parameters())
+
+
+class Logged(Callback):
+    """What each validation logged, the sanity check's included."""
+
+    def __init__(self):
+        self.checks, self.epochs = [], []
+
+    def on_validation_end(self, trainer, task):
+        found = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        (self.checks if trainer.sanity_checking else self.epochs).append(found)
+
+
+def test_both_are_scored_by_their_own_weights(tmp_path):
+    logged, task = Logged(), tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0)
+    trainer(tmp_path, max_epochs=3, callbacks=[logged]).fit(task, batches(24), batches(24))
+    data, found = RandomImages(24), logged.epochs[-1]
+    for network, prefix in ((task, "val/"), (task.ema, "val/ema_")):
+        with torch.no_grad():
+            logits = network.eval()(data.images)
+        assert found[f"{prefix}loss"] == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
+        top1 = (logits.argmax(-1) == data.labels).float().mean().item()
+        assert found[f"{prefix}top1"] == found[f"{prefix}score"] == pytest.approx(top1)
+    assert abs(found["val/loss"] - found["val/ema_loss"]) > 1e-3, "this shows nothing"
+
+
+class TestNeverUpdated:
+    """Failure 1: weights that were never updated are validated, and count as a score."""
+
+    def test_not_in_the_sanity_check_of_a_new_run(self, tmp_path):
+        logged = Logged()
+        runner = trainer(tmp_path, max_epochs=1, callbacks=[logged], num_sanity_val_steps=2)
+        runner.fit(tiny_task(ema_decay=DECAY), batches(16), batches(16))
+        assert len(logged.checks) == 1
+        assert not [name for name in logged.checks[0] if "ema" in name]
+        assert "val/ema_score" in logged.epochs[0]
+
+    @pytest.mark.parametrize("stage", ["validate", "test"])
+    def test_not_in_an_untrained_model(self, tmp_path, stage):
+        (found,) = getattr(trainer(tmp_path), stage)(tiny_task(ema_decay=DECAY), batches(16), verbose=False)
+        assert not [name for name in found if "ema" in name]
+
+
+class TestResume:
+    """Failures 2 and 3: the average of a resumed run starts anew, or it and the weights are mixed up."""
+
+    @pytest.fixture
+    def stopped(self, tmp_path):
+        """A run of four epochs that was stopped after two."""
+
+        class Stop(Callback):
+            def on_train_epoch_end(self, trainer, task):
+                trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+        task = tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0)
+        logged = Logged()
+        trainer(tmp_path, max_epochs=4, callbacks=[logged, Stop()]).fit(task, batches(24), batches(24))
+        return task, logged, tmp_path / "1.ckpt"
+
+    def test_it_is_the_run_that_was_not_stopped(self, stopped, tmp_path):
+        whole, logged, checkpoint = stopped
+        task = tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0)
+        again = Logged()
+        runner = trainer(tmp_path, max_epochs=4, callbacks=[again], num_sanity_val_steps=-1)
+        runner.fit(task, batches(24), batches(24), ckpt_path=checkpoint, weights_only=True)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(task.state_dict()[name], value), name
+        assert task.ema.updates == whole.ema.updates == 12
+        assert again.epochs == logged.epochs[2:]
+        assert again.checks == [logged.epochs[1]]  # what was loaded is what was scored
+
+    def test_a_checkpoint_holds_both_and_opens_safely(self, stopped):
+        content = torch.load(stopped[2], weights_only=True)
+        assert content["ema_updates"] == 6
+        weights = content["state_dict"]
+        assert not torch.equal(weights["backbone.head.weight"], weights["ema.network.head.weight"])
+
+    @pytest.mark.parametrize("stage", ["validate", "test"])
+    def test_both_are_scored_from_a_checkpoint(self, stopped, tmp_path, stage):
+        _, logged, checkpoint = stopped
+        task = tiny_task(ema_decay=DECAY)
+        (found,) = getattr(trainer(tmp_path), stage)(
+            task, batches(24), ckpt_path=checkpoint, weights_only=True, verbose=False
+        )
+        assert {name.partition("/")[2]: value for name, value in found.items()} == pytest.approx(
+            {name.partition("/")[2]: value for name, value in logged.epochs[1].items()}
+        )
+
+    def test_it_is_in_a_loaded_task(self, stopped):
+        task = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True)
+        assert task.ema.updates == 6
+
+    def test_predictions_come_from_the_weights_that_are_asked_for(self, stopped, tmp_path):
+        task = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True, predict_with="ema")
+        twin = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True)
+        for one, network in ((task, twin.ema.network), (twin, twin.backbone)):
+            found = torch.cat([part["probability"] for part in trainer(tmp_path).predict(one, batches(24))])
+            with torch.no_grad():
+                images = torch.cat([batch["image"] for batch in batches(24)])
+                assert torch.allclose(found, network.eval()(images).softmax(-1).amax(-1), atol=1e-6)
+
+
+def test_the_two_copies_do_not_share_or_follow_each_other():
+    """Failure 4: two copies that are the same tensors, or that diverge where they should not."""
+    task = tiny_task(ema_decay=0.0)  # follows at once
+    before = copy.deepcopy(task.ema.network.state_dict())
+    with torch.no_grad():
+        for weight in task.backbone.parameters():
+            weight.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in task.ema.network.state_dict().items())
+    task.ema.update(task.backbone)
+    assert all(torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.backbone.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 2])
+def test_a_decay_that_is_none(decay):
+    with pytest.raises(linvit.UserError, match=r"ema_decay must lie in \[0, 1\)"):
+        tiny_task(ema_decay=decay)
+
+
+def test_predicting_with_an_average_that_there_is_not():
+    with pytest.raises(linvit.UserError, match="has no moving average"):
+        tiny_task(predict_with="ema")
+    with pytest.raises(linvit.UserError, match="predict_with must be one of raw, ema; got 'eam'"):
+        tiny_task(predict_with="eam", ema_decay=0.9)
+
+
+def test_half_precision_weights_are_refused(tmp_path):
+    with pytest.raises(linvit.UserError, match="whole weights in float32"):
+        fit(tiny_task(ema_decay=DECAY), tmp_path, precision="bf16-true")

@@ -1,0 +1,148 @@
+"""What changes how a network runs and none of its results: compiling, recomputing, several devices."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import linvit
+from linvit.callbacks import AttentionRank
+from linvit.tasks import ClassificationTask
+from linvit.tasks.execution import checkpoint_gradients
+from tests.tasks.two_ranks import run
+from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """torch.compile without its compiler, which takes half a minute; counts the graphs that it would get."""
+    found = []
+
+    def keep(graph, inputs):
+        found.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    torch._dynamo.reset()
+    return found
+
+
+class TestCompile:
+    """One flag; names, weights and results stay as they are."""
+
+    def test_names_carry_no_prefix_and_go_both_ways(self, tmp_path, graphs):
+        task = tiny_task(compile=True, ema_decay=0.9)
+        fit(task, tmp_path).save_checkpoint(tmp_path / "x.ckpt")
+        assert graphs
+        saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["state_dict"]
+        assert saved.keys() == tiny_task(ema_decay=0.9).state_dict().keys()
+        plain = ClassificationTask.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True, compile=False)
+        images = torch.randn(2, 3, SIDE, SIDE)
+        assert torch.allclose(plain.eval()(images), task.eval()(images), atol=1e-6)
+        again = ClassificationTask.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True, compile=True)
+        assert torch.allclose(again.eval()(images), task(images), atol=1e-6)
+
+    def test_training_and_validation_are_compiled_and_the_same(self, tmp_path, graphs):
+        found = []
+        for compiled in (False, True):
+            task = tiny_task(compile=compiled, ema_decay=0.9, lr=1e-2)
+            runner = trainer(tmp_path, max_epochs=2)
+            runner.fit(task, batches(16), batches(19))
+            found.append({name: value.item() for name, value in runner.callback_metrics.items()})
+            assert bool(graphs) == compiled
+        assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+    def test_the_rank_is_still_heard(self, tmp_path, graphs):
+        memory = Memory()
+        fit(tiny_task(compile=True), tmp_path, 32, logger=memory, callbacks=[AttentionRank(every_n_steps=2)])
+        assert [step for step, _ in memory.values["rank/blocks.0.attn"]] == [0, 2]
+        assert graphs, "nothing was compiled in the steps between"
+
+    @pytest.mark.slow
+    def test_with_the_real_compiler(self, tmp_path):
+        losses = []
+        for compiled in (False, True):
+            runner = fit(tiny_task(compile=compiled, drop_path_rate=0.0), tmp_path)
+            losses.append(runner.callback_metrics["train/loss"].item())
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+class TestGradientCheckpointing:
+    """Less is kept, the gradient is the same."""
+
+    def gradients(self, **options):
+        task = tiny_task(**options)
+        kept = []
+
+        def pack(tensor):
+            kept.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = task.train()(torch.ones(8, 3, SIDE, SIDE)).square().sum()
+        loss.backward()
+        return sum(kept), [weight.grad for weight in task.backbone.parameters()]
+
+    def test_it_keeps_less_and_computes_the_same(self):
+        much, plain = self.gradients()
+        little, again = self.gradients(grad_checkpointing=True)
+        assert little < much / 2
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, again, strict=True))
+
+    def test_a_backbone_that_cannot(self):
+        with pytest.raises(linvit.UserError, match="CannotCheckpoint has no gradient checkpointing"):
+            checkpoint_gradients(CannotCheckpoint())
+        with pytest.raises(linvit.UserError, match="Linear has no gradient checkpointing"):
+            checkpoint_gradients(torch.nn.Linear(1, 1))
+
+
+class CannotCheckpoint(torch.nn.Module):
+    """As timm's models say it."""
+
+    def set_grad_checkpointing(self, enable=True):
+        assert not enable, "gradient checkpointing not supported"
+
+
+class TestTwoDevices:
+    """17 images, 9 on one device and 8 on the other, in batches of 4: one device has a batch more."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def found(cls, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("two")
+        subprocess.run(
+            [sys.executable, "-m", "tests.tasks.two_ranks", str(folder)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=300,
+            check=True,
+            capture_output=True,
+        )
+        return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+    def test_no_device_waits_and_both_know_the_same(self, found):
+        _, (first, second) = found
+        assert first["scores"] == second["scores"]
+        assert first["validated"] == second["validated"]
+        assert first["average"] == second["average"]
+
+    def test_scores_are_those_of_one_device_over_the_whole_set(self, found, tmp_path):
+        folder, (first, _) = found
+        alone = run(tmp_path, devices=1, checkpoint=folder / "x.ckpt")
+        assert first["validated"] == pytest.approx(alone["validated"], rel=1e-6)
+        assert {"val/top1", "val/top5", "val/loss", "val/ema_top1", "val/ema_loss"} <= first["validated"].keys()
+        # In training, devices score what the first one saves: their own statistics of batch norm would differ.
+        assert first["scores"] == pytest.approx(alone["validated"], rel=1e-6)
+
+    def test_each_image_counts_once_in_the_report(self, found):
+        folder, (first, _) = found
+        assert first["images"] == 17
+        rows = (folder / "report" / "val_classes.csv").read_text().splitlines()[1:]
+        assert sum(int(row.split(",")[1]) for row in rows) == 17
