@@ -48,6 +48,7 @@ class LinearAngularAttention(Attention):
             "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
     """
 
+    fewer_keys = False
     complexity = "O(N)"
 
     def __init__(

@@ -7,7 +7,11 @@ from importlib.metadata import version
 from linvit.errors import UserError
 
 VERBS = ("fit", "validate", "test", "predict")
-PLAIN = {"list": "linvit.cli.list", "check": "linvit.cli.check"}  # plain functions: main(argv) -> exit code
+PLAIN = {  # plain functions: main(argv) -> exit code
+    "list": "linvit.cli.list",
+    "check": "linvit.cli.check",
+    "import-weights": "linvit.cli.import_weights",
+}
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -22,6 +26,8 @@ usage: linvit VERB [options]
                         linvit list attentions --filter "*linear*"
   check      hold a mechanism, yours included, to the contract; all of them without a name:
                         linvit check my_package.my_module:MyAttention --quick
+  import-weights  an official checkpoint as a file for --model.pretrained:
+                        linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o OUT.safetensors
 
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with: tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.

@@ -70,6 +70,7 @@ class LinvitCLI(LightningCLI):
 
     checkpoint_path: str | None = None
     checkpoint: dict[str, Any] | None = None
+    pretrained: str | dict[str, Any] | None = None
 
     @property
     def settings(self) -> Namespace:
@@ -112,7 +113,10 @@ class LinvitCLI(LightningCLI):
         """Checks the output folder; gives the checkpoint back to Lightning, to be loaded safely."""
         self.settings.ckpt_path = self.checkpoint_path
         self.settings.weights_only = True
-        if self.checkpoint is None and self.config.subcommand != "fit":
+        given = self.settings.model.init_args
+        if self.checkpoint is not None:
+            given.pretrained, self.pretrained = None, given.pretrained  # the checkpoint has the weights
+        elif self.config.subcommand != "fit" and not given.pretrained:
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
@@ -142,6 +146,7 @@ class LinvitCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint of another model before anything starts."""
         if self.checkpoint is not None:
+            self.settings.model.init_args.pretrained = self.pretrained  # for the saved configuration
             check_same_model(str(self.checkpoint_path), self.checkpoint["state_dict"], self.model)
             self.checkpoint = None
 
@@ -185,7 +190,7 @@ class LinvitCLI(LightningCLI):
                 f"checkpoint '{self.checkpoint_path}' belongs to another task: {self.settings.model.class_path} "
                 f"takes no {', '.join(unknown)}"
             )
-        for name, value in decided.items():
+        for name, value in {"pretrained": None, **decided}.items():
             if name in FACTS:  # linked to the data, see _fact
                 continue
             if _plain(given[name]) != _plain(value):

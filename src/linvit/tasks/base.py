@@ -1,19 +1,20 @@
 """What every task shares: backbone, optimiser, schedule."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from linvit.errors import UserError
+from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups, warmup_cosine
 from linvit.registry import backbones, parameters_of
+from linvit.weights.load import Report, load_pretrained
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
 
@@ -31,6 +32,8 @@ class Task(LightningModule):
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
         drop_path_rate: Stochastic depth of the last block.
+        pretrained: Weights that the backbone starts from: a file, or `hf-hub:owner/name`; or `{source: ...}` with the
+            options of `linvit.load_pretrained`, such as `min_share: 0.5`.
         lr: Peak learning rate.
         weight_decay: AdamW's decay; spared are norms, biases, and what the backbone names (`no_weight_decay`).
         betas: AdamW's momentum terms.
@@ -47,6 +50,7 @@ class Task(LightningModule):
         class_names: list[str] | None = None,
         img_size: int | Sequence[int] = 224,
         drop_path_rate: float = 0.0,
+        pretrained: str | dict[str, Any] | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -68,11 +72,22 @@ class Task(LightningModule):
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
         )
+        if pretrained is not None:
+            rank_zero_info(str(_load(self.backbone, pretrained)))
         self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to what the task predicts."""
         return self.backbone(images)  # type: ignore[no-any-return]
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> Self:
+        """Lightning's, without `pretrained`: the checkpoint has the weights, and the first file may be gone."""
+        return super().load_from_checkpoint(*args, **{"pretrained": None, **kwargs})
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps on record what the weights of a run that goes on began from."""
+        self.hparams["pretrained"] = checkpoint.get("hyper_parameters", {}).get("pretrained")
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up and cosine decay, per step."""
@@ -101,3 +116,16 @@ class Task(LightningModule):
                 f"({total} steps); it is cut to the run. Lower --model.warmup_epochs"
             )
         return min(steps, total)
+
+
+def _load(backbone: nn.Module, pretrained: str | Mapping[str, Any]) -> Report:
+    """Loads what `pretrained` says."""
+    options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
+    allowed = [name for name in parameters_of(load_pretrained) if name != "model"]
+    for option in options:
+        check_choice("an option of pretrained", option, allowed)
+    if not isinstance(options.get("source"), str):
+        raise UserError(
+            f"pretrained {pretrained!r} names no source. Write pretrained: FILE, or pretrained: {{source: FILE}}"
+        )
+    return load_pretrained(backbone, **options)
