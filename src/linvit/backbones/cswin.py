@@ -23,7 +23,7 @@ from linvit.registry import Spec
 
 
 class CSWin(Backbone):
-    """Stages at strides 4, 8, 16, 32, on images of any aspect and any size from 3 pixels on.
+    """CSWin: stages at strides 4, 8, 16, 32, on images of any aspect and any size from 3 pixels on.
 
     Nothing is interpolated for another image size than `img_size`: stripes are as long as the plane, a plane that their
     width does not divide is padded as in CSWin's dense models, and stages of one branch (the last, and those whose

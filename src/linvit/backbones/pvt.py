@@ -28,7 +28,7 @@ from linvit.registry import Spec
 
 
 class PVT(Backbone):
-    """Four stages of strides 4, 8, 16 and 32; the class token joins in the last.
+    """PVT: four stages of strides 4, 8, 16 and 32; the class token joins in the last.
 
     Images of any size and aspect: position embeddings of another grid are interpolated (bilinear) in every stage, and
     planes that a patch does not divide are padded by zeros at the right and the bottom. The reference takes stage 1's

@@ -28,7 +28,7 @@ from linvit.registry import Spec
 
 
 class PVTv2(Backbone):
-    """Four stages of strides 4, 8, 16 and 32, each with a norm at its end.
+    """PVTv2: four stages of strides 4, 8, 16 and 32, each with a norm at its end.
 
     Images of any size and aspect: nothing depends on the grid. Strided convolutions round sizes up; the spatial
     reduction leaves out rows and columns that fill no window.

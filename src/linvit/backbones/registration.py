@@ -41,8 +41,11 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
         pretrained_cfg: Any = None,
         pretrained_cfg_overlay: dict[str, Any] | None = None,
         cache_dir: str | None = None,
+        drop_rate: float = 0.0,
         **options: Any,
     ) -> nn.Module:
+        if drop_rate:
+            raise UserError(f"'{name}' of linvit has no dropout; got drop_rate={drop_rate}. Use drop_path_rate")
         if pretrained:
             raise UserError(
                 f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "

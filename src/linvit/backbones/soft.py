@@ -46,7 +46,7 @@ SOFT_NORM_STAGES = softmax_free("soft_norm")
 
 
 class SOFT(Backbone):
-    """Four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
+    """SOFT: four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
 
     Another image size than 224 is met by bilinear interpolation of the position tables; sides that a stride does not
     divide are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49 at

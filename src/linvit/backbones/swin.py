@@ -26,7 +26,7 @@ from linvit.registry import Spec
 
 
 class Swin(Backbone):
-    """Stages of strides 4, 8, 16, 32; windows in every block, shifted by half a window in every second one.
+    """Swin: stages of strides 4, 8, 16, 32; windows in every block, shifted in every second one.
 
     Images of any size and aspect: an image is padded to whole patches, a map of odd sides to whole 2 x 2 patches, and
     inside each block to whole windows, by zeros at the right and the bottom. `WindowAttention` says what becomes of
