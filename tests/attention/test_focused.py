@@ -354,14 +354,14 @@ def test_cost_by_hand() -> None:
     grid = Grid((3, 4), kv_size=(2, 3), num_prefix=1)
     cost = FocusedAttention(24, 3, grid).cost(grid)
     features, patches = (13 + 7) * 24, 12 * 24
-    assert cost.matmul == features * 8 + 25 * patches
+    assert cost.matmul == features * 8 + 13 * 24 + 25 * patches
     maps = (3 + 7) * features  # relu, eps and scale; seven steps of focusing
-    denominators = 7 * 24 + 2 * 13 * 24 + 13 * 24
-    assert cost.elementwise == maps + 7 * 24 + denominators + patches
+    normalizing = 7 * 24 + 13 * 3 + 13 * 24  # the sum of the keys, eps, the quotients
+    assert cost.elementwise == maps + 7 * 24 + normalizing + 2 * patches  # bias and sum
     assert cost.transcendental == features
     assert cost.parameters == 24 + 6 * 24 + 8 * 26
     plain = FocusedAttention(24, 3, grid, dwc=False, focus=False, pos_enc=False, learn_scale=False).cost(grid)
-    assert plain == (features * 8, 2 * features + denominators, 0, 0)
+    assert plain == (features * 8 + 13 * 24, 2 * features + normalizing, 0, 0)
 
 
 # In place

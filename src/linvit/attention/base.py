@@ -85,7 +85,7 @@ class Attention(nn.Module):
     fewer_keys: ClassVar[bool] = True
     channelwise: bool = False
     probeable: bool = True
-    complexity: ClassVar[Literal["O(N)", "O(N^2)"] | None] = None
+    complexity: Literal["O(N)", "O(N^2)"] | None = None
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()
