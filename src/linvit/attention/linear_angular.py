@@ -49,6 +49,7 @@ class LinearAngularAttention(Attention):
     """
 
     fewer_keys = False
+    complexity: Literal["O(N)", "O(N^2)"] | None = "O(N)"
 
     def __init__(
         self,
