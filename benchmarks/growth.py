@@ -1,12 +1,12 @@
 """Time of each mechanism that claims O(N) at four times the tokens: N = 12,544 against 3,136, forward, in turns.
 
-Processor time of one thread, page faults included, so that waiting for other programs does not count; the least of all
-rounds, since what they leave of caches and memory does.
+Processor time of one thread, page faults included, so that waiting for other programs does not count; medians.
 
 Example:
     $ python benchmarks/growth.py
 """
 
+import statistics
 import time
 
 import torch
@@ -32,7 +32,7 @@ def main() -> None:
         for _ in range(ROUNDS):
             for n, mechanism in mechanisms.items():
                 times[n].append(seconds(mechanism, n))
-        small, large = (min(times[n]) * 1e3 for n in GRIDS)
+        small, large = (statistics.median(times[n]) * 1e3 for n in GRIDS)
         print(f"| {name} | {small:.2f} | {large:.2f} | {large / small:.2f} |", flush=True)
 
 

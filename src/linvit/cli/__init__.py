@@ -24,8 +24,9 @@ usage: linvit VERB [options]
                         linvit predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt
   list       attentions, backbones and heads, plug-ins included:
                         linvit list attentions --filter "*linear*"
-  check      hold a mechanism, yours included, to the contract; all of them without a name:
+  check      hold a mechanism or a backbone, yours included, to its contract; all mechanisms without a name:
                         linvit check my_package.my_module:MyAttention --quick
+                        linvit check --backbone flatten_swin_tiny --quick
   import-weights  an official checkpoint as a file for --model.pretrained:
                         linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o OUT.safetensors
 

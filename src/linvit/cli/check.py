@@ -3,13 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-import jsonargparse
-
+from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError
-from linvit.registry import Registry, Spec, attentions, backbones
+from linvit.registry import attentions, backbones
 from linvit.testing import check_attention, check_backbone
 
 EPILOG = """examples:
@@ -27,8 +24,6 @@ exit code: 0 if nothing failed, 1 if something did. What a mechanism does not de
 In Python: from linvit.testing import check_attention; report = check_attention("focused")
            from linvit.testing import check_backbone; report = check_backbone("swin_tiny", attention="focused")
 """
-
-HINT = "Write it like '{focusing_factor: 4}', in quotes"
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +57,7 @@ def main(argv: list[str]) -> int:
         if getattr(args, option) is not None:
             raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
     if args.name is not None:
-        report = check_attention(_spec("the mechanism", args.name, args.options, attentions), quick=args.quick)
+        report = check_attention(read_spec(attentions, args.name, args.options), quick=args.quick)
         print(report)
         return int(not report.passed)
     if args.options is not None:
@@ -76,37 +71,12 @@ def _check_backbone(args: argparse.Namespace) -> int:
         raise UserError(
             f"'{args.name}' is a mechanism; with --backbone write --attention {args.name}, or check them one by one"
         )
-    spec = _spec("--backbone", args.backbone, args.options, backbones)
-    attention = None if args.attention is None else _yaml("--attention", args.attention)
-    size = {} if args.img_size is None else {"img_size": _yaml("--img_size", args.img_size)}
+    spec = read_spec(backbones, args.backbone, args.options)
+    attention = None if args.attention is None else read_value("--attention", args.attention)
+    size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
     report = check_backbone(spec, attention, **size, quick=args.quick)
     print(report)
     return int(not report.passed)
-
-
-def _spec(what: str, name: str, options: str | None, registry: Registry) -> Spec:
-    """The spec of a name or a mapping, with the options added."""
-    spec: Spec = _mapping(what, name) if name.lstrip().startswith("{") else name
-    if options is None:
-        return spec
-    name, given = registry.parse(spec)
-    return {"name": name, **given, **_mapping("--options", options)}
-
-
-def _mapping(what: str, text: str) -> Mapping[str, Any]:
-    """A mapping, as JSON or YAML."""
-    value = _yaml(what, text)
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} must be a mapping; got {text!r}. {HINT}")
-    return value
-
-
-def _yaml(what: str, text: str) -> Any:
-    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
-    try:
-        return jsonargparse.get_loader("yaml")(text)
-    except Exception as error:  # the loader's own kinds
-        raise UserError(f"{what} {text!r} is neither JSON nor YAML. {HINT}") from error
 
 
 def _check_all(quick: bool) -> int:

@@ -8,6 +8,8 @@ import jsonargparse
 from linvit.errors import UserError
 from linvit.registry import Registry, Spec
 
+HINT = "Write it like '{option: value}', in quotes"
+
 
 def read_spec(registry: Registry, text: str, options: str | None) -> Spec:
     """A name, or a mapping with `name` and options, as a spec; `options` is a mapping with more of them."""
@@ -19,12 +21,16 @@ def read_spec(registry: Registry, text: str, options: str | None) -> Spec:
 
 
 def read_mapping(what: str, text: str) -> Mapping[str, Any]:
-    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
-    hint = "Write it like '{option: value}', in quotes"
-    try:
-        value = jsonargparse.get_loader("yaml")(text)
-    except Exception as error:  # the loader's own kinds
-        raise UserError(f"{what} {text!r} is neither JSON nor YAML. {hint}") from error
+    """A mapping, as JSON or YAML."""
+    value = read_value(what, text)
     if not isinstance(value, Mapping):
-        raise UserError(f"{what} must be a mapping; got {text!r}. {hint}")
+        raise UserError(f"{what} must be a mapping; got {text!r}. {HINT}")
     return value
+
+
+def read_value(what: str, text: str) -> Any:
+    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
+    try:
+        return jsonargparse.get_loader("yaml")(text)
+    except Exception as error:  # the loader's own kinds
+        raise UserError(f"{what} {text!r} is neither JSON nor YAML. {HINT}") from error
