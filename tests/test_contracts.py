@@ -9,9 +9,7 @@ import pickle
 from typing import Any
 
 import pytest
-import timm.optim
 import torch
-from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,7 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
-from linvit.registry import attentions, backbones, parameters_of
+from linvit.registry import attentions
+from linvit.testing import Verdict, check_backbone
+from linvit.testing.checks_backbone_shape import constructor
+from linvit.testing.images import Subject
+from tests.families import WIDTHS_AND_DEPTHS, families, kinds, small
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn, relative_error
 
 GRID = Grid((6, 8))
@@ -481,133 +483,30 @@ def test_exports(name: str) -> None:
 
 # Backbones
 
-SUPPLIED = {"model": "test_vit"}  # values for options without a default
-SIDE = 64
 
-
-def build(name: str, **context: Any) -> nn.Module:
-    """A registered backbone for small images."""
-    parameters = parameters_of(backbones.get(name))
-    required = {key for key, default in parameters.items() if default is inspect.Parameter.empty}
-    spec = {"name": name, **{key: SUPPLIED[key] for key in required}}
-    torch.manual_seed(0)
-    return linvit.create_backbone(spec, **{"num_classes": 7, "img_size": SIDE, **context})
-
-
-@pytest.fixture(scope="module", params=linvit.list_backbones())
-def built(request: pytest.FixtureRequest) -> nn.Module:
-    """Each backbone once, for the tests that leave it as it is."""
-    return build(request.param).eval()
-
-
-@pytest.fixture(scope="module")
-def images() -> Tensor:
-    return randn(2, 3, SIDE, SIDE, dtype=torch.float32)
-
-
-backbone = pytest.mark.parametrize("name", linvit.list_backbones())
-
-
-@backbone
-def test_constructor_has_the_contracts_arguments(name: str) -> None:
-    parameters = parameters_of(backbones.get(name))
-    assert parameters["in_chans"] == 3
-    assert parameters["num_classes"] == 1000
-    assert parameters["drop_path_rate"] == 0
-    assert "img_size" in parameters
-
-
-@torch.no_grad()
-def test_forward_is_head_of_features(built: nn.Module, images: Tensor) -> None:
-    features = built.forward_features(images)
-    logits = built(images)
-    assert logits.shape == (2, built.num_classes) == (2, 7)
-    assert torch.equal(built.forward_head(features), logits)
-    pooled = built.forward_head(features, pre_logits=True)
-    assert pooled.shape == (2, built.head_hidden_size)
-    assert_near(built.get_classifier()(pooled), logits, 1e-6)
-    assert torch.equal(built(images), logits)
-
-
-@torch.no_grad()
-def test_intermediates_are_what_feature_info_announces(built: nn.Module, images: Tensor) -> None:
-    final, features = built.forward_intermediates(images)
-    assert torch.equal(final, built.forward_features(images))
-    assert len(features) == len(built.feature_info)
-    for feature, info in zip(features, built.feature_info, strict=True):
-        built.get_submodule(info["module"])
-        side = SIDE // info["reduction"]
-        assert feature.shape == (2, info["num_chs"], side, side)
-    (last,) = built.forward_intermediates(images, indices=1, intermediates_only=True)
-    (same,) = built.forward_intermediates(images, indices=[-1], intermediates_only=True)
-    assert torch.equal(last, features[-1])
-    assert torch.equal(same, features[-1])
-    (first,) = built.forward_intermediates(images, indices=[0], stop_early=True, intermediates_only=True)
-    assert torch.equal(first, features[0])
-
-
-@torch.no_grad()
-def test_a_sample_of_a_backbone_does_not_see_its_batch(built: nn.Module, images: Tensor) -> None:
-    assert_near(built(images[:1]), built(images)[:1], 1e-5)
-
-
-def test_every_parameter_has_a_layer_for_layer_wise_decay(built: nn.Module) -> None:
-    groups = timm.optim.param_groups_layer_decay(built, no_weight_decay_list=built.no_weight_decay(), layer_decay=0.5)
-    grouped = [id(p) for group in groups for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in built.parameters())
-    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    first, head = next(built.parameters()), next(built.get_classifier().parameters())
-    assert scales[id(head)] == 1
-    assert scales[id(first)] == min(scales.values()) < 1
-
-
-@torch.no_grad()
-def test_feature_pyramid_through_timms_wrapper(built: nn.Module, images: Tensor) -> None:
-    """What timm builds for features_only=True."""
-    want = built.forward_intermediates(images, indices=[0, -2], intermediates_only=True)
-    kept = [0, len(built.feature_info) - 2]
-    net = FeatureGetterNet(copy.deepcopy(built), out_indices=[0, -2])
-    assert net.feature_info.channels() == [built.feature_info[i]["num_chs"] for i in kept]
-    assert net.feature_info.reduction() == [built.feature_info[i]["reduction"] for i in kept]
-    for got, expected in zip(net(images), want, strict=True):
-        assert torch.equal(got, expected)
-
-
-@torch.no_grad()
-def test_classifier_is_replaced(built: nn.Module, images: Tensor) -> None:
-    pooled = built.forward_head(built.forward_features(images), pre_logits=True)
-    model = copy.deepcopy(built)
-    model.reset_classifier(5)
-    assert model.num_classes == 5
-    assert model(images).shape == (2, 5)
-    model.reset_classifier(0)
-    assert isinstance(model.get_classifier(), nn.Identity)
-    assert torch.equal(model(images), pooled)
-
-
-@backbone
-def test_other_channels_classes_and_aspects(name: str) -> None:
-    model = build(name, in_chans=1, num_classes=0, img_size=[64, 32]).eval()
-    with torch.no_grad():
-        out = model(torch.randn(1, 1, 64, 32))
-    assert out.shape == (1, model.num_features)
-    assert out.isfinite().all()
+@pytest.mark.parametrize("name", families().values(), ids=families())
+def test_every_family_keeps_the_contract(name: str) -> None:
+    """A model with few channels and blocks."""
+    report = check_backbone(small(name), quick=True)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.slow
-@backbone
-def test_checkpointing_changes_no_gradient(name: str) -> None:
-    model = build(name)
-    x = randn(2, 3, SIDE, SIDE, dtype=torch.float32, grad=True)
-    sources = [x, *(p for p in model.parameters() if p.requires_grad)]
-    plain = model(x)
-    model.set_grad_checkpointing()
-    assert_same_gradients(model(x), plain, sources, 1e-5)
-    model.set_grad_checkpointing(False)
-    assert torch.equal(model(x), plain)
+@pytest.mark.parametrize("name", kinds())
+def test_every_kind_of_backbone_keeps_the_contract_in_full(name: str) -> None:
+    """Compiled, exported, and on large images."""
+    report = check_backbone(small(name))
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.slow
-def test_backbone_exports(built: nn.Module, images: Tensor) -> None:
-    exported = torch.export.export(built, (images,))
-    assert_near(exported.module()(images), built(images), 1e-5)
+@pytest.mark.parametrize("name", families().values(), ids=families())
+def test_one_of_every_family_keeps_the_contract_at_its_own_size(name: str) -> None:
+    spec = {key: value for key, value in small(name).items() if key not in WIDTHS_AND_DEPTHS}
+    report = check_backbone(spec, quick=True)
+    assert report.passed, f"\n{report}"
+
+
+@pytest.mark.parametrize("name", linvit.list_backbones())
+def test_every_backbone_names_the_contracts_arguments(name: str) -> None:
+    assert constructor(Subject(name, attention=None, img_size=64, quick=True)).verdict is Verdict.PASS

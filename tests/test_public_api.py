@@ -20,6 +20,7 @@ PUBLIC = [
     "list_attentions",
     "list_backbones",
     "list_heads",
+    "load_pretrained",
     "register_attention",
     "register_backbone",
     "register_head",

@@ -13,6 +13,9 @@ import yaml
 import linvit
 from linvit.cli import HELP, VERBS
 from tests.cli.runs import linvit as command_line
+from tests.official import fill
+from tests.official.swin import SIZES, swin
+from tests.weights.files import save_flatten
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md", "checkpoints/README.md")}
@@ -33,7 +36,7 @@ def commands():
     """Command lines in the pages and in the help, without their comments."""
     lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
     lines += re.findall(r"linvit (?:fit|test|list|predict|validate) .*", HELP)
-    return sorted({" ".join(shlex.split(line, comments=True)) for line in lines} - {""})
+    return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines} - {""})
 
 
 @pytest.fixture
@@ -90,6 +93,8 @@ def test_a_command_is_understood(line, place):
         done = command_line(verb, *arguments, "--print_config", cwd=place)
         assert done.code == 0, done.err
     elif program == "linvit":
+        if verb == "import-weights":
+            save_flatten(fill(swin(**SIZES["tiny"], focused_stages=2)), place / arguments[0])
         assert command_line(verb, *arguments, cwd=place).code == 0
     else:
         assert program in {"git", "cd", "source", "pip", "tensorboard", "python"}

@@ -211,8 +211,8 @@ def test_an_option_that_the_caller_supplies_is_refused():
 
 
 def test_an_argument_that_the_constructor_does_not_take_is_refused():
-    with pytest.raises(UserError, match="backbone 'timm' takes no option 'attention'"):
-        linvit.create_backbone({"name": "timm", "model": "resnet18"}, attention="linear")
+    with pytest.raises(UserError, match="backbone 'deit_tiny' takes no option 'windows'"):
+        linvit.create_backbone("deit_tiny", windows=7)
 
 
 def test_a_spec_without_a_name():

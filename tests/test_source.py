@@ -66,6 +66,44 @@ def test_a_function_and_a_partial_and_a_reexport(write):
     assert source.documentation("written:Outer") == "Inner module.\n\nInner class."
 
 
+def test_complexity_and_paper(write):
+    write(
+        package="from .inner import A as Outer\n" + TRAP,
+        inner='"""Formula.\n\nPaper: Han et al. 2023, "A title of 2022", Eq. 1.\n"""\n'
+        'class A:\n    """A."""\n    complexity = "O(N)"\n' + TRAP,
+        typed='"""M."""\nclass A:\n    complexity: str = "O(N^2)"\n',
+    )
+    assert source.complexity("written:Outer") == "O(N)"
+    assert source.paper("written:Outer") == "Han et al. 2023"
+    assert source.complexity("written.typed:A") == "O(N^2)"
+    assert source.paper("written.typed:A") == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class A:\n    pass\n",
+        "class A:\n    complexity = compute()\n",
+        "class A:\n    complexity = None\n",
+        "class A:\n    def f(self):\n        complexity = 'O(N)'\n",
+        "def A():\n    complexity = 'O(N)'\n",
+        "'Paper: to appear.'\nclass A: pass\n",
+        "class (:\n",
+    ],
+)
+def test_nothing_said_of_complexity_and_paper(write, code):
+    write(written=code)
+    assert source.complexity("written:A") == ""
+    assert source.paper("written:A") == ""
+
+
+def test_every_builtin_attention_tells_its_complexity_and_paper():
+    for name in attentions.names():
+        target = attentions.entries()[name][0].target
+        assert source.complexity(target) == attentions.get(name).complexity
+        assert source.paper(target), name
+
+
 def test_names_that_refer_to_each_other_end(write):
     write(written='"""Circle."""\nf = partial(g)\ng = partial(f)\n')
     assert source.summary("written:f") == "Circle."

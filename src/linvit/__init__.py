@@ -13,6 +13,7 @@ from linvit.registry import attentions, backbones, heads
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
     from linvit.layers.attention_layer import AttentionLayer
+    from linvit.weights.load import load_pretrained
 
 __version__ = version("linvit")
 
@@ -24,6 +25,7 @@ _LAZY = {
     "Attention": "linvit.attention.base",
     "AttentionLayer": "linvit.layers.attention_layer",
     "Grid": "linvit.attention.base",
+    "load_pretrained": "linvit.weights.load",
 }
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "list_attentions",
     "list_backbones",
     "list_heads",
+    "load_pretrained",
     "register_attention",
     "register_backbone",
     "register_head",

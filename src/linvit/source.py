@@ -7,6 +7,7 @@ importing a parent package, and parsed. What only running the code can tell is l
 import ast
 import functools
 import importlib.util
+import re
 import sys
 import warnings
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -25,6 +26,26 @@ def summary(target: str) -> str:
 def documentation(target: str) -> str:
     """The docstring of the module, then that of the class or function in it."""
     return "\n\n".join(text for text in _docstrings(target) if text)
+
+
+def complexity(target: str) -> str:
+    """What the class says of itself in `complexity = "O(N)"`; empty if it says nothing."""
+    _, definition = _definition(target)
+    for statement in definition.body if isinstance(definition, ast.ClassDef) else []:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id="complexity")], value=ast.Constant(value=str() as value))
+                | ast.AnnAssign(target=ast.Name(id="complexity"), value=ast.Constant(value=str() as value))
+            ):
+                return value
+    return ""
+
+
+def paper(target: str) -> str:
+    """First author and year, "Han et al. 2023", from the line `Paper: ...` of the module's docstring; empty if none."""
+    module, _ = _docstrings(target)
+    found = re.search(r"^Paper: ([^,\n]*\b\d{4})", module, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def problem(target: str) -> str | None:
@@ -147,24 +168,31 @@ def _no_class(module: str, attribute: str, tree: ast.Module) -> str | None:
     return None
 
 
-def _docstrings(target: str, hops: int = 9) -> tuple[str, str]:
-    """Docstrings of the module that defines a target and of its class, through re-exports and `partial(Class, ...)`."""
+def _docstrings(target: str) -> tuple[str, str]:
+    """Docstrings of the module that defines a target, and of its class or function."""
+    module, definition = _definition(target)
+    own = definition and ast.get_docstring(definition)
+    return (module and ast.get_docstring(module)) or "", own or ""
+
+
+def _definition(target: str, hops: int = 9) -> tuple[ast.Module | None, ast.ClassDef | ast.FunctionDef | None]:
+    """The module and the class or function behind a target, through re-exports and `partial(Class, ...)`."""
     module, _, name = target.partition(":")
     spec = _find(module)
     try:
         tree = _parse(spec)
     except SyntaxError:
-        return "", ""
+        return None, None
     if spec is None or tree is None:
-        return "", ""
+        return None, None
     for statement in reversed(tree.body if hops else []):
         match statement:
             case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
-                return ast.get_docstring(tree) or "", ast.get_docstring(statement) or ""
+                return tree, statement
             case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(args=[ast.Name(id=of), *_])) if found == name:
-                return _docstrings(f"{module}:{of}", hops - 1)
+                return _definition(f"{module}:{of}", hops - 1)
             case ast.ImportFrom(names=aliases):
                 for alias in aliases:
                     if name == (alias.asname or alias.name):
-                        return _docstrings(f"{_absolute(statement, module, spec)}:{alias.name}", hops - 1)
-    return ast.get_docstring(tree) or "", ""
+                        return _definition(f"{_absolute(statement, module, spec)}:{alias.name}", hops - 1)
+    return tree, None

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import linvit
 from linvit import Grid
 from linvit.analysis import attention_matrix, effective_rank, entropy, rank
+from linvit.analysis.attention_matrix import attention_factors
+from linvit.analysis.rank import effective_rank_of, rank_of, rank_tolerance, singular_values, singular_values_of_product
 from tests.helpers import inputs, mechanism, randn
 
 PRECISIONS = [torch.float32, torch.float64]
@@ -136,3 +139,66 @@ def test_entropy_of_negative_weights_counts_their_size() -> None:
     matrix = randn(6, 8)
     torch.testing.assert_close(entropy(matrix), entropy(matrix.abs()))
     torch.testing.assert_close(entropy(3 * matrix), entropy(matrix))
+
+
+# Thin factors
+
+LOW_RANK = {
+    "focused": {"dwc": False},
+    "soft": {"conv_size": 0},
+    "soft_norm": {"conv_size": 0},
+    "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
+    "linformer": {"k": 4},
+}
+"""Options without which there are no thin factors, or not fewer columns than tokens."""
+NEGLIGIBLE = 1e-10
+"""As the conformance kit has it: an inverse by iteration leaves singular values of 1e-12, where rounding decides."""
+
+
+@pytest.mark.parametrize("grid", [Grid((9, 11), num_prefix=1), Grid((2, 3))], ids=str)
+@pytest.mark.parametrize("name", linvit.list_attentions())
+def test_factors_give_the_singular_values_of_the_matrix(name: str, grid: Grid) -> None:
+    """More tokens than factors have columns, and fewer."""
+    spec = {"name": name, **LOW_RANK.get(name, {})}
+    module = mechanism(spec, grid, dtype=torch.float32)
+    given = inputs(module, grid, dtype=torch.float32)
+    factors = attention_factors(module, given.q, given.k, grid)
+    if factors is None:
+        assert module.factors(given.q, given.k, grid) is None
+        return
+    got = singular_values_of_product(*factors)
+    want = singular_values(attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra))
+    assert got.shape[-1] <= min(grid.num_queries, grid.num_keys, factors[0].shape[-1])
+    rounding = rank_tolerance(grid.num_queries, grid.num_keys) * want.amax(-1, keepdim=True)
+    assert ((got - want[..., : got.shape[-1]]).abs() <= rounding).all()
+    assert (want[..., got.shape[-1] :] <= rounding).all()
+    assert torch.equal(rank_of(got, NEGLIGIBLE), rank_of(want, NEGLIGIBLE))
+    torch.testing.assert_close(effective_rank_of(got), effective_rank_of(want), rtol=1e-9, atol=0)
+
+
+def test_factors_of_uneven_columns_lose_nothing() -> None:
+    """Columns of 1e150 and 1e-150 whose products count alike: the factors' own norms are no measure."""
+    left, right = randn(30, 5), randn(20, 5, seed=1)
+    scales = torch.tensor([1e-150, 1e-8, 1.0, 1e8, 1e150], dtype=torch.float64)
+    want = singular_values(left @ right.mT)[:5]
+    torch.testing.assert_close(singular_values_of_product(left * scales, right / scales), want, rtol=1e-12, atol=0)
+
+
+def test_small_singular_values_are_seen_down_to_the_tolerance() -> None:
+    """What eigenvalues of Gram matrices would lose from 1e-8 on."""
+    (u, _), (w, _) = torch.linalg.qr(randn(60, 6)), torch.linalg.qr(randn(40, 6, seed=1))
+    values = torch.logspace(0, -14, 6, dtype=torch.float64)
+    got = singular_values_of_product(u * values, w)
+    assert rank_of(got, rank_tolerance(60, 40)) == 5
+    assert rank_of(got, 1e-15) == 6
+    torch.testing.assert_close(got, values, rtol=1e-2, atol=0)
+
+
+def test_columns_of_zeros_and_non_finite_factors() -> None:
+    left, right = randn(3, 8, 4), randn(3, 7, 4, seed=1)
+    left[0, :, 1:] = 0
+    right[1, 2, 3] = torch.inf
+    values = singular_values_of_product(left, right)
+    assert rank_of(values, 1e-12)[[0, 2]].tolist() == [1, 4]
+    assert values[1].isnan().all()
+    assert not values[[0, 2]].isnan().any()

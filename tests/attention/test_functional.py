@@ -11,8 +11,8 @@ from torch import Tensor
 from linvit.attention.functional import (
     channelwise_attention,
     focus,
+    key_sums,
     linear_attention,
-    linear_denominator,
     linear_factors,
     resize_tokens,
     unit,
@@ -169,10 +169,11 @@ def test_linear_attention_is_the_product_of_its_factors(mean: bool) -> None:
 
 
 @pytest.mark.parametrize(("mean", "weight"), [(False, 1), (True, 1 / 7)])
-def test_denominator_is_the_sum_or_mean_of_the_scores(mean: bool, weight: float) -> None:
-    q, k = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1)
-    want = sum((q * k[:, :, m : m + 1]).sum(-1, keepdim=True) for m in range(7)) * weight + 0.3
-    assert_near(linear_denominator(q, k, 0.3, mean), want, 1e-13)
+def test_key_sums_are_the_sums_or_means_over_the_keys(mean: bool, weight: float) -> None:
+    k, v = randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 6, seed=2)
+    context, total = key_sums(k, v, mean)
+    assert_near(context, weight * sum(k[:, :, m, :, None] * v[:, :, m, None] for m in range(7)), 1e-13)
+    assert_near(total, weight * sum(k[:, :, m, :, None] for m in range(7)), 1e-13)
 
 
 def test_channelwise_attention_is_an_outer_product_in_every_channel() -> None:

@@ -119,7 +119,7 @@ def test_cost_is_what_torch_counts(options: dict[str, object], key_dim: int | No
 def test_cost_by_hand() -> None:
     """16 queries, 7 keys, 24 channels in heads of 8: every count from the formula."""
     elu, relu = (mechanism({"name": "linear", "feature_map": name}, GRID).cost(GRID) for name in ("elu", "relu"))
-    assert elu.matmul == relu.matmul == (16 + 7) * 24 * 8
+    assert elu.matmul == relu.matmul == (16 + 7) * 24 * 8 + 16 * 24
     assert (elu.transcendental, relu.transcendental) == ((16 + 7) * 24, 0)
-    features, key_sum, products, quotients = (16 + 7) * 24, 7 * 24, 16 * 24, 16 * 24
-    assert elu.elementwise == features + key_sum + 2 * products + quotients
+    features, key_sum, eps, quotients = (16 + 7) * 24, 7 * 24, 16 * 3, 16 * 24
+    assert elu.elementwise == features + key_sum + eps + quotients

@@ -142,6 +142,11 @@ def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -
 # The sparse branch
 
 
+@pytest.mark.parametrize(("sparse_reg", "want"), [(False, "O(N)"), (True, "O(N^2)")])
+def test_sparse_branch_is_declared_quadratic(sparse_reg: bool, want: str) -> None:
+    assert mechanism({"name": "linear_angular", "sparse_reg": sparse_reg}, Grid((2, 3))).complexity == want
+
+
 def test_sparse_branch_is_active_only_while_training() -> None:
     grid = Grid((3, 4))
     sparse, plain = (mechanism({"name": "linear_angular", "sparse_reg": s}, grid) for s in (True, False))

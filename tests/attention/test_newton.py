@@ -201,6 +201,24 @@ def test_backtracking_saves_a_kernel_of_equal_landmarks(m: int) -> None:
     assert_near(NewtonInverse(**NORM)(ones), ones / m**2, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-4])
+@pytest.mark.parametrize("m", [2, 49, 196])
+def test_solve_saves_a_kernel_of_equal_and_of_similar_landmarks(m: int, spread: float, dtype: torch.dtype) -> None:
+    """`A Y A = A`, as for a pseudo-inverse, and a finite gradient."""
+    matrix = kernels(1, 2, m, scale=spread).to(dtype).requires_grad_()
+    inverse = NewtonInverse(**{**NORM, "method": "solve"})(matrix)
+    assert_near(matrix @ inverse @ matrix, matrix, 0.05)
+    inverse.sum().backward()
+    assert matrix.grad.isfinite().all()
+
+
+def test_solve_takes_the_larger_of_ridge_and_rounding() -> None:
+    matrix = kernels(1, 2, 6).float()
+    got = NewtonInverse(**{**SOFT, "method": "solve", "ridge": 0.1})(matrix)
+    assert_near(got, torch.linalg.inv(matrix.double() + 0.1 * torch.eye(6)), 1e-6)
+
+
 # Batch
 
 

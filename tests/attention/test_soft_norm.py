@@ -196,11 +196,12 @@ def test_shared_alpha_couples_the_images_of_a_batch() -> None:
     assert relative_error(alone(coupled, grid), given(coupled, grid)[1:]) > 1e-4
 
 
+@pytest.mark.parametrize("inverse", ["newton", "solve"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blank_image_stays_finite(dtype: torch.dtype) -> None:
-    """All landmarks coincide: A has rank 1, and backtracking halves alpha."""
+def test_blank_image_stays_finite(dtype: torch.dtype, inverse: str) -> None:
+    """All landmarks coincide: A has rank 1. Newton's backtracking halves alpha, "solve" has a least ridge."""
     grid = Grid((14, 14))
-    module = mechanism("soft_norm", grid, dtype=dtype)
+    module = mechanism({"name": "soft_norm", "inverse": inverse}, grid, dtype=dtype)
     given = inputs(module, grid, dtype=dtype).map(lambda x: torch.zeros_like(x).requires_grad_())
     out = given(module, grid)
     out.sum().backward()

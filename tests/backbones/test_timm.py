@@ -79,6 +79,7 @@ def test_model_is_required() -> None:
         linvit.create_backbone("timm")
 
 
-def test_attention_is_the_models_own() -> None:
-    with pytest.raises(UserError, match="'timm' takes no option 'attention'"):
-        linvit.create_backbone({"name": "timm", "model": "resnet18"}, attention="linear")
+def test_attention_is_the_models_own_unless_another_is_named() -> None:
+    assert type(build("test_vit", img_size=32).blocks[0].attn) is timm.layers.Attention
+    model = build("test_vit", img_size=32, attention="hydra")
+    assert type(model.blocks[0].attn.mechanism).__name__ == "HydraAttention"

@@ -164,8 +164,15 @@ class TestTrouble:
 
     def test_a_layer_of_too_many_tokens_is_left_out_and_told(self, tmp_path):
         with pytest.warns(UserWarning, match=f"{LAYER} has {TOKENS} tokens, over max_tokens=16; left out"):
-            assert logged(tmp_path, "softmax", max_tokens=16) == {}
-        assert logged(tmp_path, "softmax", max_tokens=TOKENS)
+            assert logged(tmp_path / "over", "softmax", max_tokens=16) == {}
+        assert logged(tmp_path / "at", "softmax", max_tokens=TOKENS)
+
+    @pytest.mark.filterwarnings("error:AttentionRank")
+    def test_thin_factors_give_the_ranks_of_any_number_of_tokens(self, tmp_path):
+        few, many = (logged(tmp_path / str(limit), "linear", max_tokens=limit) for limit in (TOKENS, 16))
+        assert set(few) - set(many) == {f"entropy/{LAYER}"}
+        assert all(few[tag] == many[tag] for tag in many)
+        assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}"}
 
     def test_a_model_without_linvit_attention_is_told(self, tmp_path):
         task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)

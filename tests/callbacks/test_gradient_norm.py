@@ -19,7 +19,6 @@ class ByHand(Callback):
         self.norms.append(gradient.double().norm().item())
 
 
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_it_is_the_norm_before_clipping(tmp_path, accumulate):
     memory, hand = Memory(), ByHand()

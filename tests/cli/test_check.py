@@ -130,3 +130,54 @@ def test_the_command_line(mine):
     assert "Did you mean 'focused'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert "  check " in python("-m", "linvit", "--help").stdout
+
+
+SOUND = "tests.testing.wrong_backbones:Sound"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "title"),
+    [
+        ([], SOUND),
+        (["--attention", "linear"], SOUND),
+        (["--attention", "[linear, {name: softmax}]"], SOUND),
+    ],
+    ids=" ".join,
+)
+def test_a_backbone(arguments, title, capsys):
+    assert main(["--backbone", SOUND, "--img_size", "32", *arguments, "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{title}: passed (")
+    assert "torch.compile" not in out
+    assert "(2, 16, 24)" in out
+
+
+def test_a_backbone_with_options_that_fails(capsys):
+    name = "tests.testing.wrong_backbones:Optional"
+    assert main(["--backbone", name, "--options", "{unused: true}", "--img_size", "[32, 64]", "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name}, unused=True: FAILED (")
+    assert failures(out) == ["gradients"]
+    assert "(2, 32, 24)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backbone", "swin_tinny"], "no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'?"),
+        (["--backbone", "deit_nano", "--options", "{widths: 2}"], "backbone 'deit_nano' takes no option 'widths'."),
+        (["--backbone", "deit_nano", "--attention", "focussed"], "no attention is called 'focussed'."),
+        (["--backbone", "deit_nano", "--attention", "[linear, softmax]"], "attention lists 2 specs"),
+        (["--backbone", "deit_nano", "--attention", "[linear"], "--attention '[linear' is neither JSON nor YAML."),
+        (["--backbone", "deit_nano", "--img_size", "[32]"], "img_size must be a positive side"),
+        (["--backbone", "deit_nano", "--img_size", "50"], "image size 50x50 is not divisible by patch size 4"),
+        (["focused", "--backbone", "deit_nano"], "'focused' is a mechanism; with --backbone write --attention focused"),
+        (["focused", "--attention", "linear"], "--attention is for a backbone."),
+        (["--img_size", "32"], "--img_size is for a backbone."),
+    ],
+)
+def test_mistakes_about_backbones_are_user_errors(arguments, message, capsys):
+    with pytest.raises(linvit.UserError) as error:
+        main([*arguments, "--quick"])
+    assert str(error.value).startswith(message)
+    assert capsys.readouterr().out == ""

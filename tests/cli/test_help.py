@@ -56,6 +56,8 @@ def test_every_option_there_is(capsys):
 
 
 def test_what_is_left_out_exists():
-    options = {name for owner in (ClassificationTask, ClassificationData, Augmentation) for name in parameters_of(owner)}
+    options = {
+        name for owner in (ClassificationTask, ClassificationData, Augmentation) for name in parameters_of(owner)
+    }
     assert options >= FINE
     assert {"lr", "ema_decay", "compile", "source"}.isdisjoint(FINE)

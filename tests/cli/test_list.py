@@ -1,5 +1,6 @@
 """`linvit list` through the real command line, built-ins only; tests/test_plugin.py has the plug-ins."""
 
+import re
 import time
 
 import pytest
@@ -14,9 +15,9 @@ def linvit_list(*arguments, **options):
 
 
 def sections(text):
-    """Section title -> its lines."""
+    """First word of the section's title -> its lines."""
     blocks = (block.splitlines() for block in text.strip().split("\n\n"))
-    return {block[0]: block[1:] for block in blocks}
+    return {block[0].split()[0]: block[1:] for block in blocks}
 
 
 def test_three_sections_with_every_name_owner_and_summary():
@@ -31,6 +32,52 @@ def test_three_sections_with_every_name_owner_and_summary():
         assert len({line.index(" linvit ") for line in found[kind]}) == 1, "columns are not aligned"
     focused = next(line for line in found["attentions"] if line.split()[0] == "focused")
     assert focused.endswith("Focused linear attention with a depthwise convolution of the values, O(N d^2).")
+
+
+def test_attentions_with_cost_class_and_paper(capsys):
+    assert main(["attentions"]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.split() == ["attentions", "owner", "cost", "paper", "summary"]
+    cost, paper, summary = (title.index(word) for word in ("cost", "paper", "summary"))
+    for line in lines:
+        mechanism = linvit.registry.attentions.get(line.split()[0])
+        assert line[cost:paper].strip() == mechanism.complexity
+        assert re.fullmatch(r"\w+ et al\. \d{4}", line[paper:summary].strip()), line
+        assert line[summary:] == mechanism.__doc__.partition("\n")[0]
+
+
+def test_backbones_with_size_and_published_accuracy(capsys):
+    assert main(["backbones", "--filter", "flatten_*"]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert re.split("  +", title) == ["backbones", "owner", "params (M)", "MACs (G)", "published top-1 (%)", "summary"]
+    found = {line.split()[0]: line.split() for line in lines}
+    assert list(found) == linvit.list_backbones("flatten_*")
+    assert found["flatten_swin_tiny"][1:5] == ["linvit", "29.2", "4.48", "82.1"]
+    assert found["flatten_deit_small"][1:5] == ["linvit", "23.0", "4.36", "DeiT,"]  # no accuracy is published
+    assert len({line.index(".") for line in lines}) == 1, "numbers are not aligned"
+
+
+def test_where_an_accuracy_is_published(capsys):
+    assert main(["backbones", "flatten_swin_tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  29,192,384 parameters with 1000 classes, 4.483 G multiply-accumulates at 224x224" in lines
+    assert "  published top-1 on ImageNet-1K: 82.1 %, LeapLabTHU/FLatten-Transformer: README.md" in lines
+
+
+def test_no_accuracy_is_claimed_where_none_is_published(capsys):
+    assert main(["backbones", "deit_nano"]) == 0
+    out = capsys.readouterr().out
+    assert "555,400 parameters" in out
+    assert "top-1" not in out
+
+
+def test_a_plugin_backbone_shows_its_summary(tmp_path):
+    code = "class Mine:\n    'A net of mine.'\n"
+    points = "[linvit.backbones]\nmine = mine:Mine\n"
+    write_distribution(tmp_path, "linvit-mine", "1.0", points, mine=code)
+    done = linvit_list("backbones", path=tmp_path)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("  mine "))
+    assert line.split(maxsplit=3) == ["mine", "linvit-mine", "1.0", "A net of mine."]
 
 
 def test_an_empty_section_says_how_to_fill_it(capsys):

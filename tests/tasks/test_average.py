@@ -181,7 +181,9 @@ def test_the_two_copies_do_not_share_or_follow_each_other():
             weight.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in task.ema.network.state_dict().items())
     task.ema.update(task.backbone)
-    assert all(torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.backbone.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.backbone.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2])

@@ -4,8 +4,8 @@ from linvit.testing import Line, Report, Verdict
 from linvit.testing.report import at, crash
 
 LINES = (
-    Line("grids", Verdict.PASS, "7x9"),
-    Line("rank", Verdict.FAIL, "measured 17, declared at most 16"),
+    Line("grids", Verdict.PASS, "7x9", 0.31),
+    Line("rank", Verdict.FAIL, "measured 17, declared at most 16", 12),
     Line("cost", Verdict.UNDECLARED, "cost(grid) gives None"),
     Line("another size", Verdict.UNSUPPORTED, ""),
 )
@@ -15,10 +15,10 @@ def test_table():
     report = Report("mine", LINES, 12.3)
     assert str(report).splitlines() == [
         "mine: FAILED (1 pass, 1 FAIL, 1 not declared, 1 not supported) in 12 s",
-        "  grids         pass           7x9",
-        "  rank          FAIL           measured 17, declared at most 16",
-        "  cost          not declared   cost(grid) gives None",
-        "  another size  not supported",
+        "  grids         pass             0.3 s  7x9",
+        "  rank          FAIL            12.0 s  measured 17, declared at most 16",
+        "  cost          not declared     0.0 s  cost(grid) gives None",
+        "  another size  not supported    0.0 s",
     ]
     assert not report.passed
     assert report.failures == ["rank"]

@@ -58,6 +58,15 @@ def attention_matrix(
     return matrix.permute(0, 1, 3, 4, 2).flatten(3)[..., : k.shape[2]]
 
 
+@torch.no_grad()
+def attention_factors(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+    """Thin factors of `attention_matrix` in float64, (B, h, N, r) and (B, h, M, r), or None if the mechanism has none.
+
+    Like the matrix they are those of a float64 copy in evaluation mode.
+    """
+    return _silent_copy(mechanism).double().eval().factors(q.double(), k.double(), grid)
+
+
 def _silent_copy(mechanism: Attention) -> Attention:
     """A deep copy without hooks: they must not fire, and what they are bound to must not be copied along."""
     hooks = [value for module in mechanism.modules() for name, value in vars(module).items() if name.endswith("_hooks")]

@@ -21,9 +21,35 @@ def singular_values(matrix: Tensor) -> Tensor:
     return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
 
 
-def rank_tolerance(matrix: Tensor) -> float:
+def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
+    """Singular values of `left @ right.mT` from its thin factors, in O((N + M) r^2) and without the product.
+
+    They are those of the product of the triangles of both QR decompositions. Each pair of columns is first brought to
+    one length, so that rounding is relative to their product and not to the longer of the two.
+
+    Args:
+        left: (..., N, r).
+        right: (..., M, r).
+
+    Returns:
+        (..., min(N, M, r)) in float64, in descending order: the others are 0. NaN where a factor has a non-finite
+        entry.
+    """
+    finite = left.isfinite().all(-1).all(-1) & right.isfinite().all(-1).all(-1)
+    clean = [torch.where(finite[..., None, None], x, torch.zeros_like(x)).double() for x in (left, right)]
+    lengths = [torch.linalg.vector_norm(x, dim=-2, keepdim=True) for x in clean]
+    common = lengths[0].sqrt() * lengths[1].sqrt()
+    triangles = [
+        torch.linalg.qr(x / length.masked_fill(length == 0, 1) * common, mode="r").R
+        for x, length in zip(clean, lengths, strict=True)
+    ]
+    values = torch.linalg.svdvals(triangles[0] @ triangles[1].mT)
+    return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
+
+
+def rank_tolerance(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> float:
     """Relative tolerance below which a singular value is rounding: max(N, M) times epsilon of the matrix's dtype."""
-    return max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
+    return max(rows, columns) * torch.finfo(dtype).eps
 
 
 def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
@@ -32,9 +58,11 @@ def rank(matrix: Tensor, rtol: float | None = None) -> Tensor:
     Args:
         matrix: (..., N, M) in float32 or float64, in the precision it was *formed* in: a float32 product cast to
             float64 has full rank by its rounding errors.
-        rtol: Relative tolerance; None means `rank_tolerance(matrix)`.
+        rtol: Relative tolerance; None means `rank_tolerance(N, M, dtype)`.
     """
-    return rank_of(singular_values(matrix), rank_tolerance(matrix) if rtol is None else rtol)
+    if rtol is None:
+        rtol = rank_tolerance(matrix.shape[-2], matrix.shape[-1], matrix.dtype)
+    return rank_of(singular_values(matrix), rtol)
 
 
 def effective_rank(matrix: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from linvit.analysis.attention_matrix import attention_matrix
+from linvit.analysis.attention_matrix import attention_factors, attention_matrix
 from linvit.attention.base import Attention, Grid
 
 
@@ -34,6 +34,11 @@ class Call(NamedTuple):
         """The equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
         values = None if self.mechanism.probeable else self.v
         return attention_matrix(self.mechanism, self.q, self.k, self.grid, v=values, bias=self.bias, x=self.x)[0]
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """Thin factors of the matrix in float64, (h, N, r) and (h, M, r), if the mechanism has them."""
+        found = None if self.bias is not None else attention_factors(self.mechanism, self.q, self.k, self.grid)
+        return None if found is None else (found[0][0], found[1][0])
 
 
 class Recorder:

@@ -69,6 +69,8 @@ class Attention(nn.Module):
         takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
         narrow_keys: Whether `key_dim` may differ from C / h. Not where keys and values are multiplied entry by entry.
         takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
+        fewer_keys: Whether keys and values may be of another grid than the queries, as under spatial reduction. Hosts
+            ask it of a mechanism that projects "qkv".
         channelwise: Whether the equivalent matrix differs from channel to channel.
         probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
@@ -80,9 +82,10 @@ class Attention(nn.Module):
     narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
     takes_input: ClassVar[bool] = False
+    fewer_keys: ClassVar[bool] = True
     channelwise: bool = False
     probeable: bool = True
-    complexity: ClassVar[Literal["O(N)", "O(N^2)"] | None] = None
+    complexity: Literal["O(N)", "O(N^2)"] | None = None
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()

@@ -104,7 +104,9 @@ class EnhancedLinearAttention(Attention):
         """Tokens (B, h, N, d) as they are and aggregated, there with `prefix` (B, h, P, d) before the patches."""
         plane = x[:, :, prefix.shape[2] :].mT.flatten(1, 2).unflatten(2, size)  # (B, h*d, H, W)
         patches = [aggregation(plane).flatten(2).unflatten(1, x.shape[1:4:2]).mT for aggregation in aggregations]
-        return [x, *(torch.cat([prefix, local], dim=2) for local in patches)]  # (B, h, N, d) each
+        if prefix.shape[2]:
+            patches = [torch.cat([prefix, local], dim=2) for local in patches]
+        return [x, *patches]  # (B, h, N, d) each
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K` per head and scale: (B, h*(1+S), N, dk), (B, h*(1+S), M, dk)."""
@@ -121,7 +123,7 @@ class EnhancedLinearAttention(Attention):
         return min(super().rank_bound(grid), self.key_dim)
 
     def cost(self, grid: Grid) -> Cost:
-        """At every scale `K^T v` and its product with Q, relu and the denominators; the convolutions."""
+        """At every scale `K^T v`, its product with Q, the denominators, relu, sums and quotients; the convolutions."""
         n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
         patches, key_patches = n - grid.num_prefix, m - grid.num_prefix
         # A convolution multiplies each of its weights, and adds each bias, once per place.
@@ -132,9 +134,9 @@ class EnhancedLinearAttention(Attention):
         ]
         count = 1 + len(self.scales)
         return Cost(
-            matmul=count * (n + m) * width * self.head_dim
+            matmul=count * ((n + m) * width * self.head_dim + n * width)
             + sum(places * weight.numel() for places, weight in parameters if weight.ndim > 1),
-            elementwise=count * ((n + m) * width + m * width + 2 * n * width + n * self.num_heads + n * self.dim)
+            elementwise=count * ((n + m) * width + m * width + n * self.num_heads + n * self.dim)
             + sum(places * bias.numel() for places, bias in parameters if bias.ndim == 1),
             transcendental=0,
             parameters=self.num_parameters(),

@@ -172,21 +172,22 @@ class FocusedAttention(Attention):
         return min(bound, self.key_dim) if self.dwc is None else bound
 
     def cost(self, grid: Grid) -> Cost:
-        """`K^T v`, its product with Q, and the convolution; the feature maps and the denominators.
+        """`K^T v`, its product with Q, the denominators and the convolution; the feature maps, sums and quotients.
 
         Left out, being small: what is done once per token, and bringing v or the position encoding to another grid.
         """
         n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
         features = (n + m) * width
-        patches = math.prod(grid.size) * self.dim
+        patches = 0 if self.dwc is None else math.prod(grid.size) * self.dim
         focusing = self.focusing_factor != 1
         # relu, + eps, / scale; peak, its quotient, the squares and sums of both norms, the rescaling.
         per_feature = 2 + (self.scale is not None) + focusing * (7 if self.stable_power else 6)
         encoding = m * width if self.positional_encoding is not None else 0
-        denominators = m * width + 2 * n * width + n * self.dim  # sum of keys, products with queries, quotients
+        normalizing = m * width + n * (self.num_heads + self.dim)  # sum of keys, eps, quotients
+        convolution = 0 if self.dwc is None else patches * math.prod(self.dwc.kernel_size)
         return Cost(
-            matmul=features * self.head_dim + (0 if self.dwc is None else patches * math.prod(self.dwc.kernel_size)),
-            elementwise=per_feature * features + encoding + denominators + (0 if self.dwc is None else patches),
+            matmul=features * self.head_dim + n * width + convolution,
+            elementwise=per_feature * features + encoding + normalizing + 2 * patches,  # bias and sum
             transcendental=features if focusing else 0,
             parameters=self.num_parameters(),
         )

@@ -32,24 +32,30 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
     Returns:
         (B, h, N, d).
     """
+    return attend(q, *key_sums(k, v, mean), eps)
+
+
+def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """All that linear attention keeps of keys (B, h, M, dk) and values (B, h, M, d).
+
+    Returns:
+        `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
+    """
+    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
+    return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
+
+
+def attend(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
+    """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()  # by head, once for both products
-    denominator = linear_denominator(q, k, eps, mean)
-    context = k.mT @ v
-    if mean:
-        context = context / k.shape[-2]
-    return (q @ context).div_(denominator)
+    return (q @ context).div_(q @ total + eps)
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
     """Factors (B, h, N, dk), (B, h, M, dk) of the matrix that `linear_attention` applies to v."""
-    return q / linear_denominator(q, k, eps, mean), k / k.shape[-2] if mean else k
-
-
-def linear_denominator(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> Tensor:
-    """`q . sum_m k_m + eps` (B, h, N, 1), or with the mean over the keys."""
-    total = k.mean(-2, keepdim=True) if mean else k.sum(-2, keepdim=True)
-    product: Tensor = torch.linalg.vecdot(q, total)
-    return product.unsqueeze(-1) + eps
+    if mean:
+        k = k / k.shape[-2]
+    return q / (q @ k.sum(-2, keepdim=True).mT + eps), k
 
 
 def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -71,8 +77,13 @@ def unit(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,))
 
     A vector of zeros stays zero at any eps and hands its gradient on as it is, where the quotient would make 1 / eps.
     """
+    return x / divisor(x, eps, order, dims)
+
+
+def divisor(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """What `unit` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
     norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True)
-    return x / norm.clamp_min(eps).masked_fill(norm == 0, 1)
+    return norm.clamp_min(eps).masked_fill(norm == 0, 1)
 
 
 def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:

@@ -56,7 +56,9 @@ class LinearAttention(Attention):
 
     def features(self, x: Tensor) -> Tensor:
         """The feature map phi, element by element."""
-        return F.elu(x) + 1 if self.feature_map == "elu" else F.relu(x) + self.relu_eps
+        if self.feature_map == "elu":
+            return F.elu(x) + 1
+        return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
 
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -78,14 +80,14 @@ class LinearAttention(Attention):
         return min(super().rank_bound(grid), self.key_dim)
 
     def cost(self, grid: Grid) -> Cost:
-        """`K^T v` and its product with Q; the feature maps, and the denominators, which are no matrix product."""
+        """`K^T v`, its product with Q, and the denominators; the feature maps, the sums of the keys, the quotients."""
         n, width = grid.num_queries, self.key_dim * self.num_heads
         features = (n + grid.num_keys) * width
-        # A scaling of the features; or the sum of the keys, its products with the queries, and the quotients.
-        normalizing = features + n * width + n * self.dim if self.normalize else features
+        # A scaling of the features; or the sum of the keys, eps, and the quotients.
+        normalizing = grid.num_keys * width + n * (self.num_heads + self.dim) if self.normalize else features
         return Cost(
-            matmul=features * self.head_dim,
-            elementwise=features + normalizing,
+            matmul=features * self.head_dim + (n * width if self.normalize else 0),
+            elementwise=(2 if self.feature_map == "relu" and self.relu_eps else 1) * features + normalizing,
             transcendental=features if self.feature_map == "elu" else 0,
             parameters=self.num_parameters(),
         )

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import unit
+from linvit.attention.functional import divisor, unit
 from linvit.attention.head_conv import convolve_heads
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
@@ -36,7 +36,7 @@ class LinearAngularAttention(Attention):
         key_dim: Channels of q and k per head; None means C / h.
         res_kernel_size: Length r of the convolution's kernel, odd.
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
-            they are. Only while training, where it makes time and memory O(N^2).
+            they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).
         sparse_threshold: Weights must be greater than this to stay.
         half: What the kernel's constant 1/2 multiplies: "identity", the token's own value (the reference code and the
             paper's figure), or "mean", the mean of all values (nearer to the kernel, whose constant sees every key).
@@ -48,7 +48,8 @@ class LinearAngularAttention(Attention):
             "grid2d": one of r x r taps on the grid, which reads and writes patch tokens only.
     """
 
-    complexity = "O(N)"
+    fewer_keys = False
+    complexity: Literal["O(N)", "O(N^2)"] | None = "O(N)"
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class LinearAngularAttention(Attention):
         check_choice("half", half, ["identity", "mean"])
         check_choice("dconv", dconv, ["seq1d", "grid2d"])
         self.sparse_reg = sparse_reg
+        self.complexity = "O(N^2)" if sparse_reg else "O(N)"
         self.sparse_threshold = sparse_threshold
         self.own_half = half == "identity"
         self.out_norm = out_norm
@@ -102,14 +104,14 @@ class LinearAngularAttention(Attention):
                 f"linear_angular adds each token's own value, so it needs as many keys as queries; got a grid of "
                 f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
-        return (self._global(q, k, v) + self._local(v, grid)).to(v.dtype)
+        return self._global(q, k, v).add_(self._local(v, grid))
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""
         unit_q, unit_k = unit(q, self.eps), unit(k, self.eps)
         halved = v if self.own_half else v.mean(-2, keepdim=True)
-        y = halved / 2 + unit_q @ (unit_k.mT @ v) / math.pi
+        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
         return unit(y, self.eps) if self.out_norm else y
@@ -140,8 +142,7 @@ class LinearAngularAttention(Attention):
         if self.sparse_reg and self.training:
             matrix = matrix + self._sparse_map(q, k)
         if self.out_norm:
-            norm: Tensor = torch.linalg.vector_norm(matrix @ v, dim=-1, keepdim=True)
-            matrix = matrix / norm.clamp_min(self.eps).masked_fill(norm == 0, 1)
+            matrix = matrix / divisor(matrix @ v, self.eps)
         return matrix + self._local(one_hot, grid)
 
     def cost(self, grid: Grid) -> Cost:
@@ -149,8 +150,8 @@ class LinearAngularAttention(Attention):
         n, width, convolved = grid.num_queries, self.key_dim * self.num_heads, grid.num_queries
         if self.on_grid:
             convolved -= grid.num_prefix
+        terms = 3 if self.own_half else 4  # half of v or of its mean, the sums
         norms = [width, width, self.dim] if self.out_norm else [width, width]
-        terms = 4 if self.own_half else 5
         return Cost(
             matmul=2 * n * width * self.head_dim + convolved * self.head_dim * self.dconv.weight.numel(),
             elementwise=n * (3 * sum(norms) + terms * self.dim),

@@ -94,8 +94,13 @@ class LinformerAttention(Attention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         keys = self._project(self.proj_k, k, grid)
         values = self._project(self._value_matrix, v, grid)
-        weights = F.dropout(self._weights(q, keys), self.attn_drop, self.training)
-        return weights @ values
+        # Fused: N k weights per head, written and read again, cost more than the products do.
+        return F.scaled_dot_product_attention(
+            q,
+            keys.expand(-1, self.num_heads, -1, -1),
+            values.expand(-1, self.num_heads, -1, -1),
+            dropout_p=self.attn_drop if self.training else 0.0,
+        )
 
     @property
     def _value_matrix(self) -> Tensor:
@@ -107,11 +112,6 @@ class LinformerAttention(Attention):
         tokens = tokens[:, :1] if self.one_kv_head else tokens
         mixed: Tensor = torch.einsum("hkm,bhmd->bhkd", self._resized(matrix.to(tokens.dtype), grid), tokens)
         return mixed
-
-    def _weights(self, q: Tensor, keys: Tensor) -> Tensor:
-        """The softmax over the k projected keys, (B, h, N, k)."""
-        logits: Tensor = q * self.key_dim**-0.5 @ keys.mT
-        return logits.softmax(-1)
 
     def _resized(self, matrix: Tensor, grid: Grid) -> Tensor:
         """E or F for the keys of a call, (h or 1, k, M)."""
@@ -132,7 +132,8 @@ class LinformerAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The softmax weights and `F^T`."""
-        left = self._weights(q, self._project(self.proj_k, k, grid))
+        keys = self._project(self.proj_k, k, grid)
+        left = (q * self.key_dim**-0.5 @ keys.mT).softmax(-1)  # (B, h, N, k)
         right = self._resized(self._value_matrix.to(q.dtype), grid).mT  # (h or 1, M, k)
         return left, right.expand(*left.shape[:2], -1, -1)
 

@@ -22,7 +22,9 @@ class NewtonInverse:
     """Maps kernel matrices A (B, h, m, m) to approximate inverses of the same shape.
 
     Attributes:
-        method: "newton", or "solve" for the inverse itself, which a singular matrix has only with a ridge.
+        method: "newton", or "solve" for the inverse itself. Equal landmarks make A singular, and rounding decides what
+            similar ones give, so "solve" adds to the diagonal at least m roundings of the largest row sum, below which
+            an eigenvalue counts as 0 in a pseudo-inverse: it is near that there.
         iters: Steps T.
         alpha: a of `alpha = a / max_row_sum(A)^2`, in (0, 2]; the row sums are those before the ridge. With a = 2 an
             eigenvalue equal to the largest row sum (A = I, or one or two landmarks) is inverted to 0.
@@ -72,10 +74,12 @@ class NewtonInverse:
     def __call__(self, kernel: Tensor) -> Tensor:
         """(B, h, m, m) -> (B, h, m, m)."""
         identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
-        matrix = kernel + self.ridge * identity
         if self.method == "solve":
-            inverse: Tensor = torch.linalg.inv_ex(matrix).inverse  # never raises
+            rounding = torch.finfo(kernel.dtype).eps * kernel.detach().sum(-1).amax(-1)  # (B, h)
+            ridge = (kernel.shape[-1] * rounding).clamp_min(self.ridge)[..., None, None]
+            inverse: Tensor = torch.linalg.inv_ex(kernel + ridge * identity).inverse  # never raises
             return inverse
+        matrix = kernel + self.ridge * identity
         if self.backward == "autograd":
             return self._iterate(kernel, matrix, identity)
         with torch.no_grad():
@@ -106,7 +110,7 @@ class NewtonInverse:
         """Products (MACs), elementwise operations and transcendental functions for one matrix of this size."""
         cells = size**2
         if self.method == "solve":
-            return 0, 2 * cells * size, 0  # the counters of products see no factorisation
+            return 0, (2 * size + 3) * cells, 0  # the counters of products see no factorisation
         products = 2 * self.iters + (self.max_backtrack > 0) + 2 * (self.backward == "analytic")
         passes = 3 + 2 * self.iters + 4 * self.max_backtrack + 2 * (self.backward == "analytic")
         return products * cells * size, passes * cells, 0

@@ -107,17 +107,21 @@ class NystromAttention(Attention):
     def _kernels(self, q: Tensor, k: Tensor, grid: Grid, kept: Tensor | None = None) -> tuple[Tensor, ...]:
         """Row-wise softmax of `q kt^T`, `qt kt^T` and `qt k^T`, or of `q k^T` alone where that is the thinner one."""
         q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
-        hidden: Tensor | float = 0.0
+        hidden: Tensor | None = None
         if kept is not None:
             kept = kept.to(q.dtype)
             q, k = q * kept, k * kept
             hidden = -1e9 * (1 - kept.mT)  # (B, 1, 1, M)
+
+        def over_keys(logits: Tensor) -> Tensor:
+            return (logits if hidden is None else logits + hidden).softmax(-1)
+
         count = self.landmarks.count(grid)
         if count == min(grid.num_queries, grid.num_keys):
-            return ((q @ k.mT + hidden).softmax(-1),)
+            return (over_keys(q @ k.mT),)
         qt = self.landmarks.means(q, count, grid.size, grid.num_prefix)
         kt = self.landmarks.means(k, count, grid.keys_size, grid.num_prefix)
-        return (q @ kt.mT).softmax(-1), (qt @ kt.mT).softmax(-1), (qt @ k.mT + hidden).softmax(-1)
+        return (q @ kt.mT).softmax(-1), (qt @ kt.mT).softmax(-1), over_keys(qt @ k.mT)
 
     def _pinv(self, kernel: Tensor) -> Tensor:
         """Iterative pseudo-inverse of (B, h, m, m), by an iteration of third order."""
@@ -160,7 +164,11 @@ class NystromAttention(Attention):
         square = heads * count * count
         return Cost(
             matmul=pairs * (self.key_dim + self.head_dim) + 4 * self.pinv_iters * square * count + local,
-            elementwise=2 * scaling + 4 * pairs + (3 + 8 * self.pinv_iters) * square + joining,
+            elementwise=2 * scaling
+            + 4 * pairs
+            + (2 + 4 * self.pinv_iters) * square
+            + 3 * self.pinv_iters * count**2
+            + joining,
             transcendental=pairs,
             parameters=self.num_parameters(),
         )

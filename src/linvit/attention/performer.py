@@ -16,11 +16,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import linear_attention, linear_factors
+from linvit.attention.functional import attend, key_sums, linear_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
 
@@ -102,39 +102,68 @@ class PerformerAttention(Attention):
             weight = redraw(self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling)
             self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
-        q, k = self.features(q, k)
-        return linear_attention(q, k, v, eps=0.0)
+        keys, level = self._key_features(k)
+        sums = key_sums(keys, v)
+        del keys  # (B, h, M, m) is the largest tensor here: the queries' features may take its place
+        return attend(self._query_features(q, level), *sums, eps=0.0)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
-        if self.projection_matrix is None:
-            return q.softmax(-1), k.softmax(-2)
-        weight = self.projection_matrix.to(q.dtype, copy=True)  # a later redraw must not reach into this backward
-        q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
-        u_q, u_k = q @ weight.mT, k @ weight.mT
-        if self.kernel == "relu":
-            return F.relu(u_q) + self.kernel_eps, F.relu(u_k) + self.kernel_eps
-        if self.kernel == "exp":
-            return self._exp_features(u_q, u_k)
-        peak_q, peak_k = u_q.detach().amax(-1, keepdim=True), u_k.detach().amax((-2, -1), keepdim=True)
-        return self._softmax_features(q, u_q, peak_q), self._softmax_features(k, u_k, peak_k)
+        keys, level = self._key_features(k)
+        return self._query_features(q, level), keys
 
-    def _softmax_features(self, x: Tensor, u: Tensor, peak: Tensor) -> Tensor:
-        """`m^-1/2 (exp(u - ||x||^2 / 2 - peak) + kernel_eps)`."""
-        half_norm = x.square().sum(-1, keepdim=True) / 2
-        features: Tensor = self.nb_features**-0.5 * ((u - half_norm - peak).exp() + self.kernel_eps)
-        return features
+    def _key_features(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of what they were divided by.
 
-    def _exp_features(self, u_q: Tensor, u_k: Tensor) -> tuple[Tensor, Tensor]:
-        """`exp(u) + kernel_eps` up to factors that cancel in the quotient, and that keep it from overflowing.
-
-        Every feature of the keys is divided by its largest value c, and the same feature of the queries multiplied by
-        it; then every query is divided by its largest feature. The denominator is at least 1.
+        That is the largest value of each, lest it overflow; it cancels in the quotient.
         """
-        floor = math.log(self.kernel_eps) if self.kernel_eps else -math.inf
-        c = u_k.detach().amax(-2, keepdim=True).clamp_min(floor)
-        peak = (u_q.detach().clamp_min(floor) + c).amax(-1, keepdim=True)
-        return (u_q + c - peak).exp() + (floor + c - peak).exp(), (u_k - c).exp() + (floor - c).exp()
+        if self.kernel == "none":
+            return k.softmax(-2), None
+        u = self._projected(k)
+        if self.kernel == "softmax":
+            return self._softmax_features(k, u, (-2, -1)), None
+        if self.kernel == "relu":
+            return self._relu_features(u), None
+        level = u.detach().amax(-2, keepdim=True).clamp_min(self._floor)
+        return _plus(u.sub_(level).exp_(), (self._floor - level).exp()), level
+
+    def _query_features(self, q: Tensor, level: Tensor | None) -> Tensor:
+        """The features (B, h, N, m), for "exp" multiplied by what those of the keys were divided by.
+
+        For "exp" each query is divided by its largest feature, too, so that the denominator is at least 1.
+        """
+        if self.kernel == "none":
+            return q.softmax(-1)
+        u = self._projected(q)
+        if self.kernel == "softmax":
+            return self._softmax_features(q, u, (-1,))
+        if level is None:
+            return self._relu_features(u)
+        shift = level - u.detach().clamp_min(self._floor).add_(level).amax(-1, keepdim=True)
+        return _plus(u.add_(shift).exp_(), shift.add_(self._floor).exp_())
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """`W x'`, (B, h, N, m)."""
+        assert self.projection_matrix is not None
+        # The quotient is a copy of W: a later redraw must not reach into this backward.
+        weight = self.projection_matrix.to(x.dtype) / self.key_dim**0.25
+        u: Tensor = x @ weight.mT
+        return u
+
+    def _softmax_features(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` with the peak of u over `dims`; overwrites u."""
+        half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
+        shift = half_norm + u.detach().amax(dims, keepdim=True) + math.log(self.nb_features) / 2
+        return _plus(u.sub_(shift).exp_(), self.kernel_eps / self.nb_features**0.5)
+
+    def _relu_features(self, u: Tensor) -> Tensor:
+        """`relu(u) + kernel_eps`; overwrites u."""
+        return torch.threshold_(u.add_(self.kernel_eps), self.kernel_eps, self.kernel_eps)
+
+    @property
+    def _floor(self) -> float:
+        """The logarithm of `kernel_eps`."""
+        return math.log(self.kernel_eps) if self.kernel_eps else -math.inf
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1)) Q` and `K`."""
@@ -145,18 +174,29 @@ class PerformerAttention(Attention):
         return min(super().rank_bound(grid), self.nb_features)
 
     def cost(self, grid: Grid) -> Cost:
-        """The features, `K^T v` and its product with Q; norms, maxima, kernels, denominators and quotients."""
+        """The features, `K^T v`, its product with Q, and the denominators; norms, maxima, kernels, sums, quotients."""
         n, heads = grid.num_queries, self.num_heads
         inputs = (n + grid.num_keys) * self.key_dim * heads
         features = (n + grid.num_keys) * self.nb_features * heads
-        projecting = 0 if self.kernel == "none" else inputs * self.nb_features
-        per_input = {"softmax": 3, "relu": 1, "exp": 1, "none": 0}[self.kernel]  # scaling, norms
-        per_feature = {"softmax": 5, "relu": 2, "exp": 6, "none": 3}[self.kernel]  # maxima, shifts, kernel_eps, sums
-        denominators = features + n * self.nb_features * heads + n * self.dim
+        projecting, scaling = 0, 0
+        if self.kernel != "none":
+            projecting, scaling = inputs * self.nb_features, 2 * self.nb_features * self.key_dim  # of W
+        per_input = 2 if self.kernel == "softmax" else 0  # squared norms
+        # maxima, shifts and kernel_eps; relu; those of the softmax.
+        per_feature = {"softmax": 3, "relu": 2, "exp": 3, "none": 4}[self.kernel]
+        # Queries alone: a lower bound, and shifts that differ from feature to feature.
+        extra = 4 * n * self.nb_features * heads if self.kernel == "exp" else 0
+        normalizing = grid.num_keys * self.nb_features * heads + n * (heads + self.dim)  # sum of keys, eps, quotients
+        exponentials = {
+            "softmax": features,
+            "relu": 0,
+            "exp": features + n * self.nb_features * heads,
+            "none": features,
+        }
         return Cost(
-            matmul=projecting + features * self.head_dim,
-            elementwise=per_input * inputs + per_feature * features + denominators,
-            transcendental={"softmax": 1, "relu": 0, "exp": 2, "none": 1}[self.kernel] * features,
+            matmul=projecting + features * self.head_dim + n * self.nb_features * heads,
+            elementwise=scaling + per_input * inputs + per_feature * features + extra + normalizing,
+            transcendental=exponentials[self.kernel],
             parameters=self.num_parameters(),
         )
 
@@ -193,6 +233,11 @@ def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling
     return torch.empty_like(weight)
 
 
+def _plus(features: Tensor, eps: float | Tensor) -> Tensor:
+    """`features + eps`, in place unless a backward pass needs the exponential that the features are."""
+    return features + eps if features.requires_grad else features.add_(eps)
+
+
 def _recomputing() -> bool:
     """Whether this is a forward pass inside a backward pass: gradient checkpointing repeats it, W must stay."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and ModuleTracker().is_bw

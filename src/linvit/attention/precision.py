@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ def full_precision(
 
     @functools.wraps(core)
     def island(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # meta knows no autocast
             return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
 
     return island

@@ -54,7 +54,8 @@ class SoftAttention(Attention):
             `G(q, l) Y G(l, k)`, no longer symmetric.
         inverse_backward: "analytic": the gradient of an exact inverse at the iterate (the reference), nothing kept of
             the iteration; "autograd": the gradient of the iteration.
-        inverse: "newton", or "solve" for the exact inverse, which landmarks that coincide have only with a ridge.
+        inverse: "newton", or "solve" for the exact inverse. Landmarks that coincide have none: there "solve" is near
+            the pseudo-inverse, to a few percent, which a ridge improves.
     """
 
     projections: Literal["qkv", "qv", "kv"] = "qv"

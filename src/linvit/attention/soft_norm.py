@@ -57,7 +57,8 @@ class SoftNormAttention(Attention):
             `G(q, l) Y G(l, k)`, no longer symmetric.
         inverse_backward: "autograd": the gradient of the iteration, alpha included (the reference); "analytic": the
             gradient of an exact inverse at the iterate, nothing kept of the iteration.
-        inverse: "newton", or "solve" for the exact inverse, which landmarks that coincide have only with a ridge.
+        inverse: "newton", or "solve" for the exact inverse. Landmarks that coincide have none: there "solve" is near
+            the pseudo-inverse, to a few percent, which a ridge improves.
     """
 
     projections: Literal["qkv", "qv", "kv"] = "qv"

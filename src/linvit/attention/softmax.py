@@ -63,12 +63,12 @@ class SoftmaxAttention(Attention):
         return (F.dropout(weights, dropout) @ v).to(v.dtype)
 
     def cost(self, grid: Grid) -> Cost:
-        """Both products; the softmax in exponentials, maxima, sums and quotients."""
+        """Both products; the scaling of q, the softmax in exponentials, maxima, sums and quotients."""
         n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
         pairs = heads * n * m
         return Cost(
             matmul=pairs * (self.key_dim + self.head_dim),
-            elementwise=4 * pairs,
+            elementwise=n * self.key_dim * heads + 4 * pairs,
             transcendental=pairs,
             parameters=self.num_parameters(),
         )

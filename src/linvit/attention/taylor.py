@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import unit
-from linvit.attention.precision import full_precision, upcast
+from linvit.attention.precision import full_precision
+from linvit.errors import UserError
 
 
 class TaylorAttention(Attention):
@@ -45,6 +46,9 @@ class TaylorAttention(Attention):
         gamma: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        for name, value in (("eps", eps), ("norm_eps", norm_eps)):
+            if not value >= 0:
+                raise UserError(f"{name} must be 0 or more; got {value}")
         self.eps = eps
         self.norm_eps = norm_eps
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
@@ -85,26 +89,3 @@ class TaylorAttention(Attention):
             transcendental=(n + m) * heads,
             parameters=self.num_parameters(),
         )
-
-
-def taylor_channel_attention(x: Tensor, eps: float = 1e-6, norm_eps: float = 1e-12) -> Tensor:
-    """The mechanism across channels instead of tokens, as the reference has it: q = k = v = x, no parameters.
-
-    Two oddities of the reference are kept: q and k are normalised over the channels of each token, though the rows of
-    the map are channels, and the constant in the denominator is the number of tokens, though the sums run over
-    channels; so the weights do not sum to 1.
-
-    Args:
-        x: Tokens (B, N, C).
-        eps: Added to every entry of the key sum.
-        norm_eps: Smallest norm to divide by.
-
-    Returns:
-        (B, N, C). The reference goes on with `x + gamma * result`.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        v = upcast(x)
-        qk = unit(v, norm_eps)
-        total = v.sum(-1, keepdim=True) + qk @ (qk.mT @ v)
-        denominator = v.shape[1] + qk.mT @ (qk.sum(-1, keepdim=True) + eps)  # (B, C, 1)
-        return (total / denominator.mT).to(x.dtype)

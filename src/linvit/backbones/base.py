@@ -31,6 +31,7 @@ class Backbone(nn.Module):
 
     levels: ClassVar[str] = "stages"
     feature_info: list[dict[str, str | int]]
+    feature_norms: nn.ModuleList  # of all levels but the last, in backbones for dense prediction that have them
     norm: nn.Module
     head: nn.Module
 
@@ -79,7 +80,10 @@ class Backbone(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
-        """The norm that belongs to the feature of a level; the final norm belongs to the last."""
+        """The norm that belongs to the feature of a level, if any; the final norm belongs to the last."""
+        norms = getattr(self, "feature_norms", ())
+        if level < len(norms):
+            return norms[level](tokens)  # type: ignore[no-any-return]
         return self.norm(tokens) if level == len(self.feature_info) - 1 else tokens
 
     def forward_intermediates(
@@ -120,6 +124,8 @@ class Backbone(nn.Module):
         levels = getattr(self, self.levels)
         take = feature_indices(len(levels), indices)
         setattr(self, self.levels, levels[: max(take) + 1])
+        if hasattr(self, "feature_norms"):
+            self.feature_norms = self.feature_norms[: 0 if prune_norm else max(take) + 1]
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
@@ -158,7 +164,7 @@ class Backbone(nn.Module):
         """Layer groups for layer-wise learning-rate decay: one per block, or one per stage if `coarse`."""
         stage = r"^stages\.(\d+)"
         return {
-            "stem": r"^stages\.0\.(embed|pos_embed|cls_token)",
+            "stem": r"^stages\.0\.(?:embed|pos_embed|cls_token)",
             "blocks": stage
             if coarse
             else [

@@ -29,7 +29,7 @@ from linvit.registry import Spec
 
 
 class DeiT(Backbone):
-    """Vision transformer of one resolution, on images of any size and aspect.
+    """DeiT, a vision transformer of one resolution, on images of any size and aspect.
 
     Another image size than `img_size` is met by bicubic interpolation of the position embeddings.
 

@@ -1,4 +1,7 @@
-"""Any timm model as a baseline or a feature pyramid: timm's contract is ours, so the model is used as it is."""
+"""Any timm model as a baseline or a feature pyramid, with its own attention or any of ours.
+
+timm's contract is ours, so the model is used as it is.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +10,9 @@ import timm
 import timm.models
 from torch import nn
 
+from linvit.backbones.transplant import transplant
 from linvit.errors import UserError, did_you_mean
+from linvit.registry import Spec
 
 
 def timm_backbone(
@@ -15,18 +20,21 @@ def timm_backbone(
     in_chans: int = 3,
     num_classes: int = 1000,
     img_size: int | Sequence[int] = 224,
+    attention: Spec | Sequence[Spec] | None = None,
     drop_path_rate: float = 0.0,
     pretrained: bool = False,
     features_only: bool = False,
     out_indices: Sequence[int] | None = None,
 ) -> nn.Module:
-    """Creates a timm model, which brings its own attention.
+    """Creates a timm model, with its own attention or with another between its q, k, v and output projections.
 
     Args:
         model: timm's name, such as "resnet18", "vit_tiny_patch16_224" or "swin_tiny_patch4_window7_224".
         in_chans: Image channels.
         num_classes: Classes; 0 for features.
         img_size: Side or (H, W); handed to models of a fixed input size, the others take any.
+        attention: What replaces the model's attention (see `transplant`): one spec, or a list with one per stage or per
+            block. None is the model's own.
         drop_path_rate: Stochastic depth, for models that have it (0 leaves the model's default).
         pretrained: Load timm's weights (from its hub, or its cache).
         features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
@@ -34,6 +42,7 @@ def timm_backbone(
 
     Example:
         >>> linvit.create_backbone({"name": "timm", "model": "resnet18"}, num_classes=10, img_size=64)
+        >>> linvit.create_backbone({"name": "timm", "model": "vit_small_patch16_224"}, attention="focused")
     """
     architecture = model.split(".")[0]
     if not timm.is_model(architecture):
@@ -48,9 +57,13 @@ def timm_backbone(
     if drop_path_rate:
         options["drop_path_rate"] = drop_path_rate
     if features_only:
-        pyramid = {"features_only": True, "out_indices": out_indices}
+        # timm's other wrappers take a model apart, and ours must find the attention in it.
+        wrapper = None if attention is None else "getter"
+        pyramid = {"features_only": True, "out_indices": out_indices, "feature_cls": wrapper}
         options.update({key: value for key, value in pyramid.items() if value is not None})
     else:
         options["num_classes"] = num_classes
     network: nn.Module = timm.create_model(model, pretrained=pretrained, **options)
+    if attention is not None:
+        transplant(network.get_submodule("model") if features_only else network, attention, img_size)
     return network

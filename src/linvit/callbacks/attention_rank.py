@@ -9,7 +9,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from linvit.analysis import entropy
-from linvit.analysis.rank import effective_rank_of, rank_of, rank_tolerance, singular_values
+from linvit.analysis.rank import (
+    effective_rank_of,
+    rank_of,
+    rank_tolerance,
+    singular_values,
+    singular_values_of_product,
+)
 from linvit.analysis.recorder import Call, Recorder, mechanisms
 from linvit.errors import UserError
 
@@ -18,17 +24,19 @@ class AttentionRank(Callback):
     """Logs `rank/`, `effective_rank/` and `entropy/` of each layer's equivalent matrix, averaged over the heads.
 
     Every `every_n_steps` optimiser steps the inputs of each mechanism for the first image of the batch are kept, and
-    after the step its matrix is probed in float64 (`linvit.analysis.attention_matrix`). Linear attention stops at the
-    head width; a depthwise convolution of the values lifts it to the number of tokens. Nothing here can end a run: a
-    map with a non-finite entry is counted under `nonfinite/` instead.
+    after the backward pass, before the optimiser changes the parameters, its matrix is probed in float64
+    (`linvit.analysis.attention_matrix`). Where a mechanism offers thin factors, the ranks are those of the factors and
+    take milliseconds at thousands of tokens. Linear attention stops at the head width; a depthwise convolution of the
+    values lifts it to the number of tokens. Nothing here can end a run: a map with a non-finite entry is counted under
+    `nonfinite/` instead.
 
     Args:
         every_n_steps: Optimiser steps between two looks.
         channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), "mean" (the
             map averaged over channels), or "all" (min, mean and max over the channels).
         rtol: Relative tolerance of the rank; null is max(N, M) times the float64 epsilon.
-        max_tokens: Layers with more queries or keys are left out: a dense singular value decomposition of 3,136 tokens
-            takes seconds per head.
+        max_tokens: Of layers with more queries or keys no matrix is formed: its singular value decomposition takes
+            seconds per head at 3,136 tokens. Their entropy is left out, and, without thin factors, their ranks.
     """
 
     def __init__(
@@ -88,21 +96,29 @@ class AttentionRank(Callback):
 
     def _measure(self, layer: str, call: Call) -> dict[str, float]:
         tokens = max(call.grid.num_queries, call.grid.num_keys)
-        if tokens > self.max_tokens:
+        factors = call.factors()
+        if factors is None and tokens > self.max_tokens:
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
             return {}
-        matrix = call.matrix()
-        if call.mechanism.channelwise and self.channel != "all":
-            matrix = matrix.mean(1) if self.channel == "mean" else matrix[:, self.channel]
-        spectrum = singular_values(matrix)
-        rtol = rank_tolerance(matrix) if self.rtol is None else self.rtol
+        matrix = None
+        if factors is None:
+            matrix = call.matrix()
+            if call.mechanism.channelwise and self.channel != "all":
+                matrix = matrix.mean(1) if self.channel == "mean" else matrix[:, self.channel]
+            spectrum = singular_values(matrix)
+        else:
+            if tokens <= self.max_tokens:
+                matrix = factors[0] @ factors[1].mT
+            spectrum = singular_values_of_product(*factors)
+        rtol = rank_tolerance(call.grid.num_queries, call.grid.num_keys) if self.rtol is None else self.rtol
         values: dict[str, float] = {}
         nonfinite = int(spectrum.isnan().any(-1).sum())
         if nonfinite:
             values[f"nonfinite/{layer}"] = nonfinite
         values |= self._tags(f"rank/{layer}", rank_of(spectrum, rtol))
         values |= self._tags(f"effective_rank/{layer}", effective_rank_of(spectrum))
-        values |= self._tags(f"entropy/{layer}", entropy(matrix))
+        if matrix is not None:
+            values |= self._tags(f"entropy/{layer}", entropy(matrix))
         return values
 
     def _tags(self, tag: str, per_map: Tensor) -> dict[str, float]:

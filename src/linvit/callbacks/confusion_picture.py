@@ -49,7 +49,9 @@ def _draw(shares: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
     for i, name in enumerate(names):
         draw.text((4, TITLE + MARGIN + i * CELL + 1), name[:LETTERS], "black", font)
         draw_across.text((4, i * CELL + 1), name[:LETTERS], "black", font)
-    picture.paste(across.transpose(Image.Transpose.TRANSPOSE).transpose(Image.Transpose.FLIP_TOP_BOTTOM), (MARGIN, TITLE))
+    picture.paste(
+        across.transpose(Image.Transpose.TRANSPOSE).transpose(Image.Transpose.FLIP_TOP_BOTTOM), (MARGIN, TITLE)
+    )
     # Square root: one image in a hundred is still seen. White to dark blue.
     tone = np.sqrt(shares)[..., None] * np.array([-247, -207, -148]) + 255
     cells = np.repeat(np.repeat(tone.astype(np.uint8), CELL, 0), CELL, 1)  # (side, side, 3)

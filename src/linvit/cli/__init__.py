@@ -7,8 +7,13 @@ from importlib.metadata import version
 from linvit.errors import UserError
 
 VERBS = ("fit", "validate", "test", "predict")
-# Plain functions: main(argv) -> exit code.
-PLAIN = {name: f"linvit.cli.{name}" for name in ("list", "check", "data", "bench")}
+PLAIN = {  # plain functions: main(argv) -> exit code
+    "list": "linvit.cli.list",
+    "check": "linvit.cli.check",
+    "import-weights": "linvit.cli.import_weights",
+    "data": "linvit.cli.data",
+    "bench": "linvit.cli.bench",
+}
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -21,8 +26,11 @@ usage: linvit VERB [options]
                         linvit predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt
   list       attentions, backbones and heads, plug-ins included:
                         linvit list attentions --filter "*linear*"
-  check      hold a mechanism, yours included, to the contract; all of them without a name:
+  check      hold a mechanism or a backbone, yours included, to its contract; all mechanisms without a name:
                         linvit check my_package.my_module:MyAttention --quick
+                        linvit check --backbone flatten_swin_tiny --quick
+  import-weights  an official checkpoint as a file for --model.pretrained:
+                        linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o OUT.safetensors
   data       look at every image of a set, and list what cannot be trained on:
                         linvit data check path/to/imagenet --output bad.csv
   bench      how fast images are loaded, beside timm's loader and beside a model:

@@ -24,7 +24,7 @@ def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], A
 
 def timms(folder: Path, data: ClassificationData, given: Augmentation) -> Callable[[], Any]:
     """Makes timm's training loader for the same files and recipe, without the part that runs on the device."""
-    # timm asks for 0 bits at the largest magnitude, which Pillow 12 and later refuse
+    # timm asks for 0 bits at the largest magnitude, which Pillow 13 refuses
     posterize = auto_augment.posterize
     auto_augment.NAME_TO_OP["PosterizeIncreasing"] = lambda image, bits, **_: posterize(image, max(1, bits))  # type: ignore[no-untyped-call]
 

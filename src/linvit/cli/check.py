@@ -1,16 +1,13 @@
-"""`linvit check`: holds attention mechanisms to their contract, a plug-in's like linvit's own."""
+"""`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-import jsonargparse
-
+from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError
-from linvit.registry import Spec, attentions
-from linvit.testing import check_attention
+from linvit.registry import attentions, backbones
+from linvit.testing import check_attention, check_backbone
 
 EPILOG = """examples:
   linvit check focused                                   shapes, grids, numerics, rank, cost, torch.compile, ...
@@ -19,17 +16,21 @@ EPILOG = """examples:
   linvit check '{name: focused, focusing_factor: 4}'     the same, as a configuration has it
   linvit check my_package.my_module:MyAttention          a class that nobody registered, in this folder or installed
   linvit check                                           every registered mechanism
+  linvit check --backbone swin_tiny --quick              a backbone: pyramid, any input, gradients, timm's contract, ...
+  linvit check --backbone swin_tiny --attention focused --options '{window_size: 14}'
+  linvit check --backbone my_package.my_module:MyBackbone --img_size 32
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not declare does not fail.
 In Python: from linvit.testing import check_attention; report = check_attention("focused")
+           from linvit.testing import check_backbone; report = check_backbone("swin_tiny", attention="focused")
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit check`; prints a table per mechanism and returns 1 if a line of it failed, else 0.
+    """Runs `linvit check`; prints a table per mechanism, or that of a backbone, and returns 1 if a line failed, else 0.
 
     Raises:
-        UserError: If the mechanism is unknown, cannot be imported, or refuses its options.
+        UserError: If the mechanism or backbone is unknown, cannot be imported, or refuses its options.
     """
     parser = argparse.ArgumentParser(
         "linvit check", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -39,7 +40,10 @@ def main(argv: list[str]) -> int:
         nargs="?",
         help="a registered name, package.module:Class, or {name: ..., option: value}; all registered if left out",
     )
-    parser.add_argument("--options", metavar="MAPPING", help="options of the mechanism, as JSON or YAML")
+    parser.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
+    parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
+    parser.add_argument("--img_size", metavar="SIZE", help="the backbone's images: a side or [H, W] (default: 64)")
+    parser.add_argument("--options", metavar="MAPPING", help="options of the mechanism or backbone, as JSON or YAML")
     parser.add_argument(
         "--quick", action="store_true", help="leave out torch.compile, torch.export and the largest sizes"
     )
@@ -47,8 +51,13 @@ def main(argv: list[str]) -> int:
 
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the class may be in a file that is still being written here
+    if args.backbone is not None:
+        return _check_backbone(args)
+    for option in ("attention", "img_size"):
+        if getattr(args, option) is not None:
+            raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
     if args.name is not None:
-        report = check_attention(_spec(args.name, args.options), quick=args.quick)
+        report = check_attention(read_spec(attentions, args.name, args.options), quick=args.quick)
         print(report)
         return int(not report.passed)
     if args.options is not None:
@@ -56,25 +65,18 @@ def main(argv: list[str]) -> int:
     return _check_all(args.quick)
 
 
-def _spec(name: str, options: str | None) -> Spec:
-    """The spec of a name or a mapping, with the options added."""
-    spec: Spec = _mapping("the mechanism", name) if name.lstrip().startswith("{") else name
-    if options is None:
-        return spec
-    name, given = attentions.parse(spec)
-    return {"name": name, **given, **_mapping("--options", options)}
-
-
-def _mapping(what: str, text: str) -> Mapping[str, Any]:
-    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
-    hint = "Write it like '{focusing_factor: 4}', in quotes"
-    try:
-        value = jsonargparse.get_loader("yaml")(text)
-    except Exception as error:  # the loader's own kinds
-        raise UserError(f"{what} {text!r} is neither JSON nor YAML. {hint}") from error
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} must be a mapping; got {text!r}. {hint}")
-    return value
+def _check_backbone(args: argparse.Namespace) -> int:
+    """The one backbone of `--backbone`."""
+    if args.name is not None:
+        raise UserError(
+            f"'{args.name}' is a mechanism; with --backbone write --attention {args.name}, or check them one by one"
+        )
+    spec = read_spec(backbones, args.backbone, args.options)
+    attention = None if args.attention is None else read_value("--attention", args.attention)
+    size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
+    report = check_backbone(spec, attention, **size, quick=args.quick)
+    print(report)
+    return int(not report.passed)
 
 
 def _check_all(quick: bool) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from linvit.errors import UserError
+from linvit.weights.torch_file import check_archive
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -23,13 +24,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
         found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
         raise UserError(f"there is no checkpoint at '{path}'.{found}")
+    check_archive(path)
+    start = f"\nTo start from the weights of another program: --model.pretrained={path}, without --ckpt_path"
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"checkpoint '{path}' holds more than tensors and plain values, so it is not opened: {error}"
+            f"checkpoint '{path}' holds more than tensors and plain values, so it is not opened: {error}{start}"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # bytes of any kind
         raise UserError(
             f"checkpoint '{path}' is incomplete or not a checkpoint ({path.stat().st_size} bytes): {error}. "
             f"Use another one from {path.parent}"
@@ -37,7 +40,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"hyper_parameters", "state_dict"} <= checkpoint.keys():
         holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise UserError(
-            f"'{path}' is not a checkpoint of a linvit run: it holds {holds[:200]}, not hyper_parameters and state_dict"
+            f"'{path}' is not a checkpoint of a linvit run: it holds {holds[:200]}, not hyper_parameters and "
+            f"state_dict{start}"
         )
     return checkpoint
 

@@ -17,7 +17,10 @@ def last_words(keeper: ModelCheckpoint, average: ModelCheckpoint | None, run: Pa
     config, last = shown(run / "config.yaml"), shown(best.with_name("last.ckpt"))
     lines = [f"best {keeper.monitor}  {_score(keeper)}", f"checkpoint      {shown(best)}"]
     if average is not None and average.best_model_path:
-        lines += [f"best {average.monitor}  {_score(average)}", f"checkpoint      {shown(Path(average.best_model_path))}"]
+        lines += [
+            f"best {average.monitor}  {_score(average)}",
+            f"checkpoint      {shown(Path(average.best_model_path))}",
+        ]
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {shown(best)}",
         f"go on training  linvit fit --config {config} --ckpt_path {last}",

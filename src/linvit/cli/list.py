@@ -6,20 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from linvit import source
 from linvit.errors import UserError, check_choice
+from linvit.model_facts import model_facts
 from linvit.registry import Entry, Registry, attentions, backbones, heads, parameters_of
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
+COLUMNS = {"attentions": ("cost", "paper"), "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"), "heads": ()}
 SUPPLIED = {"attentions": ("dim", "num_heads", "grid", "key_dim")}  # by the host of the mechanism, not by its user
 
 EPILOG = """examples:
   linvit list                                    everything, a broken plug-in with its reason
   linvit list attentions --filter "*linear*"     names that match a wildcard
   linvit list attentions focused                 formula, paper, cost and options of one mechanism
+  linvit list backbones --filter "flatten_*"     parameters, multiply-accumulates, published accuracy of some
+  linvit list backbones flatten_swin_tiny        the same of one, where it is published, and options
   linvit list --check                            import every plug-in, each in a process of its own
 """
 
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> int:
         print("\n".join(_one(args.kind, args.name)))
         return 0
     chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
-    print("\n\n".join("\n".join([kind, *_section(registry, args.filter)]) for kind, registry in chosen.items()))
+    print("\n\n".join("\n".join(_section(kind, registry, args.filter)) for kind, registry in chosen.items()))
     return _check(chosen, args.filter, args.timeout) if args.check else 0
 
 
@@ -77,17 +81,35 @@ def reason_to_reject(registry: Registry, name: str) -> str | None:
     return None
 
 
-def _section(registry: Registry, pattern: str) -> list[str]:
-    """One line per name: name, owner, summary."""
+def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
+    """A title, then one line per name: name, owner, facts, summary."""
     entries = registry.entries()
     if not entries:
         return [
+            kind,
             f"  none yet. Add one by @linvit.register_{registry.kind}('NAME') in your code, or in pyproject.toml:",
             f'    [project.entry-points."{registry.group}"]',
             '    NAME = "package.module:Class"',
         ]
-    rows = [(name, _owners(entries[name]), _remark(entries[name])) for name in registry.names(pattern)]
-    return _table(rows) or [f"  none of {len(entries)} is like '{pattern}'"]
+    rows = [
+        (f"  {name}", _owners(entries[name]), *_facts(kind, name, entries[name]), _remark(entries[name]))
+        for name in registry.names(pattern)
+    ]
+    if not rows:
+        return [kind, f"  none of {len(entries)} is like '{pattern}'"]
+    return _table([(kind, "owner", *COLUMNS[kind], "summary"), *rows])
+
+
+def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
+    """What the columns of this kind say of a name; blank where nothing is known."""
+    target = owners[0].target
+    if kind == "attentions":
+        return source.complexity(target), source.paper(target)
+    facts = model_facts().get(name) if owners[0].owner == "linvit" else None
+    if kind == "backbones" and facts is not None:
+        top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
+        return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1
+    return ("",) * len(COLUMNS[kind])
 
 
 def _owners(entries: list[Entry]) -> str:
@@ -102,9 +124,17 @@ def _remark(owners: list[Entry]) -> str:
     return f"broken: {broken}" if broken else source.summary(owners[0].target)
 
 
-def _table(rows: list[tuple[str, str, str]]) -> list[str]:
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    return [f"  {name:<{widths[0]}}  {owner:<{widths[1]}}  {remark}".rstrip() for name, owner, remark in rows]
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Aligned columns, those with a unit in their title to the right; the last column as it is."""
+    columns = list(zip(*rows, strict=True))[:-1]
+    widths = [max(map(len, column)) for column in columns]
+    sides = [">" if column[0].endswith(")") else "<" for column in columns]
+    return [
+        "  ".join(
+            [f"{cell:{side}{width}}" for cell, side, width in zip(row[:-1], sides, widths, strict=True)] + [row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _one(kind: str, name: str) -> Iterator[str]:
@@ -114,6 +144,8 @@ def _one(kind: str, name: str) -> Iterator[str]:
     entries = registry.entries().get(name, [Entry(name, name, "a class path")])
     yield f"{name} ({registry.kind})"
     yield f"  from {entries[0].target}, {entries[0].owner}"
+    if kind == "backbones" and entries[0].owner == "linvit":
+        yield from _published(name)
     yield ""
     yield source.documentation(entries[0].target) or "(no documentation)"
     yield ""
@@ -121,6 +153,19 @@ def _one(kind: str, name: str) -> Iterator[str]:
     yield "options:" if options else "options: none"
     for option, default in options.items():
         yield f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}"
+
+
+def _published(name: str) -> Iterator[str]:
+    """Size and accuracy of one of linvit's own backbones."""
+    facts = model_facts().get(name)
+    if facts is None:
+        return
+    yield (
+        f"  {facts.parameters:,} parameters with 1000 classes, "
+        f"{facts.macs / 1e9:.3f} G multiply-accumulates at {facts.img_size}x{facts.img_size}"
+    )
+    if facts.top1 is not None:
+        yield f"  published top-1 on ImageNet-1K: {facts.top1} %, {facts.top1_source}"
 
 
 def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
@@ -138,7 +183,7 @@ def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = list(pool.map(lambda plugin: _reason(plugin[0], plugin[1], timeout), foreign))
     rows = [
-        (f"{REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
+        (f"  {REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
         for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
     ]
     print("\n".join(_table(rows)))

@@ -16,5 +16,7 @@ def default_precision(accelerator: Any) -> str:
     if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
         rank_zero_info("precision bf16-mixed, since the device has bfloat16; --trainer.precision names another one")
         return "bf16-mixed"
-    rank_zero_info("precision 32-true, since no CUDA device with bfloat16 is used; --trainer.precision names another one")
+    rank_zero_info(
+        "precision 32-true, since no CUDA device with bfloat16 is used; --trainer.precision names another one"
+    )
     return "32-true"

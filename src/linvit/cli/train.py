@@ -73,6 +73,7 @@ class LinvitCLI(LightningCLI):
     checkpoint_path: str | None = None
     checkpoint: dict[str, Any] | None = None
     _best_average: ModelCheckpoint | None = None
+    pretrained: str | dict[str, Any] | None = None
 
     @property
     def settings(self) -> Namespace:
@@ -125,7 +126,10 @@ class LinvitCLI(LightningCLI):
             self.settings.trainer.precision = default_precision(self.settings.trainer.accelerator)
         if self.config.subcommand in ("validate", "test"):
             self.settings.verbose = False  # our table is printed instead
-        if self.checkpoint is None and self.config.subcommand != "fit":
+        given = self.settings.model.init_args
+        if self.checkpoint is not None:
+            given.pretrained, self.pretrained = None, given.pretrained  # the checkpoint has the weights
+        elif self.config.subcommand != "fit" and not given.pretrained:
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
@@ -160,6 +164,7 @@ class LinvitCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint of another model before anything starts; keeps the best moving average."""
         if self.checkpoint is not None:
+            self.settings.model.init_args.pretrained = self.pretrained  # for the saved configuration
             check_same_model(str(self.checkpoint_path), self.checkpoint["state_dict"], self.model)
             self.checkpoint = None
         if self.config.subcommand == "fit" and self.model.hparams["ema_decay"] is not None:
@@ -217,7 +222,7 @@ class LinvitCLI(LightningCLI):
                 f"checkpoint '{self.checkpoint_path}' belongs to another task: {self.settings.model.class_path} "
                 f"takes no {', '.join(unknown)}"
             )
-        for name, value in decided.items():
+        for name, value in {"pretrained": None, **decided}.items():
             if name in FACTS or name in EXECUTION:  # linked to the data, see _fact; no part of the model
                 continue
             if _plain(given[name]) != _plain(value):

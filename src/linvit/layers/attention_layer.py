@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
+from linvit.layers.hosting import attend, projection_widths, queries_keys_values
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
 from linvit.registry import Spec, attentions
 
@@ -56,12 +57,9 @@ class AttentionLayer(nn.Module):
         grid = self._reduced(grid)
         host = {} if key_dim is None else {"key_dim": key_dim}
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, **host)
-        self.num_heads = num_heads
 
         # One fused projection, unless keys and values come from other tokens than the queries.
-        key_width = self.mechanism.key_dim * num_heads
-        widths = {"q": key_width, "k": key_width, "v": dim}
-        self.widths = [widths[letter] for letter in self.mechanism.projections]
+        self.widths = projection_widths(self.mechanism)
         if self.sr is None:
             self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         else:
@@ -70,8 +68,8 @@ class AttentionLayer(nn.Module):
                     f"{type(self.mechanism).__name__} projects '{self.mechanism.projections}', so its keys or queries "
                     f"cannot be reduced; use sr_ratio=1 and sr_pool=0 with it"
                 )
-            self.q = nn.Linear(dim, key_width, bias=qkv_bias)
-            self.kv = nn.Linear(dim, key_width + dim, bias=qkv_bias)
+            self.q = nn.Linear(dim, self.widths[0], bias=qkv_bias)
+            self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
         self.proj = nn.Linear(self.mechanism.out_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -94,31 +92,13 @@ class AttentionLayer(nn.Module):
                 f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"
             )
         grid = self._reduced(grid)
-        q, k, v = self._project(x, grid)
-        extra = {}
-        if bias is not None:
-            if not self.mechanism.takes_bias:
-                raise UserError(f"{type(self.mechanism).__name__} takes no position bias (takes_bias is False)")
-            extra["bias"] = bias
-        if self.mechanism.takes_input:
-            extra["x"] = x
-        out = self.mechanism(q, k, v, grid, **extra)
-        out = out.transpose(1, 2).flatten(2)  # (B, h, N, d) -> (B, N, C)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
-
-    def _project(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, split into heads."""
         if self.sr is None:
-            parts = dict(zip(self.mechanism.projections, self.qkv(x).split(self.widths, dim=-1), strict=True))
-            q = parts.get("q", x)  # "kv": the query is the input itself
-            k = parts.get("k", q)  # "qv": the key is the query
-            return self._heads(q), self._heads(k), self._heads(parts["v"])
-        k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
-        return self._heads(self.q(x)), self._heads(k), self._heads(v)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, h, N, d)."""
-        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+            q, k, v = queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, dim=-1), x)
+        else:
+            k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
+            q = self.q(x)
+        out = attend(self.mechanism, q, k, v, grid, x=x, bias=bias)  # (B, N, out_dim)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _reduced(self, grid: Grid) -> Grid:
         return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))

@@ -13,14 +13,15 @@ class Mlp(nn.Module):
         hidden: Hidden width.
         conv: PVTv2's depthwise 3 x 3 convolution of the hidden tokens as a plane. Prefix tokens pass it by.
         pre_act: ReLU before that convolution (PVTv2's linear variant).
+        tanh: GELU by its approximation with tanh (SOFT).
     """
 
-    def __init__(self, dim: int, hidden: int, conv: bool = False, pre_act: bool = False) -> None:
+    def __init__(self, dim: int, hidden: int, conv: bool = False, pre_act: bool = False, tanh: bool = False) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.pre_act = nn.ReLU() if pre_act else nn.Identity()
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if conv else None
-        self.act = nn.GELU()
+        self.act = nn.GELU(approximate="tanh" if tanh else "none")
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:

@@ -16,13 +16,23 @@ class PatchEmbed(nn.Module):
         kernel: Side of the kernel.
         stride: Its stride.
         padding: Its zero padding.
-        norm: LayerNorm (eps 1e-5) on the tokens.
+        norm: LayerNorm on the tokens.
+        norm_eps: Its epsilon.
     """
 
-    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int = 0, norm: bool = True) -> None:
+    def __init__(
+        self,
+        in_chans: int,
+        dim: int,
+        kernel: int,
+        stride: int,
+        padding: int = 0,
+        norm: bool = True,
+        norm_eps: float = 1e-5,
+    ) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_chans, dim, kernel, stride, padding)
-        self.norm = nn.LayerNorm(dim) if norm else nn.Identity()
+        self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
         self.multiple = stride if kernel == stride else 1
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

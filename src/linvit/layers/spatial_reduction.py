@@ -1,9 +1,12 @@
 """Spatial reduction of keys and values: fewer patch tokens, prefix tokens kept."""
 
+from typing import cast
+
 from torch import Tensor, nn
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
+from linvit.registry import Spec, attentions
 
 
 class StridedReduction(nn.Module):
@@ -45,3 +48,10 @@ class PooledReduction(nn.Module):
         """(B, N, C) -> (B, M, C)."""
         reduced = grid.map_patches(lambda plane: self.conv(self.pool(plane)), x)
         return self.act(self.norm(reduced))  # type: ignore[no-any-return]
+
+
+def reducible(spec: Spec) -> bool:
+    """Whether a mechanism's keys and values may come from other tokens than its queries."""
+    name, _ = attentions.parse(spec)
+    mechanism = cast("type[Attention]", attentions.get(name))
+    return mechanism.fewer_keys and mechanism.projections == "qkv"

@@ -1,8 +1,8 @@
 """What every task shares: backbone, optimiser, schedule."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,9 +18,14 @@ from linvit.registry import backbones, parameters_of
 from linvit.tasks.average import Average, check_averaging
 from linvit.tasks.checks import check_optimisation
 from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
+from linvit.weights.load import Report, load_pretrained
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
-EXECUTION = ("predict_with", "compile", "grad_checkpointing")  # those that make no other model: free with any checkpoint
+EXECUTION = (
+    "predict_with",
+    "compile",
+    "grad_checkpointing",
+)  # those that make no other model: free with any checkpoint
 
 
 class Task(LightningModule):
@@ -36,6 +41,8 @@ class Task(LightningModule):
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
         drop_path_rate: Stochastic depth of the last block.
+        pretrained: Weights that the backbone starts from: a file, or `hf-hub:owner/name`; or `{source: ...}` with the
+            options of `linvit.load_pretrained`, such as `min_share: 0.5`.
         lr: Peak learning rate.
         weight_decay: AdamW's decay; spared are norms, biases, and what the backbone names (`no_weight_decay`).
         betas: AdamW's momentum terms.
@@ -64,6 +71,7 @@ class Task(LightningModule):
         class_names: list[str] | None = None,
         img_size: int | Sequence[int] = 224,
         drop_path_rate: float = 0.0,
+        pretrained: str | dict[str, Any] | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -97,6 +105,8 @@ class Task(LightningModule):
         self.backbone: nn.Module = backbones.create(
             backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
         )
+        if pretrained is not None:
+            rank_zero_info(str(_load(self.backbone, pretrained)))
         self.ema = None if ema_decay is None else Average(self.backbone, ema_decay)
         if grad_checkpointing:
             checkpoint_gradients(self.backbone)
@@ -108,6 +118,11 @@ class Task(LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to what the task predicts."""
         return self.backbone(images)  # type: ignore[no-any-return]
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> Self:
+        """Lightning's, without `pretrained`: the checkpoint has the weights, and the first file may be gone."""
+        return super().load_from_checkpoint(*args, **{"pretrained": None, **kwargs})
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up and cosine decay."""
@@ -199,7 +214,8 @@ class Task(LightningModule):
             checkpoint["ema_updates"] = self.ema.updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remembers the total batch of the run that is continued, and the age of its moving average."""
+        """Remembers of the run that is continued: its total batch, the age of its moving average, its first weights."""
+        self.hparams["pretrained"] = checkpoint.get("hyper_parameters", {}).get("pretrained")
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
@@ -213,3 +229,16 @@ class Task(LightningModule):
                 f"(batch_size x devices x accumulate_grad_batches): results will differ. Set "
                 f"--trainer.accumulate_grad_batches or --data.batch_size to make it {before} again"
             )
+
+
+def _load(backbone: nn.Module, pretrained: str | Mapping[str, Any]) -> Report:
+    """Loads what `pretrained` says."""
+    options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
+    allowed = [name for name in parameters_of(load_pretrained) if name != "model"]
+    for option in options:
+        check_choice("an option of pretrained", option, allowed)
+    if not isinstance(options.get("source"), str):
+        raise UserError(
+            f"pretrained {pretrained!r} names no source. Write pretrained: FILE, or pretrained: {{source: FILE}}"
+        )
+    return load_pretrained(backbone, **options)

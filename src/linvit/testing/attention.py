@@ -1,11 +1,6 @@
 """`check_attention`: the contract of attention mechanisms, held over one of them."""
 
 import time
-import warnings
-from collections.abc import Callable
-from typing import NamedTuple
-
-import torch
 
 from linvit.attention.base import Attention
 from linvit.errors import UserError
@@ -20,24 +15,10 @@ from linvit.testing import (
     checks_shape,
 )
 from linvit.testing.inputs import Subject
-from linvit.testing.report import Finding, Line, Report, crash
+from linvit.testing.report import Line, Report, crash
+from linvit.testing.runner import Check, run
 
-
-class Check(NamedTuple):
-    """One line of the contract.
-
-    Attributes:
-        name: What the line is called in reports.
-        run: Looks at the mechanism.
-        quick: Whether a quick run has it.
-    """
-
-    name: str
-    run: Callable[[Subject], Finding]
-    quick: bool = True
-
-
-CHECKS = (
+CHECKS: tuple[Check[Subject], ...] = (
     Check("shape and dtype", checks_shape.shape),
     Check("grids", checks_shape.grids),
     Check("another size", checks_shape.another_size),
@@ -100,17 +81,5 @@ def check_attention(
     except Exception as error:  # whatever a constructor does
         lines.append(Line("construction", *crash(error)))
     else:
-        lines += [_line(check, subject) for check in CHECKS if check.quick or not quick]
+        lines += run(CHECKS, subject, quick)
     return Report(str(subject), tuple(lines), time.perf_counter() - start)
-
-
-def _line(check: Check, subject: Subject) -> Line:
-    """One check's row, whatever happens in it. The caller's random numbers and warning filters stay as they are."""
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        try:
-            finding = check.run(subject)
-        except Exception as error:  # whatever a mechanism does
-            finding = crash(error)
-    return Line(check.name, *finding)

@@ -21,12 +21,17 @@ def compiles(subject: Subject) -> Finding:
     Inductor's code is compared at one size. The second size, which makes torch trace again with symbolic sizes, goes
     through the same graphs run eagerly: it is the tracing that can fail there.
     """
-    inductor = "CXX" in os.environ or any(map(shutil.which, COMPILERS))
+    inductor = has_compiler()
     errors = {"inductor": _compiled_error(subject, "inductor", (NOMINAL,))} if inductor else {}
     errors["aot_eager"] = _compiled_error(subject, "aot_eager", (NOMINAL, SECOND))
     said = ", ".join(f"{error:.0e} ({backend})" for backend, error in errors.items())
     said = f"compiled and eager differ by {said}" + ("" if inductor else "; no C++ compiler, so not inductor")
     return passed(said) if all(e <= EXACT for e in errors.values()) else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def has_compiler() -> bool:
+    """Whether inductor finds a C++ compiler."""
+    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
 
 
 def exports(subject: Subject) -> Finding:

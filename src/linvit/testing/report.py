@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 class Verdict(Enum):
-    """How one check ended. Only `FAIL` counts against a mechanism."""
+    """How one check ended. Only `FAIL` counts."""
 
     PASS = "pass"
     FAIL = "FAIL"
     UNDECLARED = "not declared"
-    """The mechanism does not tell (a cost, a rank bound), so there was nothing to hold it to."""
+    """The subject does not tell (a cost, a rank bound), so there was nothing to hold it to."""
     UNSUPPORTED = "not supported"
-    """The mechanism says that it cannot, by a declaration or a `UserError`."""
+    """The subject says that it cannot, by a declaration or a `UserError`."""
 
 
 class Finding(NamedTuple):
@@ -38,16 +38,18 @@ class Line(NamedTuple):
         name: The check's name.
         verdict: How it ended.
         note: The numbers behind the verdict.
+        seconds: Time that it took.
     """
 
     name: str
     verdict: Verdict
     note: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was checked of one mechanism; `str(report)` is the table.
+    """All that was checked of one subject; `str(report)` is the table.
 
     Attributes:
         subject: What was checked: a name, a spec or a class.
@@ -78,12 +80,15 @@ class Report:
         counts = ", ".join(f"{found.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in found)
         title = f"{self.subject}: {'passed' if self.passed else 'FAILED'} ({counts}) in {self.seconds:.0f} s"
         width = max(len(line.name) for line in self.lines)
-        rows = (f"  {line.name:<{width}}  {line.verdict.value:<13}  {line.note}".rstrip() for line in self.lines)
+        rows = (
+            f"  {line.name:<{width}}  {line.verdict.value:<13}  {line.seconds:5.1f} s  {line.note}".rstrip()
+            for line in self.lines
+        )
         return "\n".join([title, *rows])
 
 
 def passed(note: str = "") -> Finding:
-    """The mechanism keeps the contract."""
+    """The subject keeps the contract."""
     return Finding(Verdict.PASS, note)
 
 

@@ -26,7 +26,7 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
             parts = {
                 letter: rows
                 for name, joined in given.items()
-                if joined is not None and len(joined) % len(name) == 0
+                if joined is not None and joined.ndim and len(joined) % len(name) == 0
                 for letter, rows in zip(name, joined.chunk(len(name)), strict=True)
             }
             for name in NAMES:
@@ -37,7 +37,8 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
                 if joined is None or joined.shape != own.shape:
                     letters = module.projections if name == "qkv" else name
                     found = [parts[letter] for letter in letters if letter in parts]
-                    joined = torch.cat(found) if len(found) == len(letters) else joined
+                    if len(found) == len(letters) and len({part.shape[1:] for part in found}) == 1:
+                        joined = torch.cat(found)
                 if joined is not None:
                     fitted[f"{prefix}.{name}.{leaf}"] = joined
     return fitted

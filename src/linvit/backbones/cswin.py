@@ -1,0 +1,125 @@
+"""CSWin Transformer: a pyramid whose attention runs in vertical and horizontal stripes.
+
+Papers: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows". The
+FLatten presets follow Han et al. 2023, "FLatten Transformer": focused attention on the whole plane in the first two
+stages, softmax in stripes behind them, and depths that differ from CSWin's.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from linvit.attention.base import Grid
+from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.layers.patch_embed import PatchEmbed
+from linvit.layers.stripes import StripeAttention
+from linvit.registry import Spec
+
+
+class CSWin(Backbone):
+    """CSWin: stages at strides 4, 8, 16, 32, on images of any aspect and any size from 3 pixels on.
+
+    Nothing is interpolated for another image size than `img_size`: stripes are as long as the plane, a plane that their
+    width does not divide is padded as in CSWin's dense models, and stages of one branch (the last, and those whose
+    stripes cover the plane of an `img_size` image) are global at every size. The stem pads by 2 under a kernel of 7, so
+    a side of S pixels makes (S + 1) // 4 patches; each further stage halves, rounding up.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), of the image that the mechanisms are built for. It decides which stages have one
+            branch.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        embed_dim: Channels of the first stage, doubled by every next; or a list with one number per stage.
+        depths: Blocks per stage.
+        num_heads: Heads per stage.
+        split_size: Width of the stripes per stage; None is the whole plane. The last stage is on the whole plane
+            whatever its number.
+        mlp_ratio: Hidden width of the MLP over C.
+        qkv_bias: Bias in the q, k, v projections.
+        feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
+            (CSWin's dense models). The last stage's is the final norm.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = "softmax",
+        drop_path_rate: float = 0.0,
+        embed_dim: int | Sequence[int] = 64,
+        depths: Sequence[int] = (1, 2, 21, 1),
+        num_heads: Sequence[int] = (2, 4, 8, 16),
+        split_size: Sequence[int | None] = (1, 2, 7, 7),
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        feature_norms: bool = False,
+    ) -> None:
+        count = len(depths)
+        dims = [embed_dim * 2**i for i in range(count)] if isinstance(embed_dim, int) else list(embed_dim)
+        for name, values in (("embed_dim", dims), ("num_heads", num_heads), ("split_size", split_size)):
+            if len(values) != count:
+                raise UserError(f"{name} lists {len(values)} stages, but depths lists {count}; got {list(values)}")
+        super().__init__(num_classes, dims[-1], global_pool="avg")
+
+        height, width = image_size(img_size)
+        sizes = stage_grids(((height + 1) // 4, (width + 1) // 4), strides=[1] + [2] * (count - 1))
+        specs = per_stage(specs_per_block(attention, depths), depths)
+        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        self.stages = nn.ModuleList(
+            Stage(
+                dim,
+                Grid(sizes[i]),
+                PatchEmbed(dims[i - 1], dim, 3, 2, 1) if i else PatchEmbed(in_chans, dim, 7, 4, 2),
+                [
+                    Block(
+                        dim,
+                        StripeAttention(
+                            dim,
+                            num_heads[i],
+                            Grid(sizes[i]),
+                            split_size[i] if i < count - 1 else None,
+                            attention=spec,
+                            qkv_bias=qkv_bias,
+                        ),
+                        Mlp(dim, int(dim * mlp_ratio)),
+                        rate,
+                        norm_eps=1e-5,
+                    )
+                    for spec, rate in zip(specs[i], rates[i], strict=True)
+                ],
+            )
+            for i, dim in enumerate(dims)
+        )
+        self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
+        self.norm = nn.LayerNorm(dims[-1])
+        self.head = classifier(dims[-1], num_classes)
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(dims)
+        ]
+        init_vit(self)
+
+
+_wide_stripes = (1, 2, 12, 12)  # at 384 pixels
+
+cswin_tiny = partial(CSWin, embed_dim=64, depths=(1, 2, 21, 1), num_heads=(2, 4, 8, 16))
+cswin_small = partial(CSWin, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
+cswin_base = partial(CSWin, embed_dim=96, depths=(2, 4, 32, 2), num_heads=(4, 8, 16, 32))
+cswin_base_384 = partial(cswin_base, img_size=384, split_size=_wide_stripes)
+cswin_large = partial(CSWin, embed_dim=144, depths=(2, 4, 32, 2), num_heads=(6, 12, 24, 24))
+cswin_large_384 = partial(cswin_large, img_size=384, split_size=_wide_stripes)
+
+_flatten = partial(CSWin, attention=("focused", "focused", "softmax", "softmax"), split_size=(None, None, 7, 7))
+
+flatten_cswin_tiny = partial(_flatten, embed_dim=64, depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16))
+flatten_cswin_small = partial(_flatten, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
+flatten_cswin_base = partial(_flatten, embed_dim=96, depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32))
+flatten_cswin_base_384 = partial(flatten_cswin_base, img_size=384, split_size=(None, None, 12, 12))

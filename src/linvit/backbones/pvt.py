@@ -1,0 +1,152 @@
+"""PVT: a pyramid vision transformer whose keys and values are reduced in space, with any attention in its blocks.
+
+Paper: Wang et al. 2021, "Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions".
+The FLatten presets follow Han et al. 2023: focused attention in every block, no spatial reduction.
+
+As in the reference code the patch embeddings' and reductions' LayerNorms have eps 1e-5, all others 1e-6. FLatten-PVT
+differs from its host: no class token, the mean of the patch tokens, and a final norm that is never applied. Its "PVT-B"
+is `flatten_pvt_large`. Published with `drop_path_rate` 0.1 (tiny, small) and 0.3 (medium, large).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from linvit.attention.base import Grid
+from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.layers.patch_embed import PatchEmbed
+from linvit.layers.spatial_reduction import reducible
+from linvit.registry import Spec
+
+
+class PVT(Backbone):
+    """PVT: four stages of strides 4, 8, 16 and 32; the class token joins in the last.
+
+    Images of any size and aspect: position embeddings of another grid are interpolated (bilinear) in every stage, and
+    planes that a patch does not divide are padded by zeros at the right and the bottom. The reference takes stage 1's
+    token count for the sign that nothing need be interpolated, which fails at 448 x 448 for a model of 224; here each
+    stage compares with its own grid.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that the position embeddings are made for.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        embed_dims: Channels C of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratios: Hidden width of the MLP over C, of each stage.
+        sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
+            8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
+        qkv_bias: Bias in the q, k, v projections.
+        class_token: Prepend a learnable class token in stage 4.
+        global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
+        final_norm: Apply the final norm. False keeps its parameters for the files' sake, neither applied nor trained.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = "softmax",
+        drop_path_rate: float = 0.0,
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        depths: Sequence[int] = (2, 2, 2, 2),
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        sr_ratios: Sequence[int] | None = None,
+        qkv_bias: bool = True,
+        class_token: bool = True,
+        global_pool: str = "token",
+        final_norm: bool = True,
+    ) -> None:
+        check_four_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        super().__init__(num_classes, embed_dims[-1], global_pool, num_prefix_tokens=int(class_token))
+        specs = per_stage(specs_per_block(attention, depths), depths)
+        ratios = reductions(specs, sr_ratios, default=(8, 4, 2, 1))
+        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+
+        self.stages = nn.ModuleList()
+        for i, size in enumerate(stage_grids(image_size(img_size))):
+            dim, stride = embed_dims[i], 2 if i else 4
+            grid = Grid(size, num_prefix=self.num_prefix_tokens if i == 3 else 0)
+            blocks = [
+                Block(
+                    dim,
+                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, sr_ratio=ratio),
+                    Mlp(dim, int(dim * mlp_ratios[i])),
+                    rate,
+                    norm_eps=1e-6,
+                )
+                for spec, ratio, rate in zip(specs[i], ratios[i], rates[i], strict=True)
+            ]
+            self.stages.append(Stage(dim, grid, PatchEmbed(in_chans, dim, stride, stride), blocks, positions=True))
+            in_chans = dim
+        self.norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
+        self.head = classifier(embed_dims[-1], num_classes)
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
+        ]
+        init_vit(self)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one dimension that are not decayed; the position embeddings are."""
+        return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
+
+
+class IdleNorm(nn.LayerNorm):
+    """A norm that files hold and nothing computes: the identity, with parameters that are not trained."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__(dim, eps=eps)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, as it is."""
+        return x
+
+
+def reductions(specs: Sequence[Sequence[Spec]], given: Sequence[int] | None, default: Sequence[int]) -> list[list[int]]:
+    """Spatial reduction of every block of every stage.
+
+    Args:
+        specs: Attention of every block of every stage.
+        given: What the user lists, per stage; it holds for all blocks.
+        default: What each stage has if nothing is given, in blocks whose mechanism can attend to fewer keys; the others
+            have none.
+    """
+    if given is not None:
+        check_four_stages(sr_ratios=given)
+        return [[ratio] * len(stage) for ratio, stage in zip(given, specs, strict=True)]
+    return [[ratio if reducible(spec) else 1 for spec in stage] for ratio, stage in zip(default, specs, strict=True)]
+
+
+def check_four_stages(**options: Sequence[Any]) -> None:
+    """Raises a `UserError` unless each option lists four values, one per stage."""
+    for name, values in options.items():
+        if len(values) != 4:
+            raise UserError(f"{name} must list 4 values, one per stage; got {list(values)}")
+
+
+_flatten = partial(
+    PVT, attention="focused", sr_ratios=(1, 1, 1, 1), class_token=False, global_pool="avg", final_norm=False
+)
+
+pvt_tiny = partial(PVT, depths=(2, 2, 2, 2))
+pvt_small = partial(PVT, depths=(3, 4, 6, 3))
+pvt_medium = partial(PVT, depths=(3, 4, 18, 3))
+pvt_large = partial(PVT, depths=(3, 8, 27, 3))
+flatten_pvt_tiny = partial(_flatten, depths=(2, 2, 2, 2))
+flatten_pvt_small = partial(_flatten, depths=(3, 4, 6, 3))
+flatten_pvt_medium = partial(_flatten, depths=(3, 4, 18, 3))
+flatten_pvt_large = partial(_flatten, depths=(3, 8, 27, 3))

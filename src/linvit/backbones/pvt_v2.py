@@ -1,0 +1,142 @@
+"""PVTv2: PVT with overlapping patches, and convolutions in the MLPs for positions; any attention in its blocks.
+
+Paper: Wang et al. 2022, "PVT v2: Improved Baselines with Pyramid Vision Transformer". The FLatten presets follow Han et
+al. 2023: focused attention in every block, no spatial reduction.
+
+As in the reference code the patch embeddings' and reductions' LayerNorms have eps 1e-5, all others 1e-6. Published with
+`drop_path_rate` 0.1 (b0 to b2) and 0.3 (b3 to b5).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.focused import FocusedAttention
+from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.pvt import check_four_stages, reductions
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.layers.patch_embed import PatchEmbed
+from linvit.layers.spatial_reduction import reducible
+from linvit.registry import Spec
+
+
+class PVTv2(Backbone):
+    """PVTv2: four stages of strides 4, 8, 16 and 32, each with a norm at its end.
+
+    Images of any size and aspect: nothing depends on the grid. Strided convolutions round sizes up; the spatial
+    reduction leaves out rows and columns that fill no window.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        embed_dims: Channels C of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratios: Hidden width of the MLP over C, of each stage.
+        sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
+            8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
+        linear: The linear variant (b2_li): in all stages keys and values come from patches pooled to 7 x 7, where the
+            mechanism allows it, and a ReLU precedes the MLP's convolution. `sr_ratios` must then be None.
+        qkv_bias: Bias in the q, k, v projections.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = "softmax",
+        drop_path_rate: float = 0.0,
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        depths: Sequence[int] = (2, 2, 2, 2),
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        sr_ratios: Sequence[int] | None = None,
+        linear: bool = False,
+        qkv_bias: bool = True,
+    ) -> None:
+        check_four_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        if linear and sr_ratios is not None:
+            raise UserError(
+                f"linear: true pools keys and values in all stages, so it excludes sr_ratios; got {list(sr_ratios)}. "
+                f"Set sr_ratios: null or linear: false"
+            )
+        super().__init__(num_classes, embed_dims[-1], global_pool="avg")
+        specs = per_stage(specs_per_block(attention, depths), depths)
+        ratios = reductions(specs, sr_ratios, default=(1, 1, 1, 1) if linear else (8, 4, 2, 1))
+        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+
+        self.stages = nn.ModuleList()
+        for i, size in enumerate(stage_grids(image_size(img_size))):
+            dim = embed_dims[i]
+            blocks = [
+                Block(
+                    dim,
+                    AttentionLayer(
+                        dim,
+                        num_heads[i],
+                        Grid(size),
+                        attention=spec,
+                        qkv_bias=qkv_bias,
+                        sr_ratio=ratio,
+                        sr_pool=7 if linear and reducible(spec) else 0,
+                    ),
+                    Mlp(dim, int(dim * mlp_ratios[i]), conv=True, pre_act=linear),
+                    rate,
+                    norm_eps=1e-6,
+                )
+                for spec, ratio, rate in zip(specs[i], ratios[i], rates[i], strict=True)
+            ]
+            kernel, stride = (3, 2) if i else (7, 4)
+            embed = PatchEmbed(in_chans, dim, kernel, stride, padding=kernel // 2)
+            self.stages.append(Stage(dim, Grid(size), embed, blocks, norm=nn.LayerNorm(dim, eps=1e-6)))
+            in_chans = dim
+        self.norm = nn.Identity()
+        self.head = classifier(embed_dims[-1], num_classes)
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
+        ]
+        init_vit(self)
+        init_convs(self)
+
+
+def init_convs(module: nn.Module) -> None:
+    """Initialises convolutions by their fan-out, the focused attention's included, as the reference does.
+
+    Other mechanisms keep their own initial values.
+    """
+    if isinstance(module, Attention) and not isinstance(module, FocusedAttention):
+        return
+    if isinstance(module, nn.Conv2d):
+        fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
+        nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for child in module.children():
+        init_convs(child)
+
+
+_flatten = partial(PVTv2, attention="focused", sr_ratios=(1, 1, 1, 1))
+
+pvt_v2_b0 = partial(PVTv2, embed_dims=(32, 64, 160, 256))
+pvt_v2_b1 = partial(PVTv2, depths=(2, 2, 2, 2))
+pvt_v2_b2 = partial(PVTv2, depths=(3, 4, 6, 3))
+pvt_v2_b3 = partial(PVTv2, depths=(3, 4, 18, 3))
+pvt_v2_b4 = partial(PVTv2, depths=(3, 8, 27, 3))
+pvt_v2_b5 = partial(PVTv2, depths=(3, 6, 40, 3), mlp_ratios=(4, 4, 4, 4))
+pvt_v2_b2_li = partial(PVTv2, depths=(3, 4, 6, 3), linear=True)
+flatten_pvt_v2_b0 = partial(_flatten, embed_dims=(32, 64, 160, 256))
+flatten_pvt_v2_b1 = partial(_flatten, depths=(2, 2, 2, 2))
+flatten_pvt_v2_b2 = partial(_flatten, depths=(3, 4, 6, 3))
+flatten_pvt_v2_b3 = partial(_flatten, depths=(3, 4, 18, 3))
+flatten_pvt_v2_b4 = partial(_flatten, depths=(3, 8, 27, 3))

@@ -1,0 +1,66 @@
+"""linvit's backbones under timm's roof: `timm.create_model("flatten_swin_tiny")` after `import linvit.backbones`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import timm
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from linvit.errors import UserError
+from linvit.model_facts import model_facts
+from linvit.registry import backbones
+
+
+def preparation(name: str) -> dict[str, Any]:
+    """How images are prepared for a backbone, as far as it differs from timm's defaults (224, 0.875, bicubic)."""
+    facts = model_facts().get(name)
+    if facts is None:
+        return {}
+    size = (3, facts.img_size, facts.img_size)
+    return {"input_size": size, "crop_pct": facts.crop_pct, "crop_mode": facts.crop_mode}
+
+
+default_cfgs = generate_default_cfgs(
+    {name: preparation(name) for name in backbones.names()}
+)  # timm looks for this name
+
+
+def register_with_timm() -> None:
+    """Registers every name, plug-ins' too, that timm does not have. What a name stands for is imported on its use."""
+    for name in backbones.names():
+        if name != "timm" and not timm.is_model(name):
+            register_model(entrypoint(name))
+
+
+def entrypoint(name: str) -> Callable[..., nn.Module]:
+    """The function by which timm creates a backbone of linvit."""
+
+    def create(
+        pretrained: bool = False,
+        pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None,
+        cache_dir: str | None = None,
+        drop_rate: float = 0.0,
+        **options: Any,
+    ) -> nn.Module:
+        if drop_rate:
+            raise UserError(f"'{name}' of linvit has no dropout; got drop_rate={drop_rate}. Use drop_path_rate")
+        if pretrained:
+            raise UserError(
+                f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "
+                f"checkpoint: linvit.load_pretrained(model, PATH)"
+            )
+        model: nn.Module = build_model_with_cfg(
+            lambda **arguments: backbones.create({"name": name, **arguments}),
+            name,
+            pretrained=False,
+            pretrained_cfg=pretrained_cfg,
+            pretrained_cfg_overlay=pretrained_cfg_overlay,
+            feature_cfg={"out_indices": 4, "feature_cls": "getter"},  # the last four: a whole pyramid
+            **options,
+        )
+        return model
+
+    create.__name__ = create.__qualname__ = name
+    return create

@@ -1,0 +1,184 @@
+"""SOFT and SOFT++: a pyramid of four stages, the first three softmax-free, with any attention in their place.
+
+Papers: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity"; Lu et al. 2024, "Softmax-free Linear
+Transformers" (SOFT++, the `soft_norm` models).
+
+The models equal the reference code, and what it does that the papers do not say is kept: stages 1 to 3 are post-norm,
+with the tanh form of GELU, an MLP ratio of 4 and elementwise dropout in the place of stochastic depth; stage 4 is
+PVT's, pre-norm with softmax attention and a class token; position tables are those of 224 x 224 images for any
+`img_size`. Sizes are the code's, not those of the later paper's Table 1, which match no published model.
+
+SOFT-Small: code and README contradict each other. The code's depths 1-3-20-4, ours, make 38.9 million parameters; the
+README says 24 million, which is 1-3-7-4 (24,110,092). For a checkpoint of those depths:
+`{name: soft_small, depths: [1, 3, 7, 4]}`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from linvit.attention.base import Grid
+from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.registry import Spec
+
+
+def softmax_free(name: str) -> list[Spec]:
+    """The papers' attention of the four stages; the ratios leave 49 landmarks of a 224 x 224 image in each."""
+    return [
+        {"name": name, "ratio": 8, "conv_size": 9},
+        {"name": name, "ratio": 4, "conv_size": 5},
+        {"name": name, "ratio": 2, "conv_size": 3},
+        "softmax",
+    ]
+
+
+SOFT_STAGES = softmax_free("soft")
+SOFT_NORM_STAGES = softmax_free("soft_norm")
+
+
+class SOFT(Backbone):
+    """SOFT: four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
+
+    Another image size than 224 is met by bilinear interpolation of the position tables; sides that a stride does not
+    divide are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49 at
+    224 x 224, 256 at 512 x 512), and the cost of their inverse grows with the cube of their number.
+
+    A spec in the list replaces the attention of its stage or block and nothing else: blocks of stages 1 to 3 stay
+    post-norm. One spec for all is for all four stages, the last with its class token included: a bare `soft` is soft
+    attention there too, and its ratios and convolutions follow from `img_size` (8, 4, 2, 1 at 224).
+
+    `soft_norm` differs from the reference in one thing: Newton's start is scaled by each image and head alone, not by
+    the largest row sum in the batch. The reference is `{name: soft_norm, ratio: 8, conv_size: 9, alpha_scope: batch}`
+    in stage 1, and likewise with 4 and 5, 2 and 3 in stages 2 and 3.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that the attention is made for, where it has parameters of fixed length. The default
+            attention has none, so its weights are the same for any `img_size`.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Dropout of the last block; linear from 0 at the first. In stages 1 to 3 it drops single entries
+            of a branch, in stage 4 whole branches.
+        embed_dims: Channels of the stages.
+        num_heads: Heads of the stages.
+        depths: Blocks of the stages.
+        mlp_ratio: Hidden width of the MLPs of stage 4 over its channels; 4 in the other stages.
+        stochastic_depth: Drop whole branches in stages 1 to 3 too (ours).
+        torch_init: Leave the blocks of stages 1 to 3 at PyTorch's initial values, as the code of SOFT++ does.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = SOFT_STAGES,
+        drop_path_rate: float = 0.0,
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        num_heads: Sequence[int] = (2, 4, 10, 16),
+        depths: Sequence[int] = (1, 2, 3, 2),
+        mlp_ratio: float = 4.0,
+        stochastic_depth: bool = False,
+        torch_init: bool = False,
+    ) -> None:
+        for option, values in (("embed_dims", embed_dims), ("num_heads", num_heads), ("depths", depths)):
+            if len(values) != 4:
+                raise UserError(f"{option} needs 4 numbers, one per stage; got {list(values)}")
+        super().__init__(num_classes, embed_dims[-1], "token", num_prefix_tokens=1)
+        specs = per_stage(specs_per_block(attention, depths), depths)
+        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        tables, grids = stage_grids((224, 224)), stage_grids(image_size(img_size))
+
+        stages = []
+        for i, (dim, heads) in enumerate(zip(embed_dims, num_heads, strict=True)):
+            last = i == 3
+            grid = Grid(grids[i], num_prefix=int(last))
+            blocks: list[nn.Module] = []
+            for spec, rate in zip(specs[i], rates[i], strict=True):
+                attn = AttentionLayer(dim, heads, grid, attention=spec)
+                if last:
+                    blocks.append(Block(dim, attn, Mlp(dim, int(dim * mlp_ratio)), rate, norm_eps=1e-6))
+                else:
+                    drop = DropPath(rate) if stochastic_depth else nn.Dropout(rate)
+                    blocks.append(PostNormBlock(dim, attn, Mlp(dim, 4 * dim, tanh=True), drop))
+            embed = ConvEmbed([embed_dims[i - 1], dim], [2]) if i else ConvEmbed([in_chans, 32, 32, dim], [2, 1, 2])
+            stages.append(Stage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
+        self.stages = nn.ModuleList(stages)
+        self.norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
+        self.head = classifier(embed_dims[-1], num_classes)
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
+        ]
+
+        init_vit(self.stages[3] if torch_init else self)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one dimension that are not decayed; position tables are, as in the reference."""
+        return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
+
+
+class ConvEmbed(nn.Module):
+    """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): 3 x 3 convolutions, each with BatchNorm and ReLU.
+
+    Args:
+        widths: Channels, before the first and after each convolution.
+        strides: Of the convolutions. A side that a stride does not divide is rounded up.
+    """
+
+    def __init__(self, widths: Sequence[int], strides: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for (into, out), stride in zip(pairwise(widths), strides, strict=True):
+            layers += [nn.Conv2d(into, out, 3, stride, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
+        self.proj = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Tokens and their patch grid."""
+        x = self.proj(x)  # (B, dim, H', W')
+        return x.flatten(2).mT, (x.shape[2], x.shape[3])
+
+
+class PostNormBlock(nn.Module):
+    """`norm1(x + attn x)`, then `norm2(x + mlp x)`, each with dropout on the branch; (B, N, C) -> (B, N, C).
+
+    Args:
+        dim: Channels C.
+        attn: Token mixer, called with tokens and grid.
+        mlp: Feed-forward layer, called with tokens and grid.
+        drop: Dropout or stochastic depth; without state, so that both branches share it.
+    """
+
+    def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = mlp
+        self.norm2 = nn.LayerNorm(dim)
+        self.drop = drop
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = self.norm1(x + self.drop(self.attn(x, grid)))
+        return self.norm2(x + self.drop(self.mlp(x, grid)))  # type: ignore[no-any-return]
+
+
+soft_tiny = partial(SOFT)
+soft_small = partial(SOFT, depths=(1, 3, 20, 4))
+soft_medium = partial(SOFT, embed_dims=(64, 128, 288, 512), num_heads=(2, 4, 9, 16), depths=(1, 3, 29, 5))
+soft_large = partial(SOFT, depths=(1, 3, 40, 5))
+soft_huge = partial(SOFT, embed_dims=(64, 128, 352, 512), num_heads=(2, 4, 11, 16), depths=(1, 5, 49, 5))
+
+soft_norm_tiny = partial(soft_tiny, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_small = partial(soft_small, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_medium = partial(soft_medium, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_large = partial(soft_large, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_huge = partial(soft_huge, attention=SOFT_NORM_STAGES, torch_init=True)

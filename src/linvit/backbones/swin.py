@@ -1,0 +1,165 @@
+"""Swin: a pyramid of attention inside shifted windows, with any attention in its blocks.
+
+Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows". The FLatten presets
+follow Han et al. 2023: focused attention over the whole map in stages 1 and 2, softmax in windows in stages 3 and 4.
+
+Parameters and numbers are those of the reference codes; the patch merging that ends a stage there begins the next one
+here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Grid
+from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.layers.patch_embed import PatchEmbed
+from linvit.layers.windows import WindowAttention
+from linvit.registry import Spec
+
+
+class Swin(Backbone):
+    """Swin: stages of strides 4, 8, 16, 32; windows in every block, shifted in every second one.
+
+    Images of any size and aspect: an image is padded to whole patches, a map of odd sides to whole 2 x 2 patches, and
+    inside each block to whole windows, by zeros at the right and the bottom. `WindowAttention` says what becomes of
+    maps that are smaller than the window.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that windows and tables of fixed length are made for.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        patch_size: Stride of stage 1.
+        embed_dim: Channels C of stage 1; each further stage doubles them.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        window_size: Side of the windows, for all stages or as a list with one per stage. None (null) is the whole map,
+            whatever its size is, for mechanisms whose cost is linear.
+        mlp_ratio: Hidden width of the MLP over C.
+        qkv_bias: Bias in the q, k, v projections.
+        norm_eps: Of all LayerNorms.
+        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
+            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
+            not see them.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = "softmax",
+        drop_path_rate: float = 0.0,
+        patch_size: int = 4,
+        embed_dim: int = 96,
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int | Sequence[int | None] | None = 7,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        norm_eps: float = 1e-5,
+        feature_norms: bool = False,
+    ) -> None:
+        if len(num_heads) != len(depths):
+            raise UserError(f"num_heads and depths have one number per stage; got {list(num_heads)}, {list(depths)}")
+        dims = [embed_dim * 2**i for i in range(len(depths))]
+        super().__init__(num_classes, dims[-1], "avg")
+        specs = per_stage(specs_per_block(attention, depths), depths)
+        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        windows = window_sizes(window_size, len(depths))
+
+        self.stages = nn.ModuleList()
+        for i, size in enumerate(stage_grids(image_size(img_size), [patch_size] + [2] * (len(depths) - 1))):
+            dim, grid = dims[i], Grid(size)
+            blocks = [
+                Block(
+                    dim,
+                    WindowAttention(
+                        dim,
+                        num_heads[i],
+                        grid,
+                        window=windows[i],
+                        shifted=j % 2 == 1,
+                        attention=spec,
+                        qkv_bias=qkv_bias,
+                    ),
+                    Mlp(dim, int(dim * mlp_ratio)),
+                    rate,
+                    norm_eps,
+                )
+                for j, (spec, rate) in enumerate(zip(specs[i], rates[i], strict=True))
+            ]
+            embed = (
+                PatchMerging(dims[i - 1], norm_eps)
+                if i
+                else PatchEmbed(in_chans, dim, patch_size, patch_size, norm_eps=norm_eps)
+            )
+            self.stages.append(Stage(dim, grid, embed, blocks))
+        self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, norm_eps) for dim in dims[:-1] if feature_norms)
+        self.norm = nn.LayerNorm(dims[-1], norm_eps)
+        self.head = classifier(dims[-1], num_classes)
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": patch_size * 2**i} for i, dim in enumerate(dims)
+        ]
+        init_vit(self)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one dimension that are not decayed: the tables of relative positions."""
+        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+
+
+class PatchMerging(nn.Module):
+    """Joins 2 x 2 patches: (B, C, H, W) -> LayerNorm of 4 C channels -> tokens (B, N, 2 C) and their patch grid.
+
+    Odd sides are padded by zeros at the right and the bottom.
+    """
+
+    def __init__(self, dim: int, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, norm_eps)
+        self.proj = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Tokens and their patch grid."""
+        height, width = x.shape[-2:]
+        if height % 2 or width % 2:
+            x = F.pad(x, (0, width % 2, 0, height % 2))
+        parts = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (B, C, H', 2, W', 2)
+        size = parts.shape[2], parts.shape[4]
+        merged = parts.permute(0, 2, 4, 5, 3, 1).flatten(3).flatten(1, 2)  # channels: column, row, C
+        return self.proj(self.norm(merged)), size
+
+
+def window_sizes(given: int | Sequence[int | None] | None, stages: int) -> list[int | None]:
+    """One window per stage, from one for all or from a list."""
+    if given is None or isinstance(given, int):
+        return [given] * stages
+    if len(given) != stages:
+        raise UserError(
+            f"window_size lists {len(given)} sides for {stages} stages. Give one for all, or {stages} of them; null is "
+            f"the whole map"
+        )
+    return list(given)
+
+
+swin_tiny = partial(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
+swin_small = partial(Swin, embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24))
+swin_base = partial(Swin, embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32))
+swin_tiny_384 = partial(swin_tiny, img_size=384, window_size=12)
+swin_small_384 = partial(swin_small, img_size=384, window_size=12)
+swin_base_384 = partial(swin_base, img_size=384, window_size=12)
+
+_focused = ("focused", "focused", "softmax", "softmax")
+flatten_swin_tiny = partial(swin_tiny, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_small = partial(swin_small, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_base = partial(swin_base, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_base_384 = partial(flatten_swin_base, img_size=384, window_size=(None, None, 12, 12))

@@ -1,0 +1,230 @@
+"""What stands in a timm model in the place of its attention: a mechanism between the model's own projections."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import gen_relative_position_index, resize_rel_pos_bias_table
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
+from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible
+from linvit.registry import Spec, attentions
+
+
+class PatchGrid:
+    """The patch grid of the images that are in a model: a forward pre-hook of its patch embedding.
+
+    timm's blocks hand on tokens without their height and width, so these are noted where they are known.
+
+    Args:
+        patch_embed: timm's patch embedding.
+        size: The nominal patch grid, (H, W).
+        num_prefix: Class and register tokens of the model.
+    """
+
+    def __init__(self, patch_embed: Any, size: tuple[int, int], num_prefix: int) -> None:
+        self.grid = Grid(size, num_prefix=num_prefix)
+        patch_embed.register_forward_pre_hook(self)
+
+    def __call__(self, patch_embed: Any, args: tuple[Tensor, ...]) -> None:
+        """Notes the grid of the images (B, C, H, W) that are about to be embedded."""
+        height, width = patch_embed.dynamic_feat_size(args[0].shape[-2:])
+        self.grid = self.grid._replace(size=(height, width))
+
+
+class Transplant(nn.Module):
+    """A mechanism between the projections of an attention module of timm, (B, N, C) -> (B, N, C).
+
+    Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
+    projection. Of a mechanism that widens its output, the projection of what is new is initialised afresh. A relative
+    position bias is kept for a mechanism that takes one.
+
+    Args:
+        source: timm's module.
+        spec: The mechanism.
+        grid: Its nominal grid.
+    """
+
+    def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
+        super().__init__()
+        dim, heads = source.proj.in_features, source.num_heads
+        self.mechanism: Attention = attentions.create(spec, dim=dim, num_heads=heads, grid=grid)
+        self.mechanism.to(source.proj.weight)
+        self.projections = self.mechanism.projections
+        self.widths = projection_widths(self.mechanism)
+        rows = projection_rows(source)
+        if grid.kv_size is None:
+            self.qkv = joined(rows, self.projections)
+        else:
+            self.q, self.kv = joined(rows, "q"), joined(rows, "kv")
+        norms = {"q": getattr(source, "q_norm", None), "k": getattr(source, "k_norm", None)}
+        self.q_norm, self.k_norm = (
+            norm if norm is not None and letter in self.projections else nn.Identity() for letter, norm in norms.items()
+        )
+        table = getattr(source, "relative_position_bias_table", None)
+        self.relative_position_bias_table = table if self.mechanism.takes_bias else None
+        if self.relative_position_bias_table is not None:
+            self.register_buffer("relative_position_index", source.relative_position_index, persistent=False)
+        self.window_size: Any = getattr(source, "window_size", None)
+        self.proj = widened(source.proj, self.mechanism.out_dim, heads)
+        self.proj_drop = source.proj_drop
+
+    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, C) of a grid, with a bias or mask (B or 1, h, N, N) for a mechanism that takes one."""
+        return self.finish(x, *queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, -1), x), grid, bias)
+
+    def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+        """From projected q (B, N, C), k and v (B, M, C) to the layer's output (B, N, C)."""
+        if x.shape[1] != grid.num_queries:
+            raise UserError(
+                f"got {x.shape[1]} tokens, but the last images that this model embedded have {grid.size[0]}x"
+                f"{grid.size[1]} patches and {grid.num_prefix} prefix tokens. With checkpointing, run backward before "
+                f"images of another size go forward; without, let no layer drop or add tokens"
+            )
+        tied = k is q
+        q = self._normalised(self.q_norm, q)
+        k = q if tied else self._normalised(self.k_norm, k)
+        table = self.relative_position_bias_table
+        if table is not None:
+            index = self.relative_position_index
+            own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
+            bias = own if bias is None else own + bias
+        out = attend(self.mechanism, q, k, v, grid, x=x, bias=bias if self.mechanism.takes_bias else None)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+
+    def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """A norm over the channels of each head, (B, N, C) -> (B, N, C)."""
+        if isinstance(norm, nn.Identity):
+            return x
+        return norm(x.unflatten(2, (self.mechanism.num_heads, -1))).flatten(2)  # type: ignore[no-any-return]
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Sets another window, as timm's method of this name: the table of relative positions is resized."""
+        old, table = self.window_size, self.relative_position_bias_table
+        if old is None or tuple(window_size) == tuple(old):
+            return
+        self.window_size = tuple(window_size)
+        if table is None:
+            return
+        height, width = window_size
+        special = len(table) - (2 * old[0] - 1) * (2 * old[1] - 1)  # rows for the class token: 3 or none
+        shape = ((2 * height - 1) * (2 * width - 1) + special, table.shape[1])
+        resized = resize_rel_pos_bias_table(
+            table.detach(), new_window_size=(height, width), new_bias_shape=shape, old_window_size=tuple(old)
+        )
+        self.relative_position_bias_table = nn.Parameter(resized, requires_grad=table.requires_grad)
+        index = gen_relative_position_index((height, width), class_token=special > 0)
+        self.relative_position_index = index.to(table.device)
+
+
+class TokenTransplant(Transplant):
+    """In a plain vision transformer (ViT, DeiT, BEiT, EVA): the tokens of all patches, prefix first."""
+
+    def __init__(self, source: Any, spec: Spec, patches: PatchGrid) -> None:
+        super().__init__(source, spec, patches.grid)
+        self.patches = patches
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rope: Tensor | None = None,
+        shared_rel_pos_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, C) -> (B, N, C). A mask or a causal order is refused by what does not take it."""
+        if is_causal or rope is not None or (attn_mask is not None and not self.mechanism.takes_bias):
+            raise UserError(f"{type(self.mechanism).__name__} in a timm model takes no mask and no rotary positions")
+        return self.mix(x, self.patches.grid, shared_rel_pos_bias if attn_mask is None else attn_mask)
+
+
+class ReducedTransplant(Transplant):
+    """In PVTv2: keys and values come from fewer tokens, or from all with a mechanism that needs as many as queries."""
+
+    def __init__(self, source: Any, spec: Spec, size: tuple[int, int]) -> None:
+        sr = reduction(source) if reducible(spec) else None
+        super().__init__(source, spec, Grid(size, kv_size=None if sr is None else sr.reduced(size)))
+        self.sr = sr
+
+    def forward(self, x: Tensor, feat_size: Sequence[int]) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
+        grid = Grid((feat_size[0], feat_size[1]))
+        if self.sr is None:
+            return self.mix(x, grid)
+        k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], -1)
+        return self.finish(x, self.q(x), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
+
+
+class WindowTransplant(Transplant):
+    """In Swin: every window is an image of its own. A mechanism that takes no bias gets no shift mask either."""
+
+    def __init__(self, source: Any, spec: Spec) -> None:
+        super().__init__(source, spec, Grid(tuple(source.window_size)))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
+        height, width = self.window_size
+        bias = None if mask is None else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)  # (B n, 1, h w, h w)
+        return self.mix(x, Grid((height, width)), bias)
+
+
+def projection_rows(source: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Weight and bias of the q, k and v projections. A missing bias among others is 0."""
+    fused = getattr(source, "qkv", None)
+    if fused is not None:
+        bias = fused.bias
+        if getattr(source, "q_bias", None) is not None:  # BEiT: no bias of the keys
+            bias = torch.cat([source.q_bias, torch.zeros_like(source.q_bias), source.v_bias])
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        return dict(zip("qkv", zip(fused.weight.chunk(3), biases, strict=True), strict=True))
+    if hasattr(source, "kv"):
+        biases = (None, None) if source.kv.bias is None else source.kv.bias.chunk(2)
+        pairs = [(source.q.weight, source.q.bias), *zip(source.kv.weight.chunk(2), biases, strict=True)]
+        return dict(zip("qkv", pairs, strict=True))
+    layers = (source.q_proj, source.k_proj, source.v_proj)
+    none = all(layer.bias is None for layer in layers)
+    return {
+        letter: (layer.weight, None if none else torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias)
+        for letter, layer in zip("qkv", layers, strict=True)
+    }
+
+
+def joined(rows: dict[str, tuple[Tensor, Tensor | None]], letters: str) -> nn.Linear:
+    """One linear layer of the projections that letters name."""
+    weights, biases = zip(*(rows[letter] for letter in letters), strict=True)
+    weight = torch.cat(weights)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None)
+    layer.weight = nn.Parameter(weight.detach().clone())
+    if biases[0] is not None:
+        layer.bias = nn.Parameter(torch.cat(biases).detach().clone())
+    return layer
+
+
+def widened(proj: nn.Linear, width: int, heads: int) -> nn.Linear:
+    """An output projection for `width` channels, in which each head's first channels are those of `proj`."""
+    if width == proj.in_features:
+        return proj
+    wide = nn.Linear(width, proj.out_features, bias=proj.bias is not None).to(proj.weight)
+    with torch.no_grad():
+        own = proj.weight.unflatten(1, (heads, -1))  # (C, h, d)
+        wide.weight.unflatten(1, (heads, -1))[:, :, : own.shape[2]] = own
+        if proj.bias is not None:
+            wide.bias = proj.bias
+    return wide
+
+
+def reduction(source: Any) -> StridedReduction | PooledReduction | None:
+    """PVTv2's reduction of keys and values, with timm's layers in it."""
+    if source.sr is None:
+        return None
+    dim = source.sr.in_channels
+    sr: StridedReduction | PooledReduction
+    if source.pool is None:
+        sr = StridedReduction(dim, source.sr.stride[0])
+    else:
+        sr = PooledReduction(dim, source.pool.output_size)
+    sr.conv, sr.norm = source.sr, source.norm
+    return sr

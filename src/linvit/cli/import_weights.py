@@ -1,0 +1,127 @@
+"""`linvit import-weights`: an official checkpoint as a safetensors file with linvit's names."""
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from linvit.cli.spec import read_spec
+from linvit.errors import UserError
+from linvit.registry import backbones
+from linvit.weights.load import load_weights
+from linvit.weights.read import WRITTEN_BY, read
+
+EPILOG = """examples:
+  linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o flatten_swin_tiny.safetensors
+  linvit import-weights hf-hub:timm/deit_tiny_patch16_224.fb_in1k --backbone deit_tiny -o deit_tiny.safetensors
+  linvit import-weights mine.pth --backbone deit_tiny --options '{depth: 6}' -o mine.safetensors
+then:
+  linvit fit --config CONFIG.yaml --model.backbone=flatten_swin_tiny --model.pretrained=flatten_swin_tiny.safetensors
+  linvit.load_pretrained(model, "flatten_swin_tiny.safetensors")
+
+Nothing in SOURCE is executed. Written is what SOURCE holds, and nothing that was initialised.
+"""
+CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit import-weights`; prints what became of every tensor.
+
+    Raises:
+        UserError: If SOURCE cannot be read or does not fit the backbone, or OUT is there already.
+    """
+    parser = argparse.ArgumentParser(
+        "linvit import-weights",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
+    parser.add_argument("--backbone", metavar="NAME", required=True, help="see linvit list backbones")
+    parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
+    parser.add_argument("--options", metavar="MAPPING", help="options of the backbone, as JSON or YAML")
+    parser.add_argument(
+        "--num-classes", "--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out"
+    )
+    parser.add_argument(
+        "--img-size", "--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out"
+    )
+    parser.add_argument(
+        "--ema", action=argparse.BooleanOptionalAction, help="take the averaged weights; left out: what was published"
+    )
+    parser.add_argument(
+        "--min-share",
+        "--min_share",
+        metavar="SHARE",
+        type=float,
+        default=0.9,
+        help="least share of the backbone in SOURCE (0.9)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite OUT")
+    args = parser.parse_args(argv)
+
+    output: Path = args.output
+    _check_output(output, args.force)
+    spec = read_spec(backbones, args.backbone, args.options)
+    name, options = backbones.parse(spec)
+    weights = read(args.source, args.ema)
+    classes = _classes(weights.state) if args.num_classes is None else args.num_classes
+    size = {} if args.img_size is None else {"img_size": args.img_size}
+    model = backbones.create(spec, num_classes=classes, **size)
+    report = load_weights(model, weights, args.min_share)
+    print(report)
+
+    state = model.state_dict()
+    written = {key: state[key].contiguous() for key in (*report.loaded, *report.resized)}
+    metadata = {
+        "format": "pt",
+        WRITTEN_BY: version("linvit"),
+        "backbone": name,
+        "options": json.dumps({**options, **size, "num_classes": classes}),
+        "source": args.source if weights.file is None else weights.file.name,
+        "source_layout": report.layout,
+        "source_key": report.taken,
+        "source_sha256": "" if weights.file is None else _sha256(weights.file),
+    }
+    _write(written, output, metadata)
+    print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
+    return 0
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if output.suffix != ".safetensors":
+        raise UserError(
+            f"the output is a .safetensors file; got '{output}'. Write -o {output.with_suffix('.safetensors')}"
+        )
+    if output.exists() and not force:
+        raise UserError(f"'{output}' is there already. Name another file, or overwrite it with --force")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
+
+
+def _classes(state: Mapping[str, Any]) -> int:
+    """Classes of a file's classifier; 0 if it has none."""
+    found = next((state[key] for key in CLASSIFIERS if key in state), None)
+    return len(found) if found is not None and found.ndim else 0
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write(tensors: dict[str, Tensor], output: Path, metadata: dict[str, str]) -> None:
+    """Writes all or nothing."""
+    partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata)
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)

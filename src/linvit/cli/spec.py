@@ -1,0 +1,36 @@
+"""Specs and mappings as one writes them in a shell: JSON or YAML in quotes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jsonargparse
+
+from linvit.errors import UserError
+from linvit.registry import Registry, Spec
+
+HINT = "Write it like '{option: value}', in quotes"
+
+
+def read_spec(registry: Registry, text: str, options: str | None) -> Spec:
+    """A name, or a mapping with `name` and options, as a spec; `options` is a mapping with more of them."""
+    spec: Spec = read_mapping(f"the {registry.kind}", text) if text.lstrip().startswith("{") else text
+    if options is None:
+        return spec
+    name, given = registry.parse(spec)
+    return {"name": name, **given, **read_mapping("--options", options)}
+
+
+def read_mapping(what: str, text: str) -> Mapping[str, Any]:
+    """A mapping, as JSON or YAML."""
+    value = read_value(what, text)
+    if not isinstance(value, Mapping):
+        raise UserError(f"{what} must be a mapping; got {text!r}. {HINT}")
+    return value
+
+
+def read_value(what: str, text: str) -> Any:
+    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
+    try:
+        return jsonargparse.get_loader("yaml")(text)
+    except Exception as error:  # the loader's own kinds
+        raise UserError(f"{what} {text!r} is neither JSON nor YAML. {HINT}") from error

@@ -1,0 +1,183 @@
+"""CSWin's cross-shaped stripe attention, with any mechanism inside the stripes.
+
+Paper: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows", Sec. 3.2
+(stripes) and 3.3 (LePE).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
+from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.registry import Spec, attentions
+
+
+class Stripes(NamedTuple):
+    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it.
+
+    Attributes:
+        plane: (H, W).
+        stripe: (H', W') of one stripe.
+    """
+
+    plane: tuple[int, int]
+    stripe: tuple[int, int]
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows above and below, columns at the left and at the right."""
+        rows, columns = (-side % part for side, part in zip(self.plane, self.stripe, strict=True))
+        return (rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Tokens (B, H * W, C) of the plane to tokens (B * stripes, H' * W', C) of each stripe."""
+        rows, columns = self.padding
+        x = x.unflatten(1, self.plane)  # (B, H, W, C)
+        if any(rows + columns):
+            x = F.pad(x, (0, 0, *columns, *rows))
+        height, width = self.stripe
+        x = x.unflatten(2, (-1, width)).unflatten(1, (-1, height))  # (B, down, H', across, W', C)
+        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The way back: (B * stripes, H' * W', C) -> (B, H * W, C), padding removed."""
+        (above, below), (left, right) = self.padding
+        (height, width), (rows, columns) = self.plane, self.stripe
+        down, across = (above + height + below) // rows, (left + width + right) // columns
+        x = x.unflatten(1, self.stripe).unflatten(0, (-1, down, across))  # (B, down, across, H', W', C)
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded H, padded W, C)
+        return x[:, above : above + height, left : left + width].flatten(1, 2)
+
+
+class StripeBranch(nn.Module):
+    """One mechanism in each of the parallel stripes of a plane, plus LePE: a convolution of the values.
+
+    LePE, the locally enhanced positional encoding, is a depthwise 3 x 3 convolution inside each stripe. Where the
+    mechanism widens its output it has as many filters per channel.
+
+    Args:
+        dim: Channels C' of the branch.
+        num_heads: Heads h' of the branch.
+        grid: Nominal grid of the whole plane.
+        stripe: (H', W') of a stripe; None along an axis is the whole plane.
+        attention: Name or `{name: ..., option: value}`.
+        key_dim: Channels of q and k per head; None means C' / h'.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        stripe: tuple[int | None, int | None],
+        *,
+        attention: Spec,
+        key_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.stripe = stripe
+        host = {} if key_dim is None else {"key_dim": key_dim}
+        nominal = grid._replace(size=self.stripes(grid.size).stripe)
+        self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=nominal, **host)
+        out_dim = self.mechanism.out_dim
+        self.lepe = nn.Conv2d(dim, out_dim, 3, padding=1, groups=math.gcd(dim, out_dim))
+
+    def stripes(self, size: tuple[int, int]) -> Stripes:
+        """How a plane of that size is cut."""
+        return Stripes(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]))
+
+    def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
+        """The branch's output (B, N, out_dim).
+
+        Args:
+            projected: What the mechanism's `projections` name, (B, N, .) each.
+            x: The branch's channels of the layer's input (B, N, C').
+            grid: Grid of the whole plane.
+        """
+        stripes = self.stripes(grid.size)
+        inside = Grid(stripes.stripe)
+        if self.mechanism.takes_input or "q" not in self.mechanism.projections:
+            x = stripes.cut(x)
+        q, k, v = queries_keys_values(self.mechanism, [stripes.cut(part) for part in projected], x)
+        out = attend(self.mechanism, q, k, v, inside, x=x)
+        return stripes.join(out + inside.map_patches(self.lepe, v))
+
+
+class StripeAttention(nn.Module):
+    """Cross-shaped stripe attention, (B, N, C) -> (B, N, C).
+
+    The first half of the channels and heads attends in vertical stripes H x w, the second in horizontal stripes w x W;
+    their lengths follow the plane of the call. A plane that w does not divide is padded, after the projection, with
+    tokens whose q, k and v (and x) are 0 and which take part in the attention, as in CSWin's dense models. Each half
+    has a mechanism of its own. A stripe as wide as the nominal plane leaves one branch with all channels and heads,
+    global on the plane of every call.
+
+    Args:
+        dim: Channels C.
+        num_heads: Heads h; even where there are two branches.
+        grid: Nominal grid, without prefix tokens.
+        width: Width w of a stripe; None is the whole plane.
+        attention: Name or `{name: ..., option: value}`.
+        key_dim: Channels of q and k per head; None means C / h.
+        qkv_bias: Bias in the input projection.
+
+    Raises:
+        UserError: If the width is not positive, two branches cannot share the heads, or the grid has prefix tokens.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        width: int | None,
+        *,
+        attention: Spec = "softmax",
+        key_dim: int | None = None,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if width is not None and width < 1:
+            raise UserError(f"the width of a stripe must be at least 1, or None for the whole plane; got {width}")
+        if grid.num_prefix:
+            raise UserError(f"stripes have no place for prefix tokens; got num_prefix={grid.num_prefix}, use 0")
+        shapes: list[tuple[int | None, int | None]] = [(None, width), (width, None)]
+        if width is None or width >= max(grid.size):
+            shapes = [(None, None)]
+        count = len(shapes)
+        if num_heads % count or dim % count:
+            raise UserError(
+                f"vertical and horizontal stripes share heads and channels equally, so both are even; got {num_heads} "
+                f"heads and {dim} channels. Change them, or let one stripe cover the plane (width None)"
+            )
+        branches = [
+            StripeBranch(dim // count, num_heads // count, grid, shape, attention=attention, key_dim=key_dim)
+            for shape in shapes
+        ]
+        widths = [projection_widths(branch.mechanism) for branch in branches]
+        self.widths = [width for letter in zip(*widths, strict=True) for width in letter]  # [q | k | v], halves inside
+        self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
+        self.branches = nn.ModuleList(branches)
+        self.proj = nn.Linear(sum(branch.mechanism.out_dim for branch in branches), dim)
+
+    @property
+    def projections(self) -> str:
+        """What is projected, in the order of the rows of `qkv`."""
+        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
+        return mechanism.projections
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the tokens of `grid`."""
+        count = len(self.branches)
+        projected = self.qkv(x).split(self.widths, dim=-1)
+        parts = [list(projected[i::count]) for i in range(count)]  # of each branch
+        mixed = [
+            branch(own, part, grid)
+            for branch, own, part in zip(self.branches, parts, x.chunk(count, dim=-1), strict=True)
+        ]
+        return self.proj(torch.cat(mixed, dim=-1))  # type: ignore[no-any-return]

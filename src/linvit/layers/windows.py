@@ -1,0 +1,163 @@
+"""Attention inside windows: partition, cyclic shift, padding, relative position bias and shift mask.
+
+Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Sec. 3.2.
+"""
+
+from typing import NamedTuple
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Grid
+from linvit.attention.functional import resize_tokens
+from linvit.errors import UserError
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.registry import Spec
+
+
+class Windows(NamedTuple):
+    """How the tokens of a map are laid out in windows.
+
+    The map is padded by zeros at the right and the bottom to whole windows, then rolled.
+
+    Attributes:
+        size: The map, (H, W).
+        window: One window, (h, w).
+        shift: Rows and columns by which the padded map is rolled towards the top left.
+    """
+
+    size: tuple[int, int]
+    window: tuple[int, int]
+    shift: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Windows per column and per row of the padded map."""
+        return -(-self.size[0] // self.window[0]), -(-self.size[1] // self.window[1])
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """The padded map, (H', W')."""
+        return self.counts[0] * self.window[0], self.counts[1] * self.window[1]
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Tokens (B, H W, C) to windows (B n, h w, C), those of an image one after the other, row by row."""
+        plane: Tensor = x.unflatten(1, self.size)
+        if self.padded != self.size:
+            plane = F.pad(plane, (0, 0, 0, self.padded[1] - self.size[1], 0, self.padded[0] - self.size[0]))
+        if self.shift:
+            plane = plane.roll((-self.shift, -self.shift), (1, 2))
+        parts: Tensor = plane.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
+        parts = parts.transpose(2, 3)  # (B, H'/h, W'/w, h, w, C)
+        return parts.flatten(3, 4).flatten(0, 2)
+
+    def reverse(self, windows: Tensor) -> Tensor:
+        """Windows (B n, h w, C) back to tokens (B, H W, C), without the padding."""
+        parts: Tensor = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts))
+        plane = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H', W', C)
+        if self.shift:
+            plane = plane.roll((self.shift, self.shift), (1, 2))
+        return plane[:, : self.size[0], : self.size[1]].flatten(1, 2)
+
+    def apart(self, device: torch.device) -> Tensor:
+        """Which tokens of a window are no neighbours in the map: the roll brought them together. (n, 1, h w, h w)."""
+        rows, columns = (torch.arange(side, device=device) >= side - self.shift for side in self.padded)
+        regions = 2 * rows[:, None] + columns  # (H', W'): only the last windows have more than one region
+        regions = Windows(self.padded, self.window).partition(regions.view(1, -1, 1))  # (n, h w, 1)
+        return (regions != regions.mT)[:, None]
+
+
+class WindowAttention(AttentionLayer):
+    """Any registered mechanism inside windows, (B, N, C) -> (B, N, C) on a map of any size.
+
+    The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
+    any other, as in the reference for dense prediction. A map whose smaller side is not larger than the window has
+    windows of that side and no shift, as in the reference for classification.
+
+    A mechanism that takes a bias gets a learnable bias for every relative position in the window, and under the shift
+    a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the reference's focused
+    blocks: under the shift their windows at the border mix tokens of opposite sides of the map.
+
+    Args:
+        dim: Channels C.
+        num_heads: Heads h.
+        grid: Nominal grid of the map.
+        window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map, whatever its
+            size.
+        shifted: Roll the map by half a window first.
+        attention: Name or `{name: ..., option: value}`.
+        qkv_bias: Bias in the input projections.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        window: int | None = 7,
+        shifted: bool = False,
+        attention: Spec = "softmax",
+        qkv_bias: bool = True,
+    ) -> None:
+        if window is not None and window < 1:
+            raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
+        nominal = grid.size if window is None else square(window, grid.size)
+        super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias)
+        self.whole_map = window is None
+        self.window = nominal
+        self.shifted = shifted
+        self.relative_position_bias_table: nn.Parameter | None = None
+        if self.mechanism.takes_bias:
+            entries = (2 * nominal[0] - 1) * (2 * nominal[1] - 1)
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(entries, num_heads))
+            trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own bias
+        """(B, N, C) -> (B, N, C)."""
+        windows = self.windows(grid.size)
+        out = super().forward(windows.partition(x), Grid(windows.window), self.bias(windows, x.shape[0]))
+        return windows.reverse(out)
+
+    def windows(self, size: tuple[int, int]) -> Windows:
+        """The windows of a map (H, W)."""
+        window = size if self.whole_map else square(self.window[0], size)
+        fits = min(size) <= window[0]
+        return Windows(size, window, 0 if fits or not self.shifted else window[0] // 2)
+
+    def bias(self, windows: Windows, batch: int) -> Tensor | None:
+        """What is added to the logits, (1, h, h w, h w), or (B n, h, h w, h w) under a shift."""
+        if self.relative_position_bias_table is None:
+            return None
+        bias = relative_position_bias(self.relative_position_bias_table, self.window, windows.window)[None]
+        if not windows.shift:
+            return bias
+        bias = torch.where(windows.apart(bias.device), bias - 100, bias)  # (n, h, h w, h w)
+        return bias.repeat(batch, 1, 1, 1)
+
+
+def square(side: int, size: tuple[int, int]) -> tuple[int, int]:
+    """A window of that side, or of the smaller side of a map that is smaller."""
+    side = min(side, *size)
+    return side, side
+
+
+def relative_position_bias(table: Tensor, nominal: tuple[int, int], window: tuple[int, int]) -> Tensor:
+    """Bias (h, N, M) between all tokens of a window from a table of relative positions.
+
+    Args:
+        table: One entry per relative position, query less key, and head: ((2 H - 1) (2 W - 1), h), row by row from
+            (1 - H, 1 - W).
+        nominal: The window (H, W) that the table is made for. Another window gets the table resized (bicubic), as
+            the official fine-tuning at another size does.
+        window: The window of the bias.
+    """
+    height, width = window
+    span = 2 * height - 1, 2 * width - 1
+    table = resize_tokens(table[None], (2 * nominal[0] - 1, 2 * nominal[1] - 1), span)[0]
+    rows, columns = (torch.arange(side, device=table.device) for side in window)
+    down = (rows[:, None] - rows + height - 1)[:, None, :, None]  # (H, 1, H, 1)
+    right = (columns[:, None] - columns + width - 1)[:, None]  # (W, 1, W)
+    return table.mT[:, (down * span[1] + right).view(height * width, height * width)]

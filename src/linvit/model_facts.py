@@ -1,0 +1,48 @@
+"""What is known about linvit's own backbones without building them: `backbones/models.csv`, one row per name."""
+
+import csv
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+TABLE = Path(__file__).parent / "backbones" / "models.csv"
+
+
+class ModelFacts(NamedTuple):
+    """One backbone as its authors published it, 1000 classes.
+
+    Attributes:
+        img_size: Side of the image that the numbers hold for.
+        parameters: Learnable parameters.
+        macs: Multiply-accumulates of convolutions, linear layers and matrix products on one image.
+        top1: Published accuracy on ImageNet-1K in per cent; None if there is none. Nothing that linvit measured.
+        top1_source: Where it is published, repository: file, or paper.
+        crop_pct: Side of the evaluated crop over the side that the image is resized to.
+        crop_mode: timm's word for that resizing: "center" keeps the aspect, "squash" makes a square.
+    """
+
+    img_size: int
+    parameters: int
+    macs: int
+    top1: float | None
+    top1_source: str
+    crop_pct: float
+    crop_mode: str
+
+
+@functools.cache
+def model_facts() -> dict[str, ModelFacts]:
+    """Facts by name of the backbone."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return {
+            row["name"]: ModelFacts(
+                img_size=int(row["img_size"]),
+                parameters=int(row["parameters"]),
+                macs=int(row["macs"]),
+                top1=float(row["top1"]) if row["top1"] else None,
+                top1_source=row["top1_source"],
+                crop_pct=float(row["crop_pct"]),
+                crop_mode=row["crop_mode"],
+            )
+            for row in csv.DictReader(file)
+        }

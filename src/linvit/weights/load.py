@@ -1,0 +1,210 @@
+"""Official checkpoints, and our own, into a model."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention
+from linvit.errors import UserError
+from linvit.weights.layout import Layout
+from linvit.weights.layouts import LAYOUTS, OWN
+from linvit.weights.projections import fit_projections
+from linvit.weights.read import Weights, read
+from linvit.weights.resize import resize, table_of
+
+
+@dataclass
+class Report:
+    """What became of every tensor of a model and of a file; names are the model's.
+
+    Attributes:
+        source: The source.
+        layout: Whose names the file has: "pvt".
+        taken: Where in the file the weights were: "model", or "" if they were not wrapped.
+        others: What else there was beside them.
+        loaded: As they are in the file.
+        resized: From one grid to another, with the shapes.
+        initialised: Not in the file because they could not be, with the reason: a classifier of other classes, the
+            parameters of another attention.
+        missing: Should have been in the file, and are not or do not fit, with the reason.
+        unexpected: In the file, and not in the model.
+        share: Numbers loaded or resized, of all but those of the classifier and of another attention.
+    """
+
+    source: str
+    layout: str
+    taken: str = ""
+    others: tuple[str, ...] = ()
+    loaded: list[str] = field(default_factory=list)
+    resized: dict[str, str] = field(default_factory=dict)
+    initialised: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        """A few lines: counts, the first names."""
+        origin = f", from {self.taken}" if self.taken else ""
+        beside = f" (beside it: {_some(self.others, 8)})" if self.others else ""
+        lines = [f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.share:.1%} of the backbone"]
+        for kind in ("loaded", "resized", "initialised", "missing", "unexpected"):
+            names = getattr(self, kind)
+            shown = _reasons(names) if isinstance(names, dict) else "" if kind == "loaded" else _some(names)
+            lines.append(f"  {kind:<12}{len(names):>5}  {shown}".rstrip())
+        return "\n".join(lines)
+
+
+def load_pretrained(
+    model: nn.Module,
+    source: str | Path | Mapping[str, Any],
+    *,
+    ema: bool | None = None,
+    min_share: float = 0.9,
+) -> Report:
+    """Loads an official checkpoint, or one of linvit's, into a model; nothing in a file is executed.
+
+    Position tables follow the grid of the model. A classifier of another number of classes is set to zero, as the
+    official fine-tuning does. If the model has another attention than the file, projections are loaded and
+    the attention's own parameters stay as they are.
+
+    Args:
+        model: A backbone.
+        source: A path (.pth, .pt, .bin, .safetensors, a linvit .ckpt), a state dict, or a repository of the hub
+            (`hf-hub:owner/name`).
+        ema: Averaged weights (`state_dict_ema`): True takes them, False does not. None takes what the published numbers
+            were measured with: `model`, else the averaged weights, else `state_dict`.
+        min_share: Least share of the backbone's numbers that the source must supply.
+
+    Returns:
+        What was loaded, resized, initialised, missing and unexpected.
+
+    Raises:
+        UserError: If the source cannot be read, or supplies less than `min_share`; the model is then as it was.
+
+    Example:
+        >>> model = linvit.create_backbone("flatten_swin_tiny", num_classes=10, img_size=384)
+        >>> print(linvit.load_pretrained(model, "FLatten_Swin_T.pth"))
+    """
+    return load_weights(model, read(source, ema), min_share)
+
+
+def load_weights(model: nn.Module, weights: Weights, min_share: float = 0.9) -> Report:
+    """Loads weights that are read already; see `load_pretrained`."""
+    if not 0 <= min_share <= 1:
+        raise UserError(f"min_share must lie between 0 and 1; got {min_share}")
+    layout, state = translate(model, weights)
+    values, report = match(model, state, weights)
+    report.layout = layout.name
+    if report.share < min_share:
+        raise UserError(_refusal(report, weights, min_share))
+    model.load_state_dict(values, strict=False)
+    return report
+
+
+def translate(model: nn.Module, weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
+    """The layout whose names fit most of the model, and the weights under the model's names."""
+    own = model.state_dict().keys()
+    candidates = [layout for layout in LAYOUTS if layout.recognises(weights.state)] + [OWN]
+    translated = [(layout, fit_projections(layout.translate(weights.state), model)) for layout in candidates]
+    return max(translated, key=lambda candidate: len(own & candidate[1].keys()))
+
+
+def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tuple[dict[str, Tensor], Report]:
+    """What to load under which name, and the report of it."""
+    report = Report(weights.source, "", weights.taken, weights.others)
+    values: dict[str, Tensor] = {}
+    own_state = model.state_dict()
+    heads = _heads(model)
+    foreign = _other_attention(model, state)
+    matched = total = 0
+    for name, own in own_state.items():
+        given = state.get(name)
+        head = name.startswith(heads)
+        if given is None:
+            if not own.is_floating_point():
+                continue  # a counter of batches
+            if head or name in foreign:
+                report.initialised[name] = "the file has no classifier" if head else "the file has another attention"
+                continue
+            report.missing[name] = "not in the file"
+        elif head and given.ndim and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
+            report.initialised[name] = f"zero: the file has {len(given)} classes, the model {len(own)}"
+            values[name] = torch.zeros_like(own)
+        elif (value := _fitted(model, name, given, own, weights.ours)) is None:
+            report.missing[name] = f"{_shape(given)} in the file, {_shape(own)} in the model"
+        else:
+            values[name] = value
+            if value is given:
+                report.loaded.append(name)
+            else:
+                report.resized[name] = f"{_shape(given)} to {_shape(own)}"
+            matched += 0 if head else own.numel()
+        total += 0 if head else own.numel()
+    report.unexpected = [name for name in state if name not in own_state]
+    report.share = matched / total if total else 1.0
+    return values, report
+
+
+def _fitted(model: nn.Module, name: str, given: Tensor, own: Tensor, ours: bool) -> Tensor | None:
+    """The file's tensor in the model's shape, or None; a table as long as the model's may be of another grid."""
+    table = table_of(model, name, own)
+    if given.shape == own.shape and (ours or table is None or table.size[0] == table.size[1]):
+        return given
+    resized = None if table is None else resize(given, own, table)
+    return given if resized is None and given.shape == own.shape else resized
+
+
+def _heads(model: nn.Module) -> tuple[str, ...]:
+    """How the names of the classifiers' parameters begin."""
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
+    found = classifier if isinstance(classifier, tuple | list) else (classifier,)
+    named = (f"{name}." for name, module in model.named_modules() if any(module is one for one in found))
+    return (*named, "head.", "head_dist.")
+
+
+def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
+    """Names below the mechanisms of which the file has nothing."""
+    found: set[str] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, Attention):
+            names = {f"{prefix}.{name}" for name in module.state_dict()}
+            if not names & state.keys():
+                found |= names
+    return found
+
+
+def _refusal(report: Report, weights: Weights, min_share: float) -> str:
+    keys = _some(list(weights.state), 6)
+    known = ", ".join(layout.name for layout in LAYOUTS)
+    what = (
+        f"its names are of no layout that linvit knows ({known}), nor the model's. They begin {keys}"
+        if report.layout == OWN.name and not report.loaded
+        else f"the weights of another model? Name the backbone that they belong to, or lower min_share\n{report}"
+    )
+    return (
+        f"{weights.source} supplies {report.share:.1%} of the backbone, less than min_share = {min_share:.0%}; nothing "
+        f"was changed: {what}"
+    )
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "one number"
+
+
+def _some(names: Iterable[str], count: int = 3) -> str:
+    names = [re.sub(r"\s+", " ", name)[:60] for name in names]
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+def _reasons(names: Mapping[str, str]) -> str:
+    """Each reason once, with the first names that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in names.items():
+        by_reason.setdefault(reason, []).append(name)
+    told = [f"{_some(some, 2)} ({reason})" for reason, some in by_reason.items()]
+    return "; ".join(told[:3]) + ("; ..." if len(told) > 3 else "")

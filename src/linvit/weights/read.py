@@ -1,0 +1,147 @@
+"""Weights from a file, a dict or the hub: one flat state dict, whatever it is wrapped in."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from linvit.errors import UserError
+from linvit.weights import hub, torch_file
+from linvit.weights.inert import StoredTensor
+
+SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
+AVERAGED = ("state_dict_ema", "model_ema")
+WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a source holds.
+
+    Attributes:
+        state: Names as in the source, without wrappers and prefixes.
+        source: The source, for messages.
+        taken: Where in the source the state was: "model", or "" if it was not wrapped.
+        others: What else there was beside it.
+        ours: Whether linvit wrote it, or somebody who handed over a state dict: tables may then be of any grid.
+        file: The file, or None.
+    """
+
+    state: dict[str, Tensor]
+    source: str
+    taken: str
+    others: tuple[str, ...]
+    ours: bool
+    file: Path | None
+
+
+def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Weights:
+    """Reads weights; nothing in a file is executed.
+
+    Args:
+        source: A path, a (wrapped) state dict, or a repository of the hub, `hf-hub:owner/name`.
+        ema: Averaged weights (`state_dict_ema`): True takes them, False does not. None takes what the published numbers
+            were measured with: `model`, else the averaged weights, else `state_dict`.
+
+    Raises:
+        UserError: If there is no such file, it cannot be read without running code, or it holds no weights.
+    """
+    if isinstance(source, Mapping):
+        return _weights(source, "the state dict", ema, ours=True)
+    file = _file(source)
+    content, ours = _content(file)
+    if not isinstance(content, Mapping):
+        raise UserError(f"'{file}' holds no weights but a {type(content).__name__}. Save model.state_dict() instead")
+    return _weights(content, f"'{source}'", ema, ours or "hyper_parameters" in content, file)
+
+
+def _file(source: str | Path) -> Path:
+    """The file of a source."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if isinstance(source, str) and path.suffix not in SUFFIXES and hub.is_repository(source):
+        return hub.download(source)
+    folder = path if path.is_dir() else path.parent
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, files, n=5, cutoff=0.3) or files[:5]
+    there = f" In '{folder}' there are: {', '.join(near)}." if near else ""
+    raise UserError(
+        f"there is no file of weights at '{source}'.{there} A source is a file ({', '.join(SUFFIXES)}) or a repository "
+        f"of the hub, {hub.PREFIX}owner/name"
+    )
+
+
+def _content(file: Path) -> tuple[Any, bool]:
+    """What is in a file, and whether linvit wrote it."""
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, "pt") as opened:
+                metadata = opened.metadata() or {}
+                return {name: opened.get_tensor(name) for name in opened.keys()}, WRITTEN_BY in metadata  # noqa: SIM118
+        except Exception as error:  # bytes of any kind
+            raise torch_file.broken(file, error) from error
+    torch_file.check_archive(file)
+    with file.open("rb") as opened:
+        new = opened.read(4) == b"PK\x03\x04"
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=new), False
+    except Exception:  # more than tensors, or no checkpoint at all; the other reader tells
+        return torch_file.read(file), False
+
+
+def _weights(
+    content: Mapping[str, Any], source: str, ema: bool | None, ours: bool, file: Path | None = None
+) -> Weights:
+    """Unwraps the content of a source."""
+    order = {None: ("model", *AVERAGED, "state_dict"), True: AVERAGED, False: ("model", "state_dict")}[ema]
+    path: list[str] = []
+    others: tuple[str, ...] = ()
+    while len(path) < 4:  # a file may contain itself
+        key = next((key for key in order if isinstance(content.get(key), Mapping)), None)
+        if key is None:
+            break
+        others = others if path else tuple(str(other) for other in content if other != key)
+        path.append(key)
+        content = content[key]
+        order = ("model", "state_dict")
+    state = {str(key): _tensor(key, value, source) for key, value in content.items() if _is_tensor(value)}
+    if not state or (ema and not path):
+        holds = ", ".join(map(str, list(content)[:10])) or "nothing"
+        wanted = f"averaged weights ({' or '.join(AVERAGED)})" if ema else "weights"
+        hint = "; set ema: false, or leave it out" if ema else ""
+        raise UserError(f"{source} holds no {wanted}: it holds {holds}{hint}")
+    return Weights(_plain_names(state), source, ".".join(path), others, ours, file)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor | StoredTensor)
+
+
+def _tensor(name: str, value: Tensor | StoredTensor, source: str) -> Tensor:
+    """The numbers, if they are what they seem: dense, real, in memory, and no fewer than the shape says."""
+    try:
+        tensor = value.load() if isinstance(value, StoredTensor) else value.detach()
+    except Exception as error:  # bytes of any kind
+        raise UserError(f"{source} is incomplete: '{name}' cannot be read: {error}") from error
+    dense = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+    if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise UserError(f"'{name}' of {source} is no plain tensor; save the file again with dense, contiguous tensors")
+    return tensor
+
+
+def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what DDP (`module.`), torch.compile (`_orig_mod.`) and a task (`backbone.`) put before them."""
+    plain = {_without_wrappers(name): tensor for name, tensor in state.items()}
+    inner = {name: tensor for name, tensor in plain.items() if name.startswith("backbone.")}
+    return {_without_wrappers(name.removeprefix("backbone.")): tensor for name, tensor in (inner or plain).items()}
+
+
+def _without_wrappers(name: str) -> str:
+    return re.sub(r"^(module\.)+", "", re.sub(r"(^|(?<=\.))_orig_mod\.", "", name))

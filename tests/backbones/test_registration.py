@@ -1,0 +1,133 @@
+"""linvit's backbones through timm's own machinery."""
+
+import importlib
+
+import pytest
+import timm
+import torch
+
+import linvit
+import linvit.backbones
+from linvit import UserError
+from linvit.model_facts import model_facts
+from tests.helpers import randn
+from tests.plugin.distributions import python, write_distribution
+
+SMALLEST = [  # one of each family that timm has not, and how many levels it has
+    "flatten_deit_tiny",
+    "pvt_tiny",
+    "flatten_pvt_v2_b0",
+    "flatten_swin_tiny",
+    "flatten_cswin_tiny",
+    "soft_tiny",
+]
+
+
+def images(*size: int) -> torch.Tensor:
+    return randn(1, 3, *size, dtype=torch.float32)
+
+
+def test_every_name_is_known_to_timm() -> None:
+    for name in linvit.list_backbones():
+        assert timm.is_model(name) == (name != "timm")
+    assert timm.list_models("flatten_*") == linvit.list_backbones("flatten_*")
+
+
+def test_timms_own_names_stay_timms() -> None:
+    assert type(timm.create_model("pvt_v2_b0")).__module__ == "timm.models.pvt_v2"
+
+
+def test_importing_twice_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    importlib.reload(linvit.backbones)
+    assert not recwarn.list
+
+
+@torch.no_grad()
+def test_options_reach_the_backbone() -> None:
+    model = timm.create_model(
+        "deit_nano", num_classes=7, in_chans=4, img_size=(16, 24), drop_path_rate=0.3, attention="hydra"
+    ).eval()
+    assert model(randn(2, 4, 16, 24, dtype=torch.float32)).shape == (2, 7)
+    assert type(model.blocks[0].attn.mechanism).__name__ == "HydraAttention"
+    assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.3)
+    assert model.grid.size == (4, 6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SMALLEST)
+def test_pyramid(name: str) -> None:
+    model = timm.create_model(name, features_only=True, out_indices=(1, 2, 3), img_size=64).eval()
+    reductions = [16, 16, 16] if name == "flatten_deit_tiny" else [8, 16, 32]
+    assert model.feature_info.reduction() == reductions
+    shapes = [(1, c, 64 // r, 128 // r) for c, r in zip(model.feature_info.channels(), reductions, strict=True)]
+    assert [tuple(level.shape) for level in model(images(64, 128))] == shapes
+
+
+def test_the_pyramid_has_four_levels_unless_told() -> None:
+    assert timm.create_model("flatten_pvt_v2_b0", features_only=True).feature_info.reduction() == [4, 8, 16, 32]
+    assert len(timm.create_model("deit_tiny", features_only=True).feature_info.out_indices) == 4
+
+
+def test_preparation_of_images() -> None:
+    config = timm.create_model("deit_nano").default_cfg
+    assert config["input_size"] == (3, 32, 32)
+    assert config["mean"] == (0.485, 0.456, 0.406)
+    assert config["interpolation"] == "bicubic"
+    for name, size, crop, mode in [
+        ("cswin_tiny", 224, 0.9, "center"),
+        ("cswin_base_384", 384, 1.0, "center"),
+        ("flatten_swin_tiny", 224, 0.875, "squash"),
+        ("flatten_swin_base_384", 384, 1.0, "squash"),
+        ("pvt_tiny", 224, 0.875, "center"),
+    ]:
+        config = timm.get_pretrained_cfg(name)
+        assert (config.input_size, config.crop_pct, config.crop_mode) == ((3, size, size), crop, mode)
+        assert model_facts()[name].crop_pct == crop
+
+
+def test_pretrained_says_how_to_load() -> None:
+    with pytest.raises(UserError, match=r"no weights for 'flatten_swin_tiny'.*linvit\.load_pretrained\(model, PATH\)"):
+        timm.create_model("flatten_swin_tiny", pretrained=True)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(UserError, match="'flatten_deit_tiny' takes no option 'window'"):
+        timm.create_model("flatten_deit_tiny", window=7)
+
+
+def test_families_are_imported_on_use() -> None:
+    code = (
+        "import sys, linvit\nassert 'torch' not in sys.modules\nimport linvit.backbones, timm\n"
+        "assert 'linvit.backbones.deit' not in sys.modules\ntimm.create_model('deit_nano')\n"
+        "assert 'linvit.backbones.deit' in sys.modules\nassert 'linvit.backbones.swin' not in sys.modules\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plugins(tmp_path) -> None:
+    points = "[linvit.backbones]\nmine = mine:Mine\nbroken = broken_net:Net\n"
+    mine = (
+        "from torch import nn\n"
+        "class Mine(nn.Module):\n"
+        "    def __init__(self, in_chans=3, num_classes=1000, img_size=224, attention='softmax', drop_path_rate=0.0):\n"
+        "        super().__init__()\n        self.num_classes = num_classes\n"
+    )
+    write_distribution(tmp_path, "linvit-mine", "1.0", points, mine=mine, broken_net="import no_such_thing\n")
+    code = (
+        "import sys, linvit.backbones, timm\nassert not {'mine', 'broken_net'} & set(sys.modules)\n"
+        "assert timm.is_model('mine') and timm.is_model('broken')\n"
+        "assert timm.create_model('mine', num_classes=3).num_classes == 3\n"
+        "try: timm.create_model('broken')\nexcept linvit.UserError as error: print(error)\n"
+    )
+    done = python("-c", code, path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "backbone 'broken' of linvit-mine 1.0 cannot be imported" in done.stdout
+    assert done.stderr == ""
+
+
+def test_no_dropout_is_accepted_and_dropout_refused() -> None:
+    """timm's training script passes drop_rate=0 to every model."""
+    timm.create_model("deit_nano", drop_rate=0.0)
+    with pytest.raises(UserError, match=r"has no dropout; got drop_rate=0\.1\. Use drop_path_rate"):
+        timm.create_model("deit_nano", drop_rate=0.1)

@@ -1,0 +1,275 @@
+"""Any mechanism in timm's transformers: what is kept, what is told of the grid, what is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import linvit
+from linvit import Grid, UserError
+from linvit.backbones.transplant import transplant
+from linvit.backbones.transplanted import Transplant
+from tests.helpers import assert_near, perturb, randn
+
+SWIN = {"img_size": 56, "depths": (2, 2, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 4, 8)}
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("test_vit", {"img_size": 64}),
+    ("test_vit", {"img_size": 64, "qk_norm": True, "qkv_bias": False}),
+    ("test_vit2", {"img_size": 64}),  # a register token
+    ("test_vit3", {"img_size": 64}),
+    ("test_vit4", {"img_size": 64}),
+    ("deit_tiny_patch16_224", {"img_size": 64, "depth": 2}),
+    ("deit_tiny_distilled_patch16_224", {"img_size": 64, "depth": 2}),
+    ("vit_mediumd_patch16_reg4_gap_256", {"img_size": 64, "depth": 2}),
+    ("vit_small_r26_s32_224", {"img_size": 64, "depth": 2}),  # patches of a convolutional stem
+    ("beit_base_patch16_224", {"img_size": 64, "depth": 2}),  # no bias of k, relative positions
+    ("eva_large_patch14_196", {"img_size": 56, "depth": 2}),
+    ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}),
+    ("pvt_v2_b2_li", {"depths": (1, 1, 1, 1)}),
+    ("swin_tiny_patch4_window7_224", SWIN),
+]
+
+
+def images(*size: int, seed: int = 0) -> Tensor:
+    return randn(2, 3, *size, seed=seed, dtype=torch.float32)
+
+
+def vit(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("test_vit", **{"img_size": 64, "num_classes": 5, "depth": 2, **options}).eval()
+
+
+def transplants(model: nn.Module) -> list[Transplant]:
+    return [module for module in model.modules() if isinstance(module, Transplant)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=lambda value: value if isinstance(value, str) else "")
+def test_softmax_in_the_place_of_softmax_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = perturb(timm.create_model(name, **options).eval(), scale=0.1)
+    size = options.get("img_size", 64)
+    x = images(size, size)
+    want = model(x)
+    assert transplant(model, "softmax", size) is model
+    assert transplants(model)
+    assert_near(model(x), want, 1e-5)
+
+
+@pytest.mark.parametrize("name", linvit.list_attentions())
+def test_every_mechanism_in_vit(name: str) -> None:
+    model = transplant(vit(), name).train()
+    model(images(64, 64)).square().sum().backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+    with torch.no_grad():
+        assert model.eval()(images(48, 96)).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize(("model", "options"), [("pvt_v2_b0", {"depths": (1, 1, 1, 1)}), (MODELS[-1][0], SWIN)])
+def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: str) -> None:
+    torch.manual_seed(0)
+    network = transplant(timm.create_model(model, **options), name, 56)
+    network(images(56, 56)).square().sum().backward()
+    assert [key for key, parameter in network.named_parameters() if parameter.grad is None] == []
+
+
+def test_weights_are_kept() -> None:
+    model = vit()
+    before = copy.deepcopy(model.state_dict())
+    after = transplant(model, "focused").state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert all(".attn.mechanism." in key for key in after.keys() - before.keys())
+
+
+def test_a_mechanism_without_keys_keeps_the_rows_of_q_and_v() -> None:
+    model = vit()
+    rows = model.blocks[0].attn.qkv.weight.detach().clone()
+    layer = transplant(model, "soft").blocks[0].attn
+    assert torch.equal(layer.qkv.weight, torch.cat([rows[:64], rows[128:]]))
+
+
+def test_a_widened_output_keeps_the_projection_of_the_first_scale() -> None:
+    model = vit()
+    proj = copy.deepcopy(model.blocks[0].attn.proj)
+    wide = transplant(model, "enhanced_linear").blocks[0].attn.proj
+    assert wide.weight.shape == (64, 128)
+    assert torch.equal(wide.weight.unflatten(1, (2, 64))[:, :, :32].flatten(1), proj.weight)
+    assert torch.equal(wide.bias, proj.bias)
+
+
+def test_norms_of_q_and_k_act_on_what_is_projected() -> None:
+    layer = transplant(vit(qk_norm=True), "soft").blocks[0].attn
+    assert isinstance(layer.q_norm, nn.LayerNorm)
+    assert isinstance(layer.k_norm, nn.Identity)
+
+
+# The grid
+
+
+@torch.no_grad()
+def test_the_mechanism_is_told_the_grid_of_the_images() -> None:
+    model = transplant(vit(reg_tokens=3), "focused")
+    seen: list[Grid] = []
+    for layer in transplants(model):
+        layer.mechanism.register_forward_hook(lambda module, args, output: seen.append(args[3]))
+    for size in [(64, 64), (32, 128), (128, 32), (48, 96)]:
+        seen.clear()
+        model(images(*size))
+        assert seen == [Grid((size[0] // 16, size[1] // 16), num_prefix=4)] * 2
+
+
+@torch.no_grad()
+def test_rows_and_columns_are_not_confused() -> None:
+    model = perturb(transplant(vit(), "focused"))
+    wide = model(images(32, 128))
+    torch.testing.assert_close(model(images(32, 128)), wide)
+    for layer in transplants(model):  # as if the plane were turned
+        layer.register_forward_pre_hook(lambda layer, args: setattr(layer.patches, "grid", Grid((8, 2), None, 1)))
+    assert (model(images(32, 128)) - wide).abs().max() > 1e-3
+
+
+def test_windows_and_stages_are_grids() -> None:
+    model = transplant(timm.create_model("swin_tiny_patch4_window7_224", **SWIN), "linformer", 56)
+    assert {layer.mechanism.grid for layer in transplants(model)[:4]} == {Grid((7, 7))}
+    model = transplant(timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1)), "linformer", (64, 128))
+    assert [layer.mechanism.grid.size for layer in transplants(model)] == [(16, 32), (8, 16), (4, 8), (2, 4)]
+    assert transplants(model)[0].mechanism.grid.kv_size == (2, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
+def test_another_input_size_as_timm_sets_it(name: str) -> None:
+    torch.manual_seed(0)
+    options = SWIN if name.startswith("swin") else {"img_size": 64, "depth": 1}
+    model = perturb(timm.create_model(name, **options).eval(), scale=0.1)
+    ours = transplant(copy.deepcopy(model), "softmax", options["img_size"])
+    window = {"window_size": (8, 8)} if name.startswith("swin") else {}
+    for network in (model, ours):
+        network.set_input_size((96, 128), **window)
+    assert_near(ours(images(96, 128)), model(images(96, 128)), 1e-5)
+
+
+# As any timm model
+
+
+def test_state_dict_round_trip_and_copy() -> None:
+    model = perturb(transplant(vit(), "focused"))
+    other = transplant(vit(), "focused")
+    other.load_state_dict(model.state_dict())
+    twin = copy.deepcopy(model)
+    x, y = images(32, 64), images(64, 32)
+    with torch.no_grad():
+        assert torch.equal(other(x), model(x))
+        model(y)  # the copy has a grid of its own
+        assert torch.equal(twin(x), other(x))
+        assert twin.blocks[0].attn.patches.grid.size == (2, 4)
+        assert model.blocks[0].attn.patches.grid.size == (4, 2)
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    model = perturb(transplant(vit(), "focused")).train()
+    found = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(images(32, 96)).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for plain, checkpointed in zip(*found, strict=True):
+        torch.testing.assert_close(checkpointed, plain)
+
+
+def test_a_grid_that_is_gone_is_an_error_not_a_guess() -> None:
+    model = transplant(vit(), "focused").train()
+    model.set_grad_checkpointing()
+    early = model(images(64, 64)).sum()
+    model(images(32, 32))
+    with pytest.raises(UserError, match=r"got 17 tokens.*2x2 patches.*run backward before"):
+        early.backward()
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_whole(dynamic: bool) -> None:
+    model = perturb(transplant(vit(), "focused"))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with torch.no_grad():
+        for size in [(64, 64), (32, 96), (96, 32)]:
+            torch.testing.assert_close(compiled(images(*size)), model(images(*size)))
+
+
+@torch.no_grad()
+def test_pyramid() -> None:
+    spec = {"name": "timm", "model": "test_vit", "features_only": True, "out_indices": [0, 2]}
+    model = linvit.create_backbone(spec, attention=["focused", "linear", "hydra"], img_size=(32, 64))
+    assert [tuple(level.shape) for level in model(images(32, 64))] == [(2, 64, 2, 4)] * 2
+    spec = {"name": "timm", "model": "swin_tiny_patch4_window7_224", "features_only": True}
+    model = linvit.create_backbone(spec, attention=["focused", "focused", "softmax", "softmax"], img_size=56)
+    assert [tuple(level.shape[1:]) for level in model(images(56, 56))] == [
+        (96, 14, 14),
+        (192, 7, 7),
+        (384, 4, 4),
+        (768, 2, 2),
+    ]
+
+
+# Which block gets what
+
+
+def names(model: nn.Module) -> list[str]:
+    return [type(layer.mechanism).__name__.removesuffix("Attention") for layer in transplants(model)]
+
+
+def test_one_spec_per_block_or_per_stage() -> None:
+    assert names(transplant(vit(), ["hydra", {"name": "linear", "feature_map": "relu"}])) == ["Hydra", "Linear"]
+    pvt = timm.create_model("pvt_v2_b0", depths=(2, 1, 1, 1))
+    assert names(transplant(pvt, ["hydra", "linear", "softmax", "focused"])) == [
+        "Hydra",
+        "Hydra",
+        "Linear",
+        "Softmax",
+        "Focused",
+    ]
+    with pytest.raises(UserError, match=r"lists 3 specs, but this backbone has 2 block\(s\)"):
+        transplant(vit(), ["hydra"] * 3)
+
+
+def test_the_bias_goes_only_to_what_takes_one() -> None:
+    model = transplant(timm.create_model(MODELS[-1][0], **SWIN), ["softmax", "linear", "linear", "linear"], 56)
+    tables = [key for key, _ in model.named_parameters() if "relative_position_bias_table" in key]
+    assert tables == [f"layers.0.blocks.{i}.attn.relative_position_bias_table" for i in (0, 1)]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("resnet18", r"ResNet has no attention.*mixes tokens by Conv2d, MaxPool2d\. Leave attention out.*vit_tiny"),
+        ("cait_xxs24_224", r"Cait has no attention that linvit can replace.*ClassAttn, TalkingHeadAttn"),
+        ("eva02_tiny_patch14_224", "EvaAttention turns q and k by rotary position embeddings"),
+        ("mobilevit_xxs", "ByobNet has no patch embedding that tells the grid"),
+    ],
+)
+def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        linvit.create_backbone({"name": "timm", "model": model}, attention="focused")
+
+
+def test_what_has_no_place_is_refused() -> None:
+    with pytest.raises(UserError, match=r"Attention also has norm, for which there is no place"):
+        transplant(vit(scale_attn_norm=True), "focused")
+
+
+def test_masks_are_refused_by_what_takes_none() -> None:
+    tokens = images(64, 64)
+    mask = torch.zeros(17, 17)
+    with torch.no_grad():
+        transplant(vit(), "softmax").forward_features(tokens, attn_mask=mask)
+        with pytest.raises(UserError, match="LinearAttention in a timm model takes no mask"):
+            transplant(vit(), "linear").forward_features(tokens, attn_mask=mask)

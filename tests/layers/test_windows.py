@@ -1,0 +1,285 @@
+"""Windows: the reference's blocks, and the definition written out token by token."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import linvit
+from linvit import AttentionLayer, Grid, UserError
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.layers.windows import WindowAttention, Windows, relative_position_bias
+from linvit.weights.swin import SWIN
+from tests.golden_files import Golden, both_precisions, focused_spec, of_case
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
+
+DIM, HEADS = 12, 3
+
+
+def window_attention(size: tuple[int, int], **options: Any) -> WindowAttention:
+    """A layer away from its initial values, in float64."""
+    torch.manual_seed(0)
+    return perturb(WindowAttention(DIM, HEADS, Grid(size), **options).double()).eval()
+
+
+def tokens(*size: int, batch: int = 2, grad: bool = False) -> Tensor:
+    return randn(batch, size[0] * size[1], DIM, grad=grad)
+
+
+# The references
+
+
+@both_precisions
+@of_case("swin_block", "focused_swin_block")
+def test_equals_reference_block(golden: Golden, dtype: torch.dtype) -> None:
+    """The focused block among them: shifted, without a mask."""
+    official = golden.constructor
+    dim, grid = official["dim"], Grid(tuple(official["input_resolution"]))
+    spec = focused_spec(golden) if official["attn_type"] == "L" else "softmax"
+    window, shift = official["window_size"], official["shift_size"]
+    assert shift in (0, window // 2)
+    attn = WindowAttention(dim, official["num_heads"], grid, window=window, shifted=shift > 0, attention=spec)
+    eps = {None: 1e-5, "LayerNorm(eps=1e-6)": 1e-6}[official.get("norm_layer")]
+    block = Block(dim, attn, Mlp(dim, int(dim * official["mlp_ratio"])), 0.0, eps).to(dtype)
+    block.load_state_dict(below(golden.parameters()))
+    (x,) = given = golden.inputs(dtype)
+    golden.check_call(block(x, grid), given)
+    check_gradients(golden, block, "")
+
+
+@both_precisions
+@of_case("swin_window_attention")
+def test_equals_reference_window_attention(golden: Golden, dtype: torch.dtype) -> None:
+    official = golden.constructor
+    grid = Grid(tuple(official["window_size"]))
+    layer = WindowAttention(official["dim"], official["num_heads"], grid, window=grid.size[0]).to(dtype)
+    layer.load_state_dict(below(golden.parameters(), "attn."))
+    (x,) = given = golden.inputs(dtype)
+    golden.check_call(layer(x, grid), given)
+    check_gradients(golden, layer, "attn.")
+
+
+def below(official: dict[str, Tensor], part: str = "") -> dict[str, Tensor]:
+    """Our names inside a block, or inside a part of it, for the official ones."""
+    state = SWIN.translate({f"layers.0.blocks.0.{part}{name}": t for name, t in official.items()})
+    return {name.removeprefix(f"stages.0.blocks.0.{part}"): t for name, t in state.items()}
+
+
+def check_gradients(golden: Golden, module: nn.Module, part: str) -> None:
+    """Holds the gradient of every parameter to the stored one."""
+    stored = {name.removeprefix("grad_param."): name for name in golden.named("grad_param.")}
+    ours = below({name: golden.tensors[file] for name, file in stored.items()}, part)
+    assert ours.keys() == dict(module.named_parameters()).keys()
+    for own, file in zip(ours, stored.values(), strict=True):
+        golden.check(file, module.get_parameter(own).grad)
+
+
+# The definition
+
+
+def naive(layer: WindowAttention, x: Tensor, size: tuple[int, int], side: int, shift: int) -> Tensor:
+    """Softmax over all pairs of tokens of the padded map, those of other windows at minus infinity."""
+    (height, width), batch = size, x.shape[0]
+    padded = -(-height // side) * side, -(-width // side) * side
+    places = list(itertools.product(range(padded[0]), range(padded[1])))
+    zeros = x.new_zeros(batch, DIM)
+    full = torch.stack([x[:, r * width + c] if r < height and c < width else zeros for r, c in places], 1)
+    q, k, v = layer.qkv(full).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+
+    def rolled(place: tuple[int, int]) -> tuple[int, int]:
+        return (place[0] - shift) % padded[0], (place[1] - shift) % padded[1]
+
+    bias = x.new_full((HEADS, len(places), len(places)), -torch.inf)
+    for (i, query), (j, key) in itertools.product(enumerate(places), repeat=2):
+        (r, c), (r2, c2) = rolled(query), rolled(key)
+        if (r // side, c // side) == (r2 // side, c2 // side):
+            entry = (r - r2 + side - 1) * (2 * side - 1) + (c - c2 + side - 1)
+            neighbours = (query[0] - key[0], query[1] - key[1]) == (r - r2, c - c2)
+            bias[:, i, j] = layer.relative_position_bias_table[entry] - (0 if neighbours else 100)
+    weights = (q @ k.mT * (DIM // HEADS) ** -0.5 + bias).softmax(-1)
+    out = layer.proj((weights @ v).transpose(1, 2).flatten(2))
+    return torch.stack([out[:, r * padded[1] + c] for r, c in itertools.product(range(height), range(width))], 1)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize(("size", "window"), [((8, 12), 4), ((7, 9), 4), ((9, 7), 4), ((5, 11), 3), ((4, 5), 2)])
+def test_equals_definition_on_a_padded_map(size: tuple[int, int], window: int, shifted: bool) -> None:
+    layer = window_attention(size, window=window, shifted=shifted)
+    x = tokens(*size, grad=True)
+    want = naive(layer, x, size, window, window // 2 if shifted else 0)
+    assert_same_gradients(layer(x, Grid(size)), want, [x, *layer.parameters()], 1e-10)
+
+
+def test_follows_another_map() -> None:
+    """The nominal map matters for parameters of fixed length only."""
+    layer = window_attention((8, 8), window=4, shifted=True)
+    for size in [(12, 8), (9, 14), (5, 6)]:
+        x = tokens(*size)
+        assert_near(layer(x, Grid(size)), naive(layer, x, size, 4, 2), 1e-10)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (4, 9), (10, 4)], ids=str)
+def test_map_no_larger_than_the_window_is_not_shifted(size: tuple[int, int]) -> None:
+    """One side decides, as in the reference."""
+    shifted, plain = (window_attention((8, 8), window=4, shifted=shifted) for shifted in (True, False))
+    x = tokens(*size)
+    assert torch.equal(shifted(x, Grid(size)), plain(x, Grid(size)))
+    assert_near(plain(x, Grid(size)), naive(plain, x, size, 4, 0), 1e-10)
+
+
+@pytest.mark.parametrize(("size", "side"), [((3, 3), 3), ((3, 8), 3), ((7, 2), 2), ((1, 5), 1)], ids=str)
+def test_map_smaller_than_the_window_has_smaller_windows(size: tuple[int, int], side: int) -> None:
+    """As if the layer had been built for this map, with the table that official fine-tuning would make."""
+    layer = window_attention((8, 8), window=4, shifted=True)
+    small = window_attention(size, window=4, shifted=True)
+    assert small.window == (side, side)
+    table = bicubic(layer.relative_position_bias_table, (7, 7), (2 * side - 1, 2 * side - 1))
+    small.load_state_dict({**layer.state_dict(), "relative_position_bias_table": table})
+    x = tokens(*size)
+    assert_near(layer(x, Grid(size)), small(x, Grid(size)), 1e-12)
+    assert_near(small(x, Grid(size)), naive(small, x, size, side, 0), 1e-10)
+
+
+def test_nominal_window_fits_the_nominal_map() -> None:
+    assert window_attention((4, 8), window=7).relative_position_bias_table.shape == (49, HEADS)
+    assert window_attention((14, 8), window=7).relative_position_bias_table.shape == (169, HEADS)
+
+
+# Windows
+
+
+def test_windows_of_an_image_follow_one_another_row_by_row() -> None:
+    windows = Windows((4, 6), (2, 3))
+    x = torch.arange(48).view(2, 24, 1)
+    parts = windows.partition(x)
+    assert windows.counts == (2, 2)
+    assert parts.shape == (8, 6, 1)
+    assert parts[:, :, 0].tolist()[:3] == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11], [12, 13, 14, 18, 19, 20]]
+    assert parts[4, 0] == 24
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@pytest.mark.parametrize("size", [(4, 8), (5, 9), (11, 4), (1, 7)], ids=str)
+def test_reverse_undoes_partition(size: tuple[int, int], shift: int) -> None:
+    windows = Windows(size, (4, 4), shift)
+    x = tokens(*size)
+    assert torch.equal(windows.reverse(windows.partition(x)), x)
+
+
+def test_shift_rolls_towards_the_top_left() -> None:
+    x = torch.arange(16).view(1, 16, 1)
+    assert Windows((4, 4), (4, 4), 1).partition(x)[0, :, 0].tolist()[:5] == [5, 6, 7, 4, 9]
+
+
+def test_one_window_copies_nothing() -> None:
+    x = tokens(4, 6)
+    windows = Windows((4, 6), (4, 6))
+    assert windows.partition(x).data_ptr() == x.data_ptr()
+    assert windows.reverse(x).data_ptr() == x.data_ptr()
+
+
+# The whole map as one window
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 3), (9, 9)], ids=str)
+@pytest.mark.parametrize("attention", ["focused", "linear", "poly_nl", "soft"])
+def test_whole_map_is_the_plain_layer(attention: str, size: tuple[int, int]) -> None:
+    """No padding and no shift at any size; the grid is the map."""
+    layer = window_attention((4, 6), window=None, shifted=True, attention=attention)
+    plain = AttentionLayer(DIM, HEADS, Grid((4, 6)), attention=attention).double().eval()
+    plain.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(tokens(*size), Grid(size)), plain(tokens(*size), Grid(size)))
+
+
+def test_whole_map_with_softmax_has_a_bias_that_follows_the_map() -> None:
+    layer = window_attention((3, 4), window=None)
+    assert layer.relative_position_bias_table.shape == (5 * 7, HEADS)
+    x = tokens(5, 3)
+    bias = relative_position_bias(layer.relative_position_bias_table, (3, 4), (5, 3))
+    assert_near(layer(x, Grid((5, 3))), AttentionLayer.forward(layer, x, Grid((5, 3)), bias[None]), 1e-14)
+
+
+def test_relative_position_bias_of_rectangles() -> None:
+    """Entry by entry; another window's table is interpolated."""
+    table = randn(5 * 7, 2)
+    bias = relative_position_bias(table, (3, 4), (3, 4))
+    for (i, (r, c)), (j, (r2, c2)) in itertools.product(enumerate(itertools.product(range(3), range(4))), repeat=2):
+        assert torch.equal(bias[:, i, j], table[(r - r2 + 2) * 7 + (c - c2 + 3)])
+    square = randn(7 * 7, 2)
+    resized = bicubic(square, (7, 7), (5, 9))
+    assert_near(relative_position_bias(square, (4, 4), (3, 5)), relative_position_bias(resized, (3, 5), (3, 5)), 1e-12)
+
+
+def bicubic(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """A table of relative positions, every head a plane, interpolated."""
+    return F.interpolate(table.T.unflatten(1, old)[None], size=new, mode="bicubic")[0].flatten(1).T
+
+
+# Mechanisms
+
+
+def test_mechanism_that_takes_no_bias_has_neither_table_nor_mask() -> None:
+    """A shifted block mixes tokens of opposite borders."""
+    layer = window_attention((6, 6), window=3, shifted=True, attention="linear")
+    assert {name for name, _ in layer.named_parameters()} == {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
+    x = tokens(6, 6)
+    plane = x.view(2, 6, 6, DIM).roll((-1, -1), (1, 2))
+    corner = AttentionLayer.forward(layer, plane[:, 3:, 3:].flatten(1, 2), Grid((3, 3)))
+    assert_near(layer(x, Grid((6, 6)))[:, 0], corner[:, -1], 1e-12)  # the first token, among those of all corners
+
+
+@pytest.mark.parametrize("attention", linvit.list_attentions())
+@pytest.mark.parametrize("window", [3, None])
+def test_any_mechanism(attention: str, window: int | None) -> None:
+    layer = window_attention((6, 9), window=window, shifted=True, attention=attention)
+    assert layer.mechanism.grid.size == ((6, 9) if window is None else (3, 3))
+    for size in [(6, 9), (5, 7), (2, 3)]:
+        x = tokens(*size, grad=True)
+        out = layer(x, Grid(size))
+        out.square().sum().backward()
+        assert out.shape == x.shape
+        assert x.grad.isfinite().all()
+
+
+def test_images_of_a_batch_are_independent() -> None:
+    layer = window_attention((7, 9), window=4, shifted=True)
+    x = tokens(7, 9, batch=3)
+    for i in range(3):
+        assert_near(layer(x[i : i + 1], Grid((7, 9))), layer(x, Grid((7, 9)))[i : i + 1], 1e-13)
+
+
+def test_transposed_map_is_another_map() -> None:
+    layer = window_attention((6, 9), window=3, shifted=True)
+    x = tokens(6, 9)
+    turned = x.view(2, 6, 9, DIM).transpose(1, 2).flatten(1, 2)
+    back = layer(turned, Grid((9, 6))).view(2, 9, 6, DIM).transpose(1, 2).flatten(1, 2)
+    assert relative_error(back, layer(x, Grid((6, 9)))) > 1e-2
+
+
+def test_holds_nothing_but_parameters() -> None:
+    """So that it copies, moves and exports like any other layer."""
+    layer = window_attention((7, 9), window=4, shifted=True)
+    x = tokens(7, 9)
+    want = layer(x, Grid((7, 9)))
+    assert list(layer.buffers()) == []
+    assert torch.equal(copy.deepcopy(layer)(x, Grid((7, 9))), want)
+    assert layer.bfloat16()(x.bfloat16(), Grid((7, 9))).dtype == torch.bfloat16
+    assert relative_error(layer(x.bfloat16(), Grid((7, 9))), want) < 0.1
+
+
+def test_initial_table_is_normal() -> None:
+    torch.manual_seed(0)
+    table = WindowAttention(96, 12, Grid((56, 56)), window=12).relative_position_bias_table
+    assert table.std().item() == pytest.approx(0.02, rel=0.03)
+    assert table.abs().max() > 0.05
+
+
+@pytest.mark.parametrize("window", [0, -7])
+def test_window_without_tokens_is_refused(window: int) -> None:
+    with pytest.raises(UserError, match=f"at least 1, such as 7, or null .* got {window}"):
+        WindowAttention(DIM, HEADS, Grid((8, 8)), window=window)

@@ -1,0 +1,83 @@
+"""The table of linvit's own backbones: complete, and equal to what the built models have."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import linvit
+from linvit.analysis.model_cost import macs, num_parameters
+from linvit.attention.soft import SoftAttention
+from linvit.attention.soft_norm import SoftNormAttention
+from linvit.model_facts import model_facts
+from linvit.registry import backbones
+
+OWN = [name for name, owners in backbones.entries().items() if owners[0].owner == "linvit" and name != "timm"]
+
+
+def test_every_backbone_has_a_row_and_every_row_a_backbone() -> None:
+    assert sorted(model_facts()) == sorted(OWN)
+
+
+def test_an_accuracy_has_a_source() -> None:
+    for name, facts in model_facts().items():
+        assert bool(facts.top1_source) == (facts.top1 is not None), name
+        assert facts.top1 is None or 60 < facts.top1 < 90
+
+
+def test_the_table_is_part_of_the_package() -> None:
+    settings = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert '"backbones/models.csv"' in settings
+
+
+ROWS = [
+    pytest.param(name, marks=[pytest.mark.slow] if facts.macs > 3e9 else []) for name, facts in model_facts().items()
+]
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def built(request: pytest.FixtureRequest) -> tuple[str, torch.nn.Module]:
+    with torch.device("meta"):
+        return request.param, linvit.create_backbone(request.param)
+
+
+def test_parameters_are_exactly_the_published(built: tuple[str, torch.nn.Module]) -> None:
+    name, model = built
+    assert num_parameters(model) == model_facts()[name].parameters
+
+
+def test_macs_are_the_published(built: tuple[str, torch.nn.Module]) -> None:
+    name, model = built
+    facts = model_facts()[name]
+    ours = macs(model, facts.img_size) + extra_products_of_soft(model, facts.img_size)
+    if any(isinstance(module, SoftNormAttention) for module in model.modules()):
+        # The reference halves alpha up to ten times, as its data want, with a product each; we take one for all.
+        matrices = sum(module.num_heads for module in model.modules() if isinstance(module, SoftNormAttention))
+        halvings = (facts.macs - ours) / LANDMARKS**3
+        assert halvings == int(halvings)
+        assert 0 <= halvings <= 10 * matrices
+    elif any(isinstance(module, SoftAttention) for module in model.modules()):
+        assert ours == facts.macs
+    else:
+        assert ours == pytest.approx(facts.macs, rel=0.005)
+
+
+LANDMARKS = 49  # in every stage of SOFT, at 224
+
+
+def extra_products_of_soft(model: torch.nn.Module, img_size: int) -> int:
+    """What SOFT's reference computes and we do not need to.
+
+    It sums the squares of its distances by products with matrices of ones, and multiplies `(P Y) (P^T v)` where
+    `P (Y (P^T v))` is less. Our gradient of the inverse takes two products more in the forward pass.
+    """
+    total = 0
+    for module in model.modules():
+        if not isinstance(module, SoftAttention | SoftNormAttention):
+            continue
+        tokens, width = module.grid.num_queries, module.head_dim
+        ones = 2 * (tokens + LANDMARKS) * LANDMARKS * width
+        order = LANDMARKS**2 * (tokens - width)
+        ours = 2 * LANDMARKS**3 if module.inverse.backward == "analytic" else 0
+        total += module.num_heads * (ones + order - ours)
+    return total

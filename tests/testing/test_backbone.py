@@ -1,0 +1,91 @@
+"""`check_backbone`: what it makes of specs, callables, sizes and attention, and what it leaves alone."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import linvit
+from linvit.backbones.deit import deit_nano
+from linvit.testing import Verdict, check_backbone
+from linvit.testing.backbone import CHECKS
+from tests.testing.helpers import verdicts
+from tests.testing.wrong_backbones import Sound
+
+TINY = {"name": "deit_nano", "depth": 2, "embed_dim": 24}
+
+
+def test_a_name_with_options_and_an_attention() -> None:
+    report = check_backbone(TINY, "linear", img_size=16, quick=True)
+    assert report.passed, f"\n{report}"
+    assert report.subject == "deit_nano, depth=2, embed_dim=24"
+    assert report["shapes"].note == "features (2, 16, 24), pooled (2, 24), logits (2, 7)"
+    assert report["pyramid"].note == "2 of 24 at 1/4"
+    assert report["another attention"].note == "2 layers"
+    assert verdicts(report, Verdict.UNSUPPORTED) == {"any input"}
+    assert "97x131" in report["any input"].note
+    assert "through an instance for 32x32" in report["any input"].note
+
+
+@pytest.mark.parametrize("attention", ["focused", ["linear", {"name": "focused", "focusing_factor": 4}]], ids=str)
+def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches(attention: object) -> None:
+    spec = {**TINY, "class_token": True, "global_pool": "token"}
+    report = check_backbone(spec, attention, img_size=16, quick=True)
+    assert report.passed, f"\n{report}"
+
+
+def test_callables() -> None:
+    report = check_backbone(Sound, ["linear", "softmax"], img_size=(32, 16), quick=True)
+    assert report.subject == "tests.testing.wrong_backbones:Sound"
+    assert report["shapes"].note.startswith("features (2, 8, 24)")
+    assert report.passed, f"\n{report}"
+    report = check_backbone(partial(deit_nano, depth=2, embed_dim=24), img_size=16, quick=True)
+    assert report.subject == "linvit.backbones.deit:DeiT"
+    assert report.passed, f"\n{report}"
+
+
+def test_every_line_tells_its_time() -> None:
+    report = check_backbone(Sound, img_size=32, quick=True)
+    assert all(line.seconds > 0 for line in report.lines)
+    assert sum(line.seconds for line in report.lines) <= report.seconds
+    for line, row in zip(report.lines, str(report).splitlines()[1:], strict=True):
+        assert f"{line.seconds:5.1f} s  " in row
+
+
+@pytest.mark.parametrize(
+    ("spec", "attention", "size", "message"),
+    [
+        ("deit_nanno", None, 32, "no backbone is called 'deit_nanno'. Did you mean 'deit_nano'?"),
+        ({"name": "deit_nano", "blocks": 4}, None, 32, "backbone 'deit_nano' takes no option 'blocks'."),
+        ("tests.testing.wrong_backbones:Missing", None, 32, "backbone class 'tests.testing.wrong_backbones:Missing' "),
+        ("deit_nano", "focussed", 32, "no attention is called 'focussed'. Did you mean 'focused'?"),
+        ("deit_nano", ["linear"] * 3, 32, "attention lists 3 specs"),
+        ("tests.testing.wrong_backbones:HundredClasses", "linear", 32, "takes no attention, it has its own"),
+        ("deit_nano", None, 50, "image size 50x50 is not divisible by patch size 4"),
+        ("deit_nano", None, 0, "img_size must be a positive side"),
+    ],
+)
+def test_what_the_caller_can_mend_is_raised(spec: object, attention: object, size: int, message: str) -> None:
+    with pytest.raises(linvit.UserError) as error:
+        check_backbone(spec, attention, img_size=size)
+    assert message in str(error.value)
+
+
+def test_random_numbers_of_the_caller_stay() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    check_backbone(Sound, img_size=32, quick=True)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_quick_run_leaves_out_the_compiler() -> None:
+    assert [check.name for check in CHECKS if not check.quick] == ["torch.compile", "torch.export"]
+
+
+@pytest.mark.slow
+def test_the_full_run_compiles_exports_and_takes_large_images() -> None:
+    report = check_backbone(Sound, img_size=32)
+    assert report.passed, f"\n{report}"
+    assert "512x512" in report["any input"].note
+    assert "(inductor, logits)" in report["torch.compile"].note
+    assert report["torch.export"].verdict is Verdict.PASS

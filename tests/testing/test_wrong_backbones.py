@@ -1,0 +1,115 @@
+"""A backbone that breaks the contract fails on the line that says why, and on no other."""
+
+import pytest
+
+from linvit.testing import Report, Verdict, check_backbone
+from tests.testing import wrong_backbones
+from tests.testing.helpers import verdicts
+
+
+def check(name: str, quick: bool = True) -> Report:
+    return check_backbone(getattr(wrong_backbones, name), img_size=32, quick=quick)
+
+
+@pytest.fixture(scope="module")
+def sound() -> Report:
+    return check("Sound")
+
+
+def test_the_sound_one_passes_every_line(sound: Report) -> None:
+    assert verdicts(sound, Verdict.PASS) == {line.name for line in sound.lines}, f"\n{sound}"
+
+
+NEARNESS = "a change in one corner moves a feature"
+AUTOCAST = {"autocast bfloat16", "autocast float16"}
+WRONG = {  # class -> the lines that it fails, all of them, and words of the first
+    "LiesAboutFeatures": ({"shapes"}, "forward_head(pre_logits=True) gives (2, 24), head_hidden_size is 16"),
+    "ReportsOtherClasses": ({"shapes"}, "the attribute num_classes is 1000 after num_classes=7"),
+    "ForwardIsAnother": ({"shapes", "classifier"}, "forward_head(forward_features(x)) and forward(x) differ by"),
+    "LiesAboutChannels": ({"pyramid"}, "stages.0: (2, 16, 8, 8), feature_info announces (2, 24, 8, 8)"),
+    "LiesAboutReductions": (
+        {"pyramid", "height and width"},
+        "stages.0: (2, 16, 8, 8), feature_info announces (2, 16, 16, 16)",
+    ),
+    "CountsFromTheEnd": ({"intermediates"}, "indices=[-1], stop_early=False gives other features"),
+    "PrunesNothing": ({"pruning"}, "pruning to level 0 drops no parameter"),
+    "PrunesTooMuch": ({"pruning"}, "the feature of level 0 is another after pruning"),
+    "FixedSize": ({"any input"}, "RuntimeError: The size of tensor a"),
+    "RefusesInSilence": ({"any input"}, "97x131 is refused without naming it: not this image"),
+    "CrashesAtOthers": ({"any input"}, "RuntimeError: shape mismatch (at 97x131)"),
+    "SquareOnly": ({"any input", "height and width"}, "(at 97x131)"),
+    "Swapped": ({"height and width"}, "features of 32x64 are [(16, 8), (4, 8)] instead of [(8, 16), (4, 8)]"),
+    "Misplaces": ({"height and width"}, NEARNESS),
+    "Symmetric": ({"height and width"}, "transposing a square image moves the output by"),
+    "ColourOnly": ({"other channels"}, "(at in_chans=1)"),
+    "KeepsItsHead": ({"classifier"}, "reset_classifier(7) leaves the classifier as it was"),
+    "KeepsItsWeights": ({"classifier"}, "reset_classifier(7) leaves the classifier as it was"),
+    "IgnoresAttention": ({"another attention"}, "attention='linear' builds SoftmaxAttention"),
+    "Counts": ({"determinism"}, "a call in evaluation changes its state: calls"),
+    "BatchCoupled": ({"batch independence"}, "an image's logits differ by"),
+    "ForgetsItsBuffer": ({"copies"}, "a fresh instance with its state dict differs by"),
+    "KeepsALambda": ({"copies"}, "(at a pickle)"),
+    "DeadParameter": ({"gradients"}, "gradient missing: norm.unused"),
+    "Detaches": ({"gradients"}, "gradient missing: the images, stages.0.pos_embed"),
+    "CheckpointsNothing": ({"checkpointing"}, "MB kept for the backward pass"),
+    "SkipsWhenCheckpointing": ({"checkpointing"}, "the gradient of "),
+    "CheckpointsForever": ({"checkpointing"}, "set_grad_checkpointing(False) does not switch it off"),
+    "DropsAlways": ({"stochastic depth"}, "drop_path_rate=0.5 changes the output in evaluation by"),
+    "IgnoresDropPath": ({"stochastic depth"}, "two calls in training with drop_path_rate=0.5 are equal"),
+    "NeedsTwoImages": ({"stochastic depth"}, "ValueError: expected more than 1 value per channel"),
+    "SparesWhatIsNotThere": ({"no weight decay"}, "no parameter is called pos_embed"),
+    "FirstStageUngrouped": ({"layer groups"}, " after stages.0."),
+    "OneGroup": ({"layer groups"}, "only the rates [1.0]"),
+    "ReturnsFloat32": ({"float32 and float64"}, "float64 images give float32 logits"),
+    "Cancels": ({"float32 and float64"}, "they differ by"),
+    "OverflowsInHalf": ({"autocast float16"}, "logits not finite, images of scale"),
+    "BreaksUnderAutocast": (AUTOCAST, "14 of 14 logits not finite, images of scale 2^-10"),
+    "PlainTensor": ({"devices"}, "tensors that are neither parameters nor buffers: PlainTensor.mean"),
+    "InsistsOnTheProcessor": ({"devices"}, "built under torch.device('meta'), on another device: mean"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_one_fails_its_line_and_no_other(name: str, sound: Report) -> None:
+    lines, words = WRONG[name]
+    report = check(name)
+    assert not report.passed
+    assert set(report.failures) == lines, f"\n{report}"
+    assert words in next(line.note for line in report.lines if line.name in lines)
+    assert not verdicts(report, Verdict.UNDECLARED) | verdicts(report, Verdict.UNSUPPORTED)
+    assert [line.name for line in report.lines] == [line.name for line in sound.lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Crashes", "RuntimeError: out of luck and more"),
+        ("TakesNoImageSize", "it takes no img_size"),
+        ("HundredClasses", "num_classes has the default 100 instead of 1000"),
+    ],
+)
+def test_what_cannot_be_built_by_the_contract_has_no_other_lines(name: str, words: str) -> None:
+    report = check(name)
+    assert report.failures == ["constructor"]
+    assert [line.name for line in report.lines] == ["constructor"]
+    assert words in report["constructor"].note
+
+
+@pytest.mark.parametrize("name", ["DropsInEvaluation", "WritesToItsImages"])
+def test_what_spoils_other_lines_too_fails_its_own(name: str) -> None:
+    report = check(name)
+    assert report["determinism"].verdict is Verdict.FAIL
+    assert "two calls in evaluation differ by" in report["determinism"].note
+
+
+def test_a_size_that_is_refused_by_name_is_declared() -> None:
+    report = check("RefusesOthers")
+    assert report.passed, f"\n{report}"
+    assert verdicts(report, Verdict.UNSUPPORTED) == {"any input"}
+    assert "got an image of 97x131" in report["any input"].note
+
+
+@pytest.mark.slow
+def test_a_graph_break_fails_compilation_and_export() -> None:
+    report = check("BreaksTheGraph", quick=False)
+    assert set(report.failures) == {"devices", "torch.compile", "torch.export"}, f"\n{report}"

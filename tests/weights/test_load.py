@@ -1,0 +1,360 @@
+"""`load_pretrained`: official files of every family, other grids, classes and attentions, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import linvit
+from linvit.weights.layouts import LAYOUTS
+from linvit.weights.load import load_pretrained
+from linvit.weights.resize import Table, resize
+from tests.helpers import perturb, randn
+from tests.weights.files import FAKES
+
+
+def create(spec, classes=1000, **options):
+    torch.manual_seed(0)
+    return linvit.create_backbone(spec, num_classes=classes, **options)
+
+
+def snapshot(model):
+    return copy.deepcopy(model.state_dict())
+
+
+def assert_same_state(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory):
+    """family -> its file, made once."""
+    folder, made = tmp_path_factory.mktemp("official"), {}
+
+    def file(family):
+        if family not in made:
+            made[family] = folder / f"{family}.pth"
+            FAKES[family].save(FAKES[family].state(), made[family])
+        return made[family]
+
+    return file
+
+
+@pytest.mark.parametrize("family", FAKES)
+class TestFamilies:
+    """Every family's official checkpoint in its model."""
+
+    def test_every_number_is_loaded(self, family, official):
+        fake = FAKES[family]
+        model = create(fake.spec)
+        fresh = snapshot(model)
+        report = load_pretrained(model, official(family))
+        assert report.layout == fake.layout
+        assert report.share == 1
+        assert (report.resized, report.initialised, report.missing, report.unexpected) == ({}, {}, {}, [])
+        assert set(report.loaded) == {name for name, own in fresh.items() if own.is_floating_point()}
+        state = fake.state()
+        numbers = sum(tensor.numel() for tensor in state.values())
+        assert numbers == sum(own.numel() for own in model.state_dict().values() if own.is_floating_point())
+        for name, own in model.state_dict().items():
+            if own.is_floating_point() and "norm" not in name:
+                assert not torch.equal(own, fresh[name]), name
+
+    def test_one_layout_alone_knows_it(self, family):
+        assert [layout.name for layout in LAYOUTS if layout.recognises(FAKES[family].shapes())] == [
+            FAKES[family].layout
+        ]
+
+    def test_a_state_dict_comes_back(self, family, official):
+        model, twin = create(FAKES[family].spec), create(FAKES[family].spec)
+        load_pretrained(model, official(family))
+        report = load_pretrained(perturb(twin), model.state_dict())
+        assert_same_state(twin.state_dict(), model.state_dict())
+        assert report.share == 1
+        assert not report.unexpected
+
+    @pytest.mark.parametrize("size", [(256, 256), pytest.param((224, 288), marks=pytest.mark.slow)], ids=str)
+    def test_another_size_resizes_the_tables_and_nothing_else(self, family, official, size):
+        model, nominal = (create(FAKES[family].spec, img_size=img_size) for img_size in (size, 224))
+        load_pretrained(nominal, official(family))
+        report = load_pretrained(model, official(family))
+        other = {name for name, own in nominal.state_dict().items() if own.shape != model.state_dict()[name].shape}
+        assert set(report.resized) == other
+        assert report.share == 1
+        for name, own in model.state_dict().items():
+            if name not in other and own.is_floating_point():
+                assert torch.equal(own, nominal.state_dict()[name])
+        for name in other:
+            assert model.state_dict()[name].std() < 0.03
+            assert model.state_dict()[name].std() > 0.005
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "name", "table"),
+    [
+        ("deit", (224, 320), "pos_embed", Table((14, 20), 1)),
+        ("pvt", (256, 320), "stages.3.pos_embed", Table((8, 10), 1, "bilinear")),
+        ("soft", (256, 320), "stages.0.pos_embed", None),
+        ("flatten_pvt", (256, 320), "stages.1.blocks.0.attn.mechanism.positional_encoding", Table((32, 40))),
+        ("flatten_swin", (256, 320), "stages.0.blocks.0.attn.mechanism.positional_encoding", Table((64, 80))),
+    ],
+)
+def test_the_tables_are_interpolated_as_the_official_code_does(official, family, size, name, table):
+    fake = FAKES[family]
+    nominal, model = create(fake.spec), create(fake.spec, img_size=size)
+    load_pretrained(nominal, official(family))
+    load_pretrained(model, official(family))
+    own = model.state_dict()[name]
+    want = nominal.state_dict()[name]
+    if table is not None:
+        want = resize(want, own, table)
+    assert torch.equal(own, want)
+
+
+def test_the_window_of_swin_at_384(official):
+    spec = {**FAKES["swin"].spec, "window_size": 12}
+    model = create(spec, img_size=384)
+    report = load_pretrained(model, official("swin"))
+    assert set(report.resized) == {name for name in model.state_dict() if name.endswith("bias_table")}
+    assert report.resized["stages.0.blocks.0.attn.relative_position_bias_table"] == "169x1 to 529x1"
+
+
+class TestEqualCounts:
+    """A grid of 7 x 28 has as many patches as one of 14 x 14."""
+
+    def test_an_official_table_is_square(self, official):
+        model, nominal = create(FAKES["deit"].spec, img_size=(112, 448)), create(FAKES["deit"].spec)
+        report = load_pretrained(model, official("deit"))
+        load_pretrained(nominal, official("deit"))
+        assert list(report.resized) == ["pos_embed"]
+        assert torch.equal(model.pos_embed, resize(nominal.pos_embed, model.pos_embed, Table((7, 28), 1)))
+
+    def test_a_state_dict_is_the_models(self):
+        model, twin = (perturb(create(FAKES["deit"].spec, img_size=(112, 448)), seed=seed) for seed in (1, 2))
+        assert load_pretrained(model, twin.state_dict()).resized == {}
+        assert torch.equal(model.pos_embed, twin.pos_embed)
+
+
+class TestClassifier:
+    """The head of other classes."""
+
+    def test_other_classes_begin_at_zero(self, official):
+        model = create(FAKES["pvt"].spec, classes=10)
+        report = load_pretrained(model, official("pvt"))
+        reason = "zero: the file has 1000 classes, the model 10"
+        assert report.initialised == {"head.weight": reason, "head.bias": reason}
+        assert model.head.weight.eq(0).all()
+        assert model.head.bias.eq(0).all()
+        assert report.share == 1
+
+    def test_a_model_without_one(self, official):
+        report = load_pretrained(create(FAKES["pvt"].spec, classes=0), official("pvt"))
+        assert report.unexpected == ["head.weight", "head.bias"]
+        assert report.share == 1
+
+    def test_a_file_without_one(self):
+        state = {name: tensor for name, tensor in FAKES["pvt"].state().items() if not name.startswith("head")}
+        model = create(FAKES["pvt"].spec, classes=10)
+        before = snapshot(model)
+        report = load_pretrained(model, state)
+        assert set(report.initialised) == {"head.weight", "head.bias"}
+        assert torch.equal(model.head.weight, before["head.weight"])
+
+    def test_distilled_deit(self):
+        spec = {**FAKES["deit"].spec, "distilled": True}
+        state = perturb(create(spec)).state_dict()
+        report = load_pretrained(model := create(spec, classes=10), state)
+        assert set(report.initialised) == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
+        assert report.missing == {}
+        report = load_pretrained(create(FAKES["deit"].spec), state)
+        assert set(report.resized) == {"pos_embed"}
+        assert set(report.unexpected) == {"dist_token", "head_dist.weight", "head_dist.bias"}
+        assert model.head_dist.weight.eq(0).all()
+
+    @pytest.mark.parametrize(
+        "model", ["resnet18", pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow)]
+    )
+    def test_of_timms_models(self, model):
+        spec = {"name": "timm", "model": model}
+        report = load_pretrained(create(spec, classes=3), create(spec, classes=5).state_dict())
+        assert len(report.initialised) == 2
+        assert report.share == 1
+
+
+class TestAttention:
+    """Official softmax weights under another attention, and the other way round."""
+
+    @pytest.mark.parametrize("attention", linvit.list_attentions())
+    @pytest.mark.parametrize("family", ["deit", pytest.param("swin", marks=pytest.mark.slow)])
+    def test_the_projections_are_kept(self, official, family, attention):
+        model = create(FAKES[family].spec, attention=attention, img_size=64 if family == "deit" else 224)
+        before = snapshot(model)
+        report = load_pretrained(model, official(family), min_share=0.8)
+        own = {name for name in before if ".mechanism." in name}
+        assert {name for name in report.initialised if ".mechanism." in name} == own - {
+            name for name in own if not before[name].is_floating_point()
+        }
+        for name in own:
+            assert torch.equal(model.state_dict()[name], before[name])
+        widened = {name for name in before if name.endswith("attn.proj.weight") and attention == "enhanced_linear"}
+        assert set(report.missing) == widened  # its output is wider than its input
+        layers = [name for name in before if name.endswith("qkv.weight")]
+        assert layers
+        assert set(layers) <= set(report.loaded)
+
+    def test_focused_into_softmax(self, official):
+        report = load_pretrained(create(FAKES["flatten_pvt"].spec, attention="softmax"), official("flatten_pvt"))
+        assert report.share == 1
+        assert all(".mechanism." in name for name in report.unexpected)
+
+    def test_a_part_of_a_mechanism_is_missing(self):
+        state = FAKES["flatten_deit"].state()
+        del state["blocks.0.attn.scale"], state["blocks.1.attn.positional_encoding"]
+        report = load_pretrained(create(FAKES["flatten_deit"].spec), state, min_share=0.5)
+        assert set(report.missing) == {
+            "blocks.0.attn.mechanism.scale",
+            "blocks.1.attn.mechanism.positional_encoding",
+        }
+        assert report.share < 1
+
+
+class TestRefusal:
+    """What does not fit leaves the model as it was."""
+
+    def refused(self, model, source, **options):
+        before = snapshot(model)
+        with pytest.raises(linvit.UserError) as error:
+            load_pretrained(model, source, **options)
+        assert_same_state(model.state_dict(), before)
+        return str(error.value)
+
+    def test_another_family(self, official):
+        text = self.refused(create(FAKES["pvt"].spec), official("swin"))
+        assert "less than min_share = 90%; nothing was changed" in text
+        assert "Name the backbone that they belong to, or lower min_share" in text
+
+    def test_another_size_of_the_family(self, official):
+        text = self.refused(create({**FAKES["pvt"].spec, "embed_dims": [16, 32, 40, 64]}), official("pvt"))
+        assert "in the file" in text
+        assert "in the model" in text
+
+    def test_unknown_names(self):
+        text = self.refused(create(FAKES["pvt"].spec), {"encoder.layer.0.w": torch.ones(3), "x": torch.ones(2)})
+        assert ", ".join(layout.name for layout in LAYOUTS) in text
+        assert "They begin encoder.layer.0.w, x" in text
+
+    @pytest.mark.parametrize("share", [-0.1, 1.1])
+    def test_a_share_that_is_none(self, share):
+        assert "min_share must lie between 0 and 1" in self.refused(
+            create(FAKES["deit"].spec), FAKES["deit"].state(), min_share=share
+        )
+
+    def test_the_share_is_of_numbers(self):
+        state = FAKES["deit"].state()
+        model = create(FAKES["deit"].spec)
+        total = sum(p.numel() for name, p in model.state_dict().items() if not name.startswith("head"))
+        cut = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.mlp")}
+        lost = sum(tensor.numel() for name, tensor in state.items() if name not in cut)
+        share = 1 - lost / total
+        report = load_pretrained(model, cut, min_share=share - 1e-6)
+        assert report.share == pytest.approx(share)
+        assert list(report.missing) == [name for name in model.state_dict() if name.startswith("blocks.1.mlp")]
+        assert f"{share:.1%}" in self.refused(model, cut, min_share=share + 1e-6)
+
+    def test_a_table_of_an_unknown_grid(self):
+        state = {**FAKES["deit"].state(), "pos_embed": torch.ones(1, 99, 48)}
+        report = load_pretrained(create(FAKES["deit"].spec), state)
+        assert report.missing == {"pos_embed": "1x99x48 in the file, 1x197x48 in the model"}
+
+    def test_other_channels_of_the_image(self):
+        model = create(FAKES["pvt"].spec, in_chans=4)
+        report = load_pretrained(model, FAKES["pvt"].state())
+        assert report.missing == {"stages.0.embed.proj.weight": "16x3x4x4 in the file, 16x4x4x4 in the model"}
+        assert "16x3x4x4 in the file, 16x4x4x4 in the model" in str(report)
+
+    @pytest.mark.parametrize(
+        "tensor", [torch.tensor(1.0), torch.ones(5), torch.ones(3, 3, 3), torch.ones(9, 1)], ids=lambda t: str(t.shape)
+    )
+    @pytest.mark.parametrize(
+        "name", ["attn.q.weight", "attn.kv.weight", "attn.q.bias", "norm1.weight", "mlp.fc1.weight"]
+    )
+    def test_tensors_of_odd_shapes(self, name, tensor):
+        state = {**FAKES["pvt"].state(), f"block3.0.{name}": tensor, "head.weight": tensor, "pos_embed1": tensor}
+        report = load_pretrained(create(FAKES["pvt"].spec), state, min_share=0.1)
+        assert {"stages.0.pos_embed", "head.weight"} <= report.missing.keys()
+        assert "in the file" in str(report)
+
+
+def test_precision_follows_the_model():
+    state = {name: tensor.half() for name, tensor in FAKES["deit"].state().items()}
+    model = create(FAKES["deit"].spec)
+    load_pretrained(model, state)
+    assert {own.dtype for own in model.state_dict().values()} == {torch.float32}
+    assert torch.equal(model.head.weight, state["head.weight"].float())
+
+
+def test_the_file_does_not_stay_tied_to_the_model(tmp_path):
+    """Nor is it changed by training, though large files are mapped into memory."""
+    path = tmp_path / "x.pth"
+    torch.save(FAKES["deit"].state(), path)
+    before = path.read_bytes()
+    model = create(FAKES["deit"].spec)
+    load_pretrained(model, path)
+    perturb(model)
+    assert path.read_bytes() == before
+
+
+def test_batch_norms_keep_their_statistics(official):
+    model = create(FAKES["soft"].spec)
+    load_pretrained(model, official("soft"))
+    statistics = {name: own for name, own in model.state_dict().items() if "running" in name}
+    assert statistics
+    fresh = create(FAKES["soft"].spec).state_dict()
+    assert not any(torch.equal(own, fresh[name]) for name, own in statistics.items())
+
+
+def test_our_own_safetensors(tmp_path):
+    model, twin = perturb(create(FAKES["deit"].spec)), create(FAKES["deit"].spec)
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+    assert load_pretrained(twin, tmp_path / "x.safetensors").share == 1
+    assert_same_state(model.state_dict(), twin.state_dict())
+
+
+def test_a_timm_model_takes_timms_weights():
+    spec = {"name": "timm", "model": "vit_tiny_patch16_224"}
+    report = load_pretrained(create(spec, img_size=256), create(spec).state_dict())
+    assert list(report.resized) == ["pos_embed"]
+    ours = create("deit_tiny")
+    report = load_pretrained(ours, create(spec).state_dict())
+    assert report.share == 1
+    assert report.layout == "deit"
+
+
+def test_the_report_reads_well(official):
+    model = create(FAKES["flatten_pvt"].spec, classes=10, img_size=256)
+    report = load_pretrained(model, official("flatten_pvt"))
+    first, *lines = str(report).splitlines()
+    assert first.startswith(f"weights from '{official('flatten_pvt')}': pvt names, from model (beside it: optimizer,")
+    assert first.endswith("config), 100.0% of the backbone")
+    assert [line.split()[0] for line in lines] == ["loaded", "resized", "initialised", "missing", "unexpected"]
+    assert [int(line.split()[1]) for line in lines] == [
+        len(report.loaded),
+        len(report.resized),
+        len(report.initialised),
+        len(report.missing),
+        len(report.unexpected),
+    ]
+    assert "(1x3136x16 to 1x4096x16)" in lines[1]
+    assert max(map(len, lines)) < 400
+
+
+def test_numbers_are_in_the_right_place(official):
+    """A whole checkpoint in a model gives the logits of the parameters loaded by hand."""
+    model, twin = create(FAKES["deit"].spec).eval(), create(FAKES["deit"].spec).eval()
+    load_pretrained(model, official("deit"))
+    twin.load_state_dict(FAKES["deit"].state())
+    x = randn(1, 3, 224, 224).float()
+    assert torch.equal(model(x), twin(x))
