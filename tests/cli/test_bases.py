@@ -26,8 +26,9 @@ def test_bases_come_first_each_once_in_order(write):
     own = write("run.yaml", "base: [base/high.yaml, other.yaml]")
     assert with_bases(["fit", "--config", own, "--data.img_size=8"]) == [
         *("fit", "--config", low, "--config", high, "--config", other, "--config", own, "--data.img_size=8"),
+        "--base=null",
     ]
-    assert with_bases([f"--config={high}"]) == ["--config", low, "--config", high]
+    assert with_bases([f"--config={high}"]) == ["--config", low, "--config", high, "--base=null"]
 
 
 def test_a_command_line_without_bases_stays(write):

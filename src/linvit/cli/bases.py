@@ -14,7 +14,8 @@ FLAG = "--config"
 def with_bases(argv: Sequence[str]) -> list[str]:
     """A command line whose every `--config FILE` follows the files that FILE names under `base:`, theirs included.
 
-    What a later file says wins, key by key, so that a file need only hold what differs.
+    What a later file says wins, key by key, so that a file need only hold what differs. In the end `base` itself is
+    taken back: what is merged stands by itself, wherever it is saved.
 
     Raises:
         UserError: If a base is missing or a file is, in the end, its own base.
@@ -28,7 +29,8 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             expanded += _chain(Path(argument.removeprefix(f"{FLAG}=")), ())
         else:
             expanded.append(argument)
-    return expanded
+    merged = expanded.count(FLAG) > len(configs(argv))
+    return [*expanded, "--base=null"] if merged else expanded
 
 
 def configs(argv: Sequence[str]) -> list[str]:

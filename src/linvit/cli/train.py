@@ -108,7 +108,6 @@ class LinvitCLI(LightningCLI):
             given = configs(with_bases(argv))
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
             raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
-        self.settings.base = None  # it is merged; what is saved stands by itself
         if self.settings.ckpt_path:
             if self.config.subcommand != "fit":
                 warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved

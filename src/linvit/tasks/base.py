@@ -178,7 +178,8 @@ class Task(LightningModule):
                 f"the warm-up of {hp['warmup_epochs']} epochs is longer than the run ({epochs:.4g} epochs); it is cut "
                 f"to the run. Lower --model.warmup_epochs"
             )
-        if hp["cooldown_epochs"] and hp["cooldown_epochs"] >= epochs:
+        cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]
+        if cooldown and cooldown >= epochs:
             raise UserError(
                 f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
                 f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
@@ -190,7 +191,7 @@ class Task(LightningModule):
             start=hp["warmup_lr"] * others,
             end=hp["min_lr"] * others,
             warmup=min(hp["warmup_epochs"], epochs),
-            total=epochs - hp["cooldown_epochs"],
+            total=epochs - cooldown,
             steps_per_epoch=per_epoch,
             interval=hp["lr_interval"],
             lag=hp["lr_lag"],

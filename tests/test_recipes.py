@@ -1,0 +1,218 @@
+"""The ImageNet recipes against what the papers and their repositories say: rates at every step, groups, settings.
+
+The numbers here are absolute, at the published total batch; the configurations give base rates and how they scale.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from linvit.optim import parameter_groups
+from linvit.tasks import ClassificationTask
+from tests.cli.runs import linvit
+from tests.test_configs import IMAGENET, ROOT
+
+TRAINING_IMAGES = 1_281_167
+DEVICES = 8
+
+
+class Recipe(NamedTuple):
+    """Per device: images. Rates: peak, start of the warm-up, end. Epochs: warm-up, cosine, cool-down."""
+
+    batch: int
+    peak: float
+    start: float
+    end: float
+    warmup: int
+    cosine: int
+    cooldown: int
+    per: str
+    lag: int
+    weight_decay: float
+    drop_path: float
+    clip: float | None
+    ema: float | None = None
+
+
+def deit(drop_path, clip=None, ema=None):
+    return Recipe(128, 1e-3, 1e-6, 1e-5, 5, 300, 0, "epoch", 1, 0.05, drop_path, clip, ema)
+
+
+def swin(drop_path):
+    return Recipe(128, 1e-3, 1e-6, 1e-5, 20, 300, 0, "step", 1, 0.05, drop_path, 5.0)
+
+
+def cswin(batch, peak, drop_path, ema, weight_decay=0.05):
+    return Recipe(batch, peak, 1e-6, 1e-5, 20, 300, 10, "epoch", 0, weight_decay, drop_path, None, ema)
+
+
+def soft(peak):
+    return Recipe(128, peak, 1e-6, 5e-5, 10, 300, 0, "epoch", 0, 0.05, 0.1, 1.0, 0.99996)
+
+
+def flatten(batch, peak, start, end, warmup, cooldown, drop_path, clip, ema=None, weight_decay=0.05):
+    return Recipe(batch, peak, start, end, warmup, 300, cooldown, "step", 1, weight_decay, drop_path, clip, ema)
+
+
+PUBLISHED = {
+    **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
+    "flatten_deit_tiny": deit(0.1),
+    "hydra_deit_base": deit(0.1),
+    **{f"pvt_{size}": deit(0.1) for size in ("tiny", "small")},
+    **{f"pvt_{size}": deit(0.3, clip=1.0) for size in ("medium", "large")},
+    **{f"pvt_v2_{size}": deit(0.1) for size in ("b0", "b1", "b2", "b2_li")},
+    **{f"pvt_v2_{size}": deit(0.3, clip=1.0) for size in ("b3", "b4", "b5")},
+    "swin_tiny": swin(0.2),
+    "swin_small": swin(0.3),
+    "swin_base": swin(0.5),
+    "swin_base_384": Recipe(32, 1e-5, 1e-8, 1e-7, 5, 30, 0, "step", 1, 1e-8, 0.5, 5.0),
+    "cswin_tiny": cswin(256, 2e-3, 0.2, 0.99984),
+    "cswin_small": cswin(256, 2e-3, 0.4, 0.99984),
+    "cswin_base": cswin(128, 1e-3, 0.5, 0.99992, weight_decay=0.1),
+    "cswin_base_384": Recipe(32, 5e-6, 5e-6, 5e-7, 0, 20, 10, "epoch", 0, 1e-8, 0.7, None, 0.9998),
+    **{f"{family}_{size}": soft(1e-3) for family in ("soft", "soft_norm") for size in ("tiny", "small")},
+    "soft_medium": soft(3.5e-4),
+    "soft_norm_medium": soft(4e-4),
+    **{f"{family}_large": soft(3.3e-4) for family in ("soft", "soft_norm")},
+    **{f"{family}_huge": soft(2.7e-4) for family in ("soft", "soft_norm")},
+    "flatten_pvt_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None),
+    "flatten_pvt_small": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.1, None),
+    "flatten_pvt_medium": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
+    "flatten_pvt_large": flatten(32, 2.5e-4, 5e-7, 5e-6, 5, 10, 0.3, 1.0),
+    **{f"flatten_pvt_v2_b{i}": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None) for i in range(3)},
+    "flatten_pvt_v2_b3": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.3, 1.0),
+    "flatten_pvt_v2_b4": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
+    "flatten_swin_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0),
+    "flatten_swin_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.3, 5.0),
+    "flatten_swin_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0),
+    "flatten_swin_base_384": Recipe(32, 1e-5, 1e-8, 1e-7, 5, 30, 0, "step", 1, 1e-8, 0.5, 5.0),
+    "flatten_cswin_tiny": flatten(256, 2e-3, 4e-6, 4e-5, 20, 10, 0.2, None, 0.99984),
+    "flatten_cswin_small": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.4, None, 0.99984),
+    "flatten_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, 0.99982, weight_decay=0.1),
+    "flatten_cswin_base_384": Recipe(32, 2.5e-6, 2.5e-6, 2.5e-7, 0, 20, 10, "step", 1, 1e-8, 0.7, None, 0.99982),
+}
+RECALLED = {"deit_base_384", "cswin_large", "cswin_large_384"}  # their configurations say that no source settles them
+SPARED = {  # parameters of more than one dimension that are not decayed
+    "DeiT": {"pos_embed", "cls_token"},
+    "PVT": {"stages.3.cls_token"},
+    "PVTv2": set(),
+    "Swin": {"relative_position_bias_table"},
+    "CSWin": set(),
+    "SOFT": {"stages.3.cls_token"},
+}
+
+published = pytest.mark.parametrize("name", PUBLISHED)
+
+
+@cache
+def configuration(name):
+    """All that a recipe amounts to."""
+    done = linvit("fit", f"--config={ROOT}/configs/imagenet/{name}.yaml", "--print_config", cwd=ROOT)
+    assert done.code == 0, done.err
+    return yaml.safe_load(done.out)
+
+
+@cache
+def task_of(name):
+    """The task of a recipe, without memory or numbers."""
+    content = configuration(name)
+    arguments = {key: value for key, value in content["model"]["init_args"].items() if key != "num_classes"}
+    arguments["img_size"] = content["data"]["init_args"]["img_size"]
+    with torch.device("meta"):
+        return ClassificationTask(**arguments, num_classes=1000)
+
+
+def test_every_recipe_is_here():
+    assert {name.rpartition("/")[2].removesuffix(".yaml") for name in IMAGENET} == PUBLISHED.keys() | RECALLED
+
+
+@pytest.mark.parametrize("name", sorted(RECALLED))
+def test_a_recipe_without_a_source_says_so(name):
+    text = (ROOT / f"configs/imagenet/{name}.yaml").read_text()
+    assert "not published in full" in text or "as remembered" in text
+
+
+@published
+def test_rate_at_every_step(name):
+    """The published formula, evaluated here for a whole run of ImageNet's length."""
+    recipe, content = PUBLISHED[name], configuration(name)
+    batch = content["data"]["init_args"]["batch_size"]
+    assert batch == recipe.batch
+    epochs = content["trainer"]["max_epochs"]
+    assert epochs == recipe.cosine + recipe.cooldown
+    per_epoch = TRAINING_IMAGES // (batch * DEVICES)
+    task = task_of(name)
+    task._trainer = SimpleNamespace(
+        estimated_stepping_batches=epochs * per_epoch,
+        fit_loop=SimpleNamespace(setup_data=lambda: None),
+        num_training_batches=per_epoch,
+        limit_train_batches=1.0,
+        accumulate_grad_batches=1,
+        fast_dev_run=False,
+        train_dataloader=SimpleNamespace(batch_size=batch),
+        world_size=DEVICES,
+    )
+    schedule = task.schedule()
+    assert task.total_batch == batch * DEVICES
+    steps = np.arange(epochs * per_epoch)
+    unit = per_epoch if recipe.per == "step" else 1
+    index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)
+    warmup, cosine = recipe.warmup * unit, recipe.cosine * unit
+    rising = recipe.start + index * (recipe.peak - recipe.start) / max(warmup, 1)
+    falling = recipe.end + (recipe.peak - recipe.end) * (1 + np.cos(np.pi * index / cosine)) / 2
+    wanted = np.select([index < warmup, index < cosine], [rising, falling], recipe.end)
+    got = np.array([schedule(step) for step in steps.tolist()])
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
+@published
+def test_settings(name):
+    recipe, content = PUBLISHED[name], configuration(name)
+    model, data = content["model"]["init_args"], content["data"]["init_args"]
+    assert model["backbone"] == name
+    assert model["weight_decay"] == recipe.weight_decay
+    assert model["drop_path_rate"] == recipe.drop_path
+    assert model["ema_decay"] == recipe.ema
+    assert content["trainer"]["gradient_clip_val"] == recipe.clip
+    original = name.startswith("cswin_base_384")
+    assert (model["mixup_alpha"], model["cutmix_alpha"]) == ((0.1, 0.1) if original else (0.8, 1.0))
+    assert model["label_smoothing"] == 0.1
+    augmentation = data["augmentation"]
+    assert augmentation["auto_augment"] == "rand-m9-mstd0.5-inc1"
+    assert augmentation["erase"] == 0.25
+    assert augmentation["crop_scale"] == [0.08, 1.0]
+    assert augmentation["hflip"] == 0.5
+    family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name else "deit"
+    flattened = name.startswith("flatten_") and family != "deit"
+    assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
+    assert data["repeats"] == (3 if family in ("deit", "pvt") and not flattened else 1)
+    assert data["img_size"] == (384 if name.endswith("384") else 224)
+    if name in ("swin_base_384", "flatten_swin_base_384"):
+        assert data["eval_resize"] == "direct"
+    else:
+        assert data["eval_resize"] == ("square" if flattened else "short")
+        whole = {"cswin_base_384": 1.0}
+        assert data["eval_crop"] == whole.get(name, 0.9 if family in ("cswin", "soft") and not flattened else 0.875)
+
+
+@published
+def test_what_is_not_decayed(name):
+    """Vectors, and the names that the paper's program lists; FLatten's 3-D tables are decayed."""
+    task = task_of(name)
+    names = {id(parameter): name for name, parameter in task.backbone.named_parameters()}
+    found = {True: set(), False: set()}
+    for group in parameter_groups(task, 1.0, 0.05):
+        found[group["weight_decay"] > 0] |= {names[id(p)] for p in group["params"] if id(p) in names}
+    shapes = {name: parameter.ndim for name, parameter in task.backbone.named_parameters()}
+    spared = SPARED[type(task.backbone).__name__]
+    expected = {name for name, ndim in shapes.items() if ndim > 1 and any(name.endswith(end) for end in spared)}
+    assert {name for name in found[False] if shapes[name] > 1} == expected
+    assert all(shapes[name] > 1 for name in found[True])
+    tables = [name for name in shapes if name.endswith(("positional_encoding", "mechanism.scale"))]
+    assert set(tables) <= found[True]
+    assert bool(tables) == name.startswith("flatten_")
