@@ -13,6 +13,7 @@ import yaml
 import linvit
 from linvit.cli import HELP, VERBS
 from tests.cli.runs import linvit as command_line
+from tests.data.images import image_folder
 from tests.official import fill
 from tests.official.swin import SIZES, swin
 from tests.weights.files import save_flatten
@@ -95,7 +96,10 @@ def test_a_command_is_understood(line, place):
     elif program == "linvit":
         if verb == "import-weights":
             save_flatten(fill(swin(**SIZES["tiny"], focused_stages=2)), place / arguments[0])
-        assert command_line(verb, *arguments, cwd=place).code == 0
+        if "path/to/imagenet" in arguments:
+            image_folder(place / "path/to/imagenet", ["train", "val"], count=20)
+        done = command_line(verb, *arguments, cwd=place)
+        assert done.code == 0, done.err
     else:
         assert program in {"git", "cd", "source", "pip", "tensorboard", "python"}
 
