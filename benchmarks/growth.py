@@ -1,8 +1,8 @@
 """Time of each mechanism that claims O(N) at four times the tokens: N = 12,544 against 3,136, forward, in turns.
 
 Processor time of one thread, so that waiting for other programs does not count; medians. The C library gives large
-blocks back to the system after every call and gets them back page by page, which is a matter of its thresholds, not of the
-mechanism; here it keeps them, as the caching allocator of a GPU does. `--fresh` leaves its thresholds alone.
+blocks back to the system after every call and gets them back page by page, which is a matter of its thresholds, not of
+the mechanism; here it keeps them, as the caching allocator of a GPU does. `--fresh` leaves its thresholds alone.
 
 Example:
     $ python benchmarks/growth.py

@@ -97,7 +97,7 @@ def test_a_command_is_understood(line, place):
         if verb == "import-weights":
             save_flatten(fill(swin(**SIZES["tiny"], focused_stages=2)), place / arguments[0])
         if "path/to/imagenet" in arguments:
-            image_folder(place / "path/to/imagenet", ["train", "val"], count=20)
+            image_folder(place / "path/to/imagenet", ["train", "val"], count=32)
         done = command_line(verb, *arguments, cwd=place)
         assert done.code == 0, done.err
     else:

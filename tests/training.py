@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from linvit.tasks import ClassificationTask
 
@@ -36,7 +36,12 @@ class RandomImages(Dataset[dict[str, Any]]):
 
 def batches(count: int, batch_size: int = 8, **options: Any) -> DataLoader[Any]:
     """Random images in batches, in order."""
-    return DataLoader(RandomImages(count, **options), batch_size)
+    return DataLoader(RandomImages(count, **options), batch_size, collate_fn=batch)
+
+
+def batch(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Samples as a batch with a key, from which mixing is drawn."""
+    return {**default_collate(samples), "key": samples[0]["index"]}
 
 
 def tiny_task(**options: Any) -> ClassificationTask:

@@ -9,6 +9,7 @@ import pytest
 
 import linvit
 from linvit.cli import bench, main
+from tests.data.images import image_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,3 +67,9 @@ def test_a_mistake_in_the_configuration_is_a_user_error(tmp_path):
     config.write_text("data: {class_path: linvit.data.ClassificationData, init_args: {batch_sice: 3}}\n")
     with pytest.raises(linvit.UserError, match="batch_sice"):
         bench.main(["data", "--config", str(config)])
+
+
+def test_fewer_images_than_a_batch_are_refused(tmp_path):
+    image_folder(tmp_path, ["train", "val"])
+    with pytest.raises(linvit.UserError, match=r"has 6 training images, less than one batch of 64; add some"):
+        bench.main(["data", str(tmp_path)])

@@ -22,9 +22,11 @@ class TestFit:
     def test_the_run_folder(self, run):
         assert [path.name for path in run.root.iterdir()] == ["checkpoints"]
         assert [path.name for path in (run.root / "checkpoints").iterdir()] == ["quickstart"]
-        found = {re.sub(r"tfevents.*", "tfevents", name) for name in files(run.folder)} - {"predictions.csv"}
+        found = {re.sub(r"tfevents.*", "tfevents", name) for name in files(run.folder)}
+        others = {"hparams.yaml", "predictions.csv", "test_classes.csv", "test_confusion.png"}  # of other verbs
         kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
-        assert found - {"hparams.yaml"} == kept | {"config.yaml", "events.out.tfevents"}
+        told = {"metrics.csv", "val_classes.csv", "val_confusion.png"}
+        assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}
 
     def test_the_whole_configuration_is_saved(self, run):
         saved = yaml.safe_load(run.config.read_text())
@@ -369,11 +371,11 @@ model:
 
     def test_a_broken_image_ends_the_run_with_its_name(self, tmp_path):
         image_folder(tmp_path / "mine", ["train", "val"])
-        (tmp_path / "mine" / "train" / "bee" / "1.png").write_bytes(b"no image")
+        (tmp_path / "mine" / "val" / "bee" / "1.png").write_bytes(b"no image")  # evaluation skips none
         for workers in (0, 1):
             options = {"data__source": "mine", "data__batch_size": 2, "data__num_workers": workers}
             text, _ = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(**options))
-            assert text.startswith(f"linvit: error: image 4 ({tmp_path}/mine/train/bee/1.png) cannot be decoded")
+            assert text.startswith(f"linvit: error: image {tmp_path}/mine/val/bee/1.png cannot be decoded")
 
 
 class TestCheckpointMistakes:

@@ -88,17 +88,19 @@ class TestSplits:
     def ids(self, samples):
         return [samples[i]["id"] for i in range(len(samples))]
 
-    def test_a_missing_validation_split_is_cut_from_training_always_alike(self, tmp_path):
+    def test_a_missing_validation_split_is_cut_from_training_always_alike(self, tmp_path, caplog):
         folder = image_folder(tmp_path / "data", ["train", "test"], count=10)
         first, second = (ready(folder, val_fraction=0.2) for _ in range(2))
+        assert f"data source '{folder}' has no validation split; a share of 0.2 of its train split" in caplog.text
         assert (len(first.train_set), len(first.val_set)) == (16, 4)
         assert self.ids(first.train_set) == self.ids(second.train_set)
         everything = sorted(map(str, (folder / "train").rglob("*.png")))
         assert sorted(self.ids(first.train_set) + self.ids(first.val_set)) == everything
 
-    def test_a_given_validation_split_is_taken(self, tmp_path):
+    def test_a_given_validation_split_is_taken(self, tmp_path, caplog):
         folder = image_folder(tmp_path / "data", ["train", "val"])
         module = ready(folder)
+        assert "held out" not in caplog.text
         assert sorted(self.ids(module.train_set)) == sorted(map(str, (folder / "train").rglob("*.png")))
         assert sorted(self.ids(module.val_set)) == sorted(map(str, (folder / "val").rglob("*.png")))
 
@@ -167,7 +169,7 @@ class TestFacts:
         assert data(folder, num_classes=3).num_classes == 3
         assert error_of(lambda: data(folder, num_classes=expected).num_classes) == (
             f"data source '{folder}' has 3 classes (ant, bee, cow), but num_classes says {expected}. "
-            f"Complete the data, or set num_classes: 3, or leave it out"
+            f"Complete the data, or set --data.num_classes=3, or null to take what it has"
         )
 
     @pytest.mark.parametrize(

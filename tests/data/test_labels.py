@@ -129,7 +129,10 @@ class TestStreamed:
     def test_there_must_be_a_validation_split(self, tmp_path):
         path = plain_table(tmp_path / "x.parquet", 10, label=[0, 1] * 5)
         data = self.data(path, num_classes=2)
-        assert "has no val split; it has: train" in error_of(data.setup, "fit")
+        message = error_of(data.setup, "fit")
+        assert message.endswith(
+            "no val split; it has: train; a stream is not cut in two: add one, or set --data.streaming=false"
+        )
 
     def test_repeats_are_not_streamed(self):
         assert "got repeats=3" in error_of(lambda: self.data("digits", repeats=3))

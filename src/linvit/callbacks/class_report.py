@@ -14,7 +14,7 @@ from linvit.callbacks.confusion_picture import confusion_picture
 
 
 class ClassReport(Callback):
-    """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png` at the end of training, `test_...` of test.
+    """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
     In training it is the last validation that is reported, and the picture goes to TensorBoard, too. The picture is of
     the weights that `predict_with` names.

@@ -63,8 +63,13 @@ def main(argv: list[str]) -> int:
     data, workers = (ClassificationData(source, augmentation=RECIPE), WORKERS) if settings is None else _data(settings)
     data.num_workers = 0  # in this process, whose CPU seconds are counted
     data.setup("fit")
+    count = len(data.train_set)  # type: ignore[arg-type]
+    if count < data.batch_size:
+        raise UserError(
+            f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"
+        )
     augmentation = data.train_transform.augmentation
-    print(f"{args.images} of {len(data.train_set)} images of {data.source}, {data.size[0]}x{data.size[1]}")  # type: ignore[arg-type]
+    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}")
     print(f"{augmentation}\n")
 
     loaders: dict[str, Callable[[], Any]] = {
@@ -103,7 +108,8 @@ def _settings(config: str, source: str | None) -> Namespace:
         parser.add_argument(f"--{section}", type=Any)
     parser.add_subclass_arguments(ImageData, "data", required=True)
     parser.add_subclass_arguments(Task, "model", required=True)
-    given = [] if source is None else [f"--data.source={source}"]
+    # a set that takes the place of the configuration's has classes of its own
+    given = [] if source is None else [f"--data.source={source}", "--data.num_classes=null"]
     try:
         settings: Namespace = parser.parse_args([*with_bases(["--config", config]), *given])
     except argparse.ArgumentError as error:

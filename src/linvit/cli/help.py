@@ -27,8 +27,8 @@ TRAINER = {
 }
 FINE = {  # set in recipes, seldom on a command line: only --help=all tells them
     *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "mix_prob", "mix_switch"),
-    *("mean", "std", "image_column", "label_column", "repeats", "seed"),
-    *("crop_ratio", "interpolation", "rotate", "translate", "zoom"),
+    *("mean", "std", "image_column", "label_column", "val_fraction", "repeats", "seed"),
+    *("crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom"),
 }
 OPENING = {
     "fit": "Trains a model. The run goes to checkpoints/CONFIG_NAME/version_N.",
@@ -47,7 +47,7 @@ def short_help(verb: str) -> str:
         "",
         f"usage: linvit {verb} {start} [--option=value ...]",
         "",
-        *_row("--config", "FILE", "YAML with trainer, model and data; each may name a sibling file."),
+        *_row("--config", "FILE", "YAML with trainer, model and data; may start from others (base:)."),
         *_row("--ckpt_path", "FILE", "Checkpoint to continue or to score; it decides the model."),
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),

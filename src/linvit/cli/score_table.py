@@ -1,10 +1,10 @@
 """What `linvit validate` and `linvit test` print: the scores, over how many images, and what was published."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from linvit.image_size import image_size
+from linvit.model_facts import model_facts
 
 ORDER = ("score", "top1", "top5", "loss")  # of the rows; others follow
 
@@ -38,18 +38,10 @@ def published(settings: Mapping[str, Any]) -> tuple[float, str] | None:
     name, options = (backbone, {}) if isinstance(backbone, str) else (backbone["name"], {**backbone})
     if set(options) - {"name"} or settings["attention"] is not None or settings["num_classes"] != 1000:
         return None
-    facts = _facts().get(name)
+    facts = model_facts().get(name)
     if facts is None or facts.top1 is None or image_size(settings["img_size"]) != (facts.img_size, facts.img_size):
         return None
     return facts.top1 / 100, facts.top1_source
-
-
-def _facts() -> dict[str, Any]:
-    try:
-        facts: dict[str, Any] = importlib.import_module("linvit.model_facts").model_facts()
-    except ModuleNotFoundError:
-        return {}
-    return facts
 
 
 def _place(tag: str) -> tuple[bool, int, str]:

@@ -156,7 +156,8 @@ class ClassificationData(ImageData):
             classes = "" if names is None else f" ({', '.join(names[:10])}{', ...' if found > 10 else ''})"
             raise UserError(
                 f"data source '{self.source}' has {found} classes{classes}, but num_classes says "
-                f"{self.expected_classes}. Complete the data, or set num_classes: {found}, or leave it out"
+                f"{self.expected_classes}. Complete the data, or set --data.num_classes={found}, or null to take what "
+                f"it has"
             )
         return found
 
@@ -200,10 +201,16 @@ class ClassificationData(ImageData):
             )
         streams = self.stream_options is not None
         if split in ("train", "val") and "train" in self.splits and "val" not in self.splits and not streams:
+            if split == "val":
+                rank_zero_info(
+                    f"data source '{self.source}' has no validation split; a share of {self.val_fraction} of its train "
+                    f"split is held out (--data.val_fraction)"
+                )
             half = self._halves["train" if split == "train" else "test"]
             return self._set(split, half, transform, label)
         if split not in self.splits:
-            raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}")
+            way = "; a stream is not cut in two: add one, or set --data.streaming=false" if streams else ""
+            raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}{way}")
         return self._set(split, self.splits[split], transform, label)
 
     def _set(

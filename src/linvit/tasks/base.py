@@ -178,7 +178,7 @@ class Task(LightningModule):
                 f"the warm-up of {hp['warmup_epochs']} epochs is longer than the run ({epochs:.4g} epochs); it is cut "
                 f"to the run. Lower --model.warmup_epochs"
             )
-        cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]
+        cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]  # type: ignore[attr-defined]
         if cooldown and cooldown >= epochs:
             raise UserError(
                 f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "

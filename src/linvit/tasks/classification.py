@@ -96,7 +96,7 @@ class ClassificationTask(Task):
 
     def _score(self, logits: Tensor, label: Tensor, prefix: str) -> Tensor:
         """Logs logits (B, K) against labels (B,); devices exchange nothing before the end of the set."""
-        metrics, loss = cast(MetricCollection, self.metrics[prefix]), cast(MeanMetric, self.losses[prefix])
+        metrics, loss = cast("MetricCollection", self.metrics[prefix]), cast("MeanMetric", self.losses[prefix])
         size = len(label)
         metrics.update(logits, label)
         loss.update(F.cross_entropy(logits, label, reduction="none"))

@@ -1,4 +1,4 @@
-"""How a network is executed, which changes no result: compiled, or with less memory; and evaluated on several devices."""
+"""How a network is executed, which changes no result: with less memory, and on several devices."""
 
 import torch
 from lightning.pytorch import LightningModule

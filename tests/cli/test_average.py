@@ -1,0 +1,72 @@
+"""A run with a moving average: what it keeps, and what going on leaves alone."""
+
+import re
+
+import pytest
+import torch
+
+from tests.cli.runs import events, flags, train
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A run of two epochs with a moving average."""
+    return train(tmp_path_factory.mktemp("averaged"), "--model.ema_decay=0.5")
+
+
+def kept(path):
+    return torch.load(path, weights_only=True)
+
+
+def test_the_best_of_each_kind_is_kept(averaged):
+    curves = events(averaged.folder)
+    for name, tag in (("best", "val/score"), ("best_ema", "val/ema_score")):
+        score = dict(curves[tag])
+        assert score[kept(averaged.checkpoint(name))["global_step"] - 1] == max(score.values())
+        assert f"best {tag}  {max(score.values()):.4f}" in averaged.done.log
+    assert {"val/ema_top1", "val/ema_top5", "val/ema_loss", "final/ema_score"} <= curves.keys()
+
+
+def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_factory):
+    """The scores so far are in the checkpoint, of the weights and of their average."""
+    run = train(tmp_path_factory.mktemp("worse"), "--model.ema_decay=0.5")
+    for name in ("best", "best_ema"):
+        assert run.checkpoint(name).exists()
+    content = kept(run.checkpoint("last"))
+    for state in content["callbacks"].values():  # as if a score that cannot be beaten had been reached
+        if state.get("best_model_score") is not None:
+            state["best_model_score"] = torch.tensor(1.5)
+            state["kth_value"] = torch.tensor(1.5)
+            state["best_k_models"] = {path: torch.tensor(1.5) for path in state["best_k_models"]}
+    torch.save(content, run.checkpoint("last"))
+    before = {name: run.checkpoint(name).read_bytes() for name in ("best", "best_ema")}
+    done = run.then("fit", "--trainer.max_epochs=3", checkpoint="last")
+    assert done.code == 0, done.err
+    assert kept(run.checkpoint("last"))["global_step"] == 30
+    assert before == {name: run.checkpoint(name).read_bytes() for name in ("best", "best_ema")}
+
+
+def test_test_scores_both_and_predict_takes_the_one_asked_for(averaged):
+    done = averaged.then("test", checkpoint="best_ema")
+    assert done.code == 0, done.err
+    assert len(re.findall(r"^  test/(?:ema_)?top1 ", done.out, re.M)) == 2
+    header = (averaged.folder / "test_classes.csv").read_text().splitlines()[0]
+    assert header == "class,images,top1,ema_top1"
+    found = []
+    for weights in ("raw", "ema"):
+        done = averaged.then("predict", f"--model.predict_with={weights}", checkpoint="best_ema")
+        assert done.code == 0, done.err
+        assert "is ignored" not in done.log
+        found.append((averaged.folder / "predictions.csv").read_text())
+    assert found[0] != found[1]
+
+
+def test_how_a_model_runs_is_not_the_checkpoints_to_decide(averaged, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    short = flags(trainer__limit_test_batches=1)
+    done = averaged.then("test", "--model.compile=true", "--model.lr=3", *short)
+    assert done.code == 0, done.err
+    assert len(compiled) == 2  # the weights and their average
+    assert "--model.lr=3" in done.log
+    assert "--model.compile" not in done.log
