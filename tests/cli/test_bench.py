@@ -57,6 +57,15 @@ def test_with_a_configuration_the_model_is_measured_too(rate, waits, monkeypatch
     assert waits in printed
 
 
+def test_a_folder_in_place_of_the_configuration_s_data_has_its_own_classes(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "rate", lambda loader, images: 1.0)
+    monkeypatch.setattr(bench, "_compare", lambda settings, data, *_: print(f"{data.num_classes} classes"))
+    config = tmp_path / "x.yaml"
+    config.write_text(f"base: {ROOT}/configs/quickstart.yaml\ndata: {{init_args: {{num_classes: 10}}}}\n")
+    assert main(["bench", "data", str(folder), "--config", str(config), "--images=1", "--rounds=1"]) == 0
+    assert "20 classes" in capsys.readouterr().out
+
+
 def test_nothing_to_measure_is_a_user_error():
     with pytest.raises(linvit.UserError, match="needs images"):
         bench.main(["data"])

@@ -49,6 +49,15 @@ def test_several_flags_fill_one_spec(tmp_path):
     assert "    attention:\n      name: linear\n      feature_map: relu\n" in done.out
 
 
+def test_null_takes_back_what_stands_two_levels_below_a_section(tmp_path):
+    given = ["auto_augment=rand-m9", "crop_scale=[0.5, 1.0]", "auto_augment=null", "crop_scale=null"]
+    flags = [f"--data.augmentation.{flag}" for flag in given]
+    done = linvit("fit", f"--config={QUICKSTART}", *flags, "--print_config", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "      auto_augment: null\n" in done.out
+    assert "      crop_scale: null\n" in done.out
+
+
 MESSAGE = """Parser key "model":
   Does not validate against any of the Union subtypes
   Subtypes: [<class 'linvit.tasks.base.Task'>, <class 'NoneType'>]

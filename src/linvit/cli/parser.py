@@ -2,8 +2,10 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser
@@ -20,6 +22,7 @@ NOISE = re.compile(
     r"(Does not validate|Subtypes|Errors|Given value type|Given value: (Namespace|NestedArg|\{)|"
     r"Expected a <class 'NoneType'>|See .*--help)"
 )
+NONE = re.compile(r"^(--[\w.]+)=None$")
 SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
@@ -31,6 +34,13 @@ class Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """Reads `=None` as `=null`: jsonargparse hands the null of `--data.augmentation.auto_augment=null` on as that."""
+        if args is not None:
+            args = [NONE.sub(r"\1=null", argument) if isinstance(argument, str) else argument for argument in args]
+        parsed: Namespace = super().parse_args(args, *others, **options)
+        return parsed
 
 
 def readable(message: str) -> str:
