@@ -64,6 +64,7 @@ class TestFit:
         for _, *paths in commands:
             assert all((run.root / path).is_file() for path in paths)
         assert "tensorboard --logdir checkpoints/quickstart" in log
+        assert re.search(r"fit --config \S+ --ckpt_path \S+ --trainer.max_epochs=MORE", log)  # or nothing is left to do
 
     def test_a_second_run_gets_a_folder_of_its_own(self, tmp_path):
         short = flags(trainer__max_epochs=1, trainer__limit_train_batches=2)
@@ -270,7 +271,7 @@ class TestMistakes:
             ({"data__img_size": "[32, 32, 32]"}, ["img_size", "[32, 32, 32]"]),
             ({"data__source": "nowhere/images"}, ["no data at 'nowhere/images'", "hub:owner/name"]),
             ({"data__source": "digit"}, ["no data at 'digit'", "Did you mean 'digits'?"]),
-            ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes: 10"]),
+            ({"data__num_classes": 12}, ["has 10 classes", "num_classes says 12", "num_classes=10"]),
             ({"data__batch_size": 0}, ["batch_size must be at least 1; got 0"]),
             ({"data__num_workers": -2}, ["num_workers", "-2"]),
             ({"data__augmentation.hflip": 3}, ["hflip must lie between 0 and 1; got 3"]),

@@ -44,7 +44,9 @@ def test_the_error_of_a_killed_process_is_explained(small):
     killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.")
     explain(killed, 256, IMAGE, 8)
     assert "has 64 MiB" in killed.__notes__[0]
-    for error, workers in ((RuntimeError("CUDA out of memory"), 8), (ValueError("DataLoader worker"), 8), (killed, 0)):
+    ended = RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+    others = ((RuntimeError("CUDA out of memory"), 8), (ValueError("DataLoader worker"), 8), (killed, 0), (ended, 8))
+    for error, workers in others:
         before = len(getattr(error, "__notes__", []))
         explain(error, 256, IMAGE, workers)
         assert len(getattr(error, "__notes__", [])) == before

@@ -102,7 +102,7 @@ class TestMixing:
 
     def test_batches_without_a_key_are_a_user_error(self, tmp_path):
         with pytest.raises(linvit.UserError, match=r"batch\['key'\]"):
-            fit(tiny_task(mixup_alpha=1.0), tmp_path)
+            trainer(tmp_path, max_epochs=1).fit(tiny_task(mixup_alpha=1.0), DataLoader(RandomImages(8), 8))
 
     def test_it_survives_the_model_summary(self, tmp_path):
         runner = trainer(tmp_path, max_epochs=1, enable_model_summary=True)

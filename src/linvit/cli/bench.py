@@ -28,6 +28,7 @@ from linvit.tasks.base import FACTS
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25)
 WORKERS = 8
+CPU_BATCH = 8  # of the model: a recipe's batch is made for a GPU, and on a CPU takes minutes and all the memory
 EPILOG = """examples:
   linvit bench data path/to/folder                         ours and timm's loader, DeiT's recipe, 224x224
   linvit bench data --config configs/imagenet/swin_tiny.yaml --source path/to/folder
@@ -160,8 +161,9 @@ def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_
     parser.add_subclass_arguments(Task, "model")
     task = parser.instantiate(Namespace(model=settings.model)).model  # type: ignore[no-untyped-call]
     model, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameters()))
-    images = torch.randn(data.batch_size, 3, *data.size, device=fabric.device)
-    labels = torch.zeros(data.batch_size, dtype=torch.long, device=fabric.device)
+    batch = min(data.batch_size, CPU_BATCH) if fabric.device.type == "cpu" else data.batch_size
+    images = torch.randn(batch, 3, *data.size, device=fabric.device)
+    labels = torch.zeros(batch, dtype=torch.long, device=fabric.device)
 
     def step() -> None:
         fabric.backward(F.cross_entropy(model(images), labels))
@@ -170,9 +172,9 @@ def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trained = data.batch_size / _seconds(step, fabric, 3)
+        trained = batch / _seconds(step, fabric, 3)
     cores = min(max(workers, 1), os.cpu_count() or 1)
     loaded = per_core * cores
     waits = "the model waits for the loader" if loaded < trained else "the loader waits for the model"
-    print(f"\n  the model trains on {trained:.0f} images/s ({fabric.device.type}, {data.batch_size} per step)")
+    print(f"\n  the model trains on {trained:.0f} images/s ({fabric.device.type}, {batch} per step)")
     print(f"  {workers} loader processes on {cores} cores load {loaded:.0f} images/s: {waits}")

@@ -23,7 +23,7 @@ def last_words(keeper: ModelCheckpoint, average: ModelCheckpoint | None, run: Pa
         ]
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {shown(best)}",
-        f"go on training  linvit fit --config {config} --ckpt_path {last}",
+        f"go on training  linvit fit --config {config} --ckpt_path {last} --trainer.max_epochs=MORE",
         f"look at it      tensorboard --logdir {shown(run.parent)}",
     ]
     return "\n" + "".join(f"  {line}\n" for line in lines)

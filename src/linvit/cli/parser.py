@@ -36,7 +36,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **kwargs})
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Reads `=None` as `=null`: jsonargparse hands the null of `--data.augmentation.auto_augment=null` on as that."""
+        """Reads `=None` as `=null`: as None jsonargparse hands on the null of `--data.augmentation.crop_scale=null`."""
         if args is not None:
             args = [NONE.sub(r"\1=null", argument) if isinstance(argument, str) else argument for argument in args]
         parsed: Namespace = super().parse_args(args, *others, **options)

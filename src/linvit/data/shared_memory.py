@@ -43,7 +43,8 @@ def situation(batch_size: int, image_bytes: int, num_workers: int, ranks: int = 
 
 
 def explain(exception: BaseException, batch_size: int, image_bytes: int, num_workers: int) -> None:
-    """Adds the situation to the error of a loader process that was killed."""
+    """Adds the situation to the error of a loader process that was killed, unless it was told to end."""
     text = str(exception)
-    if num_workers and isinstance(exception, RuntimeError) and "DataLoader worker" in text and PLACE.exists():
+    killed = isinstance(exception, RuntimeError) and "DataLoader worker" in text and "Terminated" not in text
+    if num_workers and killed and PLACE.exists():
         exception.add_note(f"If it was for want of shared memory: {situation(batch_size, image_bytes, num_workers)}")
