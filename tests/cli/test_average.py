@@ -27,6 +27,16 @@ def test_the_best_of_each_kind_is_kept(averaged):
     assert {"val/ema_top1", "val/ema_top5", "val/ema_loss", "final/ema_score"} <= curves.keys()
 
 
+def test_the_last_checkpoint_knows_the_best_scores_of_its_own_epoch(tmp_path):
+    run = train(tmp_path, "--model.ema_decay=0.5", "--trainer.max_epochs=1")
+    curves = events(run.folder)
+    states = kept(run.checkpoint("last"))["callbacks"].values()
+    best = {state["monitor"]: state["best_model_score"] for state in states if state.get("monitor")}
+    for tag in ("val/score", "val/ema_score"):
+        ((_, score),) = curves[tag]
+        assert best[tag].item() == pytest.approx(score, rel=1e-6)
+
+
 def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_factory):
     """The scores so far are in the checkpoint, of the weights and of their average."""
     run = train(tmp_path_factory.mktemp("worse"), "--model.ema_decay=0.5")

@@ -197,6 +197,14 @@ class TestGoingOn:
         assert len(commands) == 2
         assert all((tmp_path / path).is_file() for command in commands for path in command)
 
+    def test_it_goes_on_from_the_same_place_again(self, tmp_path):
+        run = train(tmp_path, *flags(trainer__max_epochs=1))
+        for epochs in (2, 3):
+            done = run.then("fit", *flags(trainer__max_epochs=epochs), checkpoint="best")
+            assert done.code == 0, done.err
+        saved = yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())
+        assert saved["trainer"]["max_epochs"] == 3
+
     def test_a_checkpoint_from_elsewhere_starts_a_new_run(self, run, tmp_path):
         copy = tmp_path / "downloaded.ckpt"
         copy.write_bytes(run.checkpoint("last").read_bytes())

@@ -133,7 +133,8 @@ class LinvitCLI(LightningCLI):
         if self.config.subcommand == "fit":
             check_writable(self.run_folder)
             if self.checkpoint is not None and self.resumed_run is not None:
-                self.save_config_kwargs = {"config_filename": f"config_from_step_{self.checkpoint['global_step']}.yaml"}
+                name = f"config_from_step_{self.checkpoint['global_step']}.yaml"
+                self.save_config_kwargs = {"config_filename": name, "overwrite": True}  # going on from there again
 
     @property
     def resumed_run(self) -> Path | None:
@@ -169,7 +170,9 @@ class LinvitCLI(LightningCLI):
         if self.config.subcommand == "fit" and self.model.hparams["ema_decay"] is not None:
             self._best_average = keep_best_average(self.settings.checkpoint)
             if self._best_average is not None:
-                self._callbacks.append(self._best_average)
+                # before last.ckpt is written, which holds the best score so far
+                names = [getattr(callback, "filename", None) for callback in self._callbacks]
+                self._callbacks.insert(names.index("last"), self._best_average)
 
     def before_validate(self) -> None:
         """What is told of each class goes beside the checkpoint's run."""
