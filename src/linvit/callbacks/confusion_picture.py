@@ -36,7 +36,9 @@ def confusion_picture(
     images = np.bincount(labels, minlength=classes)[shown]
     shares = counts / np.maximum(images, 1)[:, None]
     title = f"{len(shown)} most confused of {classes} classes" if len(shown) < classes else f"{classes} classes"
-    return _draw(shares, [str(c) if names is None else names[c] for c in shown], f"{title}; down: label")
+    return _draw(
+        shares, [str(c) if names is None else names[c] for c in shown], f"{title}; down: label, across: prediction"
+    )
 
 
 def _draw(shares: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
@@ -47,7 +49,7 @@ def _draw(shares: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
     draw, draw_across = ImageDraw.Draw(picture), ImageDraw.Draw(across)
     draw.text((4, 4), title, "black", font)
     for i, name in enumerate(names):
-        draw.text((4, TITLE + MARGIN + i * CELL + 1), name[:LETTERS], "black", font)
+        draw.text((MARGIN - 6, TITLE + MARGIN + i * CELL + 1), name[:LETTERS], "black", font, anchor="ra")
         draw_across.text((4, i * CELL + 1), name[:LETTERS], "black", font)
     picture.paste(
         across.transpose(Image.Transpose.TRANSPOSE).transpose(Image.Transpose.FLIP_TOP_BOTTOM), (MARGIN, TITLE)
