@@ -40,11 +40,11 @@ def test_the_damaged_set(root, expected, tmp_path, capsys, workers):
     assert "  formats   JPEG 13, PNG 4, GIF 1" in lines
     assert "  modes     RGB 12, P 2, I;16 1, RGBA 1, CMYK 1, L 1" in lines
     assert "  height    48 to 56, median 56" in lines
-    assert "  1 are turned as their EXIF entry says" in lines
-    assert "  1 have several frames, of which the first is taken" in lines
+    assert "  turned as their EXIF entry says: 1" in lines
+    assert "  with several frames, of which the first is taken: 1" in lines
     assert "  9 BAD IMAGES" in lines
     assert sum(line.startswith(f"    {root}/train/ant/") for line in lines) == 9
-    assert "  WARNING: 1 images are in two splits" in lines
+    assert "  WARNING: images in two splits: 1" in lines
     assert f"    train: {root}/train/bee/1.jpg  =  val: {root}/val/bee/copy.jpg" in lines
 
 
@@ -81,7 +81,7 @@ def test_labels_are_looked_at_too(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "BAD LABELS  2 of 4 labels in the val split" in out
     assert "row 1 (stored in the table) has 5, row 3" in out
-    assert "WARNING: 4 images are in two splits" in out  # the images of both tables are the same
+    assert "WARNING: images in two splits: 4" in out  # the images of both tables are the same
 
 
 def test_many_bad_images_are_not_all_printed(tmp_path, capsys):

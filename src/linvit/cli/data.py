@@ -96,9 +96,9 @@ def _summary(data: ClassificationData, found: Survey) -> list[str]:
         f"  {'height':<10}{smallest[1]} to {largest[1]}, median {median[1]}",
     ]
     if found.turned:
-        lines.append(f"  {found.turned:,} are turned as their EXIF entry says")
+        lines.append(f"  turned as their EXIF entry says: {found.turned:,}")
     if found.animated:
-        lines.append(f"  {found.animated:,} have several frames, of which the first is taken")
+        lines.append(f"  with several frames, of which the first is taken: {found.animated:,}")
     return lines
 
 
@@ -133,7 +133,7 @@ def _copies(found: Survey) -> list[str]:
         return []
     more = len(found.copies) - SHOWN
     return [
-        f"  WARNING: {len(found.copies):,} images are in two splits",
+        f"  WARNING: images in two splits: {len(found.copies):,}",
         *(f"    {first}  =  {second}" for first, second in found.copies[:SHOWN]),
         *([f"    and {more:,} more"] if more > 0 else []),
     ]
