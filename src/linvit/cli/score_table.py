@@ -21,7 +21,7 @@ def score_table(scores: Mapping[str, float], images: int, known: tuple[float, st
     lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
     for tag in sorted(scores, key=_place):
         beside = f"{known[0]:.4f}" if known and tag.rpartition("/")[2] in ("top1", "ema_top1") else ""
-        lines.append(f"  {tag:<18} {scores[tag]:<12.6g} {beside}".rstrip())
+        lines.append(f"  {tag:<18} {scores[tag]:<12.7g} {beside}".rstrip())
     return "\n".join(lines)
 
 
