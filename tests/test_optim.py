@@ -225,7 +225,8 @@ class TestInATrainer:
         with pytest.raises(linvit.UserError, match=r"needs an end: set trainer\.max_epochs or trainer\.max_steps"):
             fit(tiny_task(), tmp_path, max_epochs=-1)
 
-    def test_an_epoch_without_batches_does_no_harm(self, tmp_path):
+    @pytest.mark.parametrize("lr_batch", [None, 512])
+    def test_an_epoch_without_batches_does_no_harm(self, tmp_path, lr_batch):
         runner = trainer(tmp_path, max_epochs=1, limit_train_batches=0)
-        runner.fit(tiny_task(), batches(8))
+        runner.fit(tiny_task(lr_batch=lr_batch), batches(8))
         assert runner.global_step == 0

@@ -21,11 +21,7 @@ from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_
 from linvit.weights.load import Report, load_pretrained
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
-EXECUTION = (
-    "predict_with",
-    "compile",
-    "grad_checkpointing",
-)  # those that make no other model: free with any checkpoint
+EXECUTION = ("predict_with", "compile", "grad_checkpointing")  # make no other model: free with any checkpoint
 
 
 class Task(LightningModule):
@@ -184,7 +180,8 @@ class Task(LightningModule):
                 f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
                 f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
             )
-        scale = 1.0 if hp["lr_batch"] is None else self.total_batch / hp["lr_batch"]
+        batch = self.total_batch or hp["lr_batch"]  # without training batches nothing is scaled
+        scale = 1.0 if hp["lr_batch"] is None else batch / hp["lr_batch"]
         others = scale if hp["lr_scaled"] == "all" else 1.0
         return WarmupCosine(
             peak=hp["lr"] * scale,
