@@ -107,10 +107,10 @@ def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:
     return powered.clone(memory_format=torch.contiguous_format).mul_(ratio)
 
 
-def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Bicubic resize of a table of patch tokens (1, H*W, C) from one grid to another."""
+def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
+    """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
     if old == new:
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
-    resized = F.interpolate(upcast(grid), size=new, mode="bicubic", align_corners=False)
+    resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)
     return resized.to(tokens.dtype).flatten(2).mT  # (1, H'*W', C)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
+from linvit.attention.functional import resize_tokens
 
 
 class Stage(nn.Module):
@@ -64,14 +64,12 @@ def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing
     return x
 
 
-def resize_positions(table: Tensor, old: Grid, new: Grid, mode: str = "bilinear") -> Tensor:
-    """Position table (1, N, C) of one grid interpolated to another; the prefix's positions stay."""
+def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Position table (1, N, C) of one grid interpolated (bilinear) to another; the prefix's positions stay."""
     if old.size == new.size:
         return table
     prefix, patches = table[:, : old.num_prefix], table[:, old.num_prefix :]
-    plane = patches.mT.unflatten(2, old.size)  # (1, C, H, W)
-    resized = F.interpolate(plane, size=new.size, mode=mode, align_corners=False)
-    return torch.cat([prefix, resized.flatten(2).mT], dim=1)
+    return torch.cat([prefix, resize_tokens(patches, old.size, new.size, mode="bilinear")], dim=1)
 
 
 def stage_grids(img_size: tuple[int, int], strides: Sequence[int] = (4, 2, 2, 2)) -> list[tuple[int, int]]:

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from linvit.attention.base import Attention
+from linvit.attention.functional import resize_tokens
 from linvit.backbones.stage import Stage
 
 
@@ -71,11 +71,8 @@ def resize(given: Tensor, own: Tensor, table: Table) -> Tensor | None:
         return None
     side, extra = found
     leading = given.reshape(1, rows, -1)
-    plane = leading[:, extra:].mT.unflatten(2, (side, side)).float()  # (1, C, side, side)
-    if plane.shape[2:] != table.size:
-        plane = F.interpolate(plane, size=table.size, mode=table.mode, align_corners=False)
     shared = min(extra, table.prefix)
-    parts = [leading[:, :shared], plane.flatten(2).mT.to(given.dtype)]
+    parts = [leading[:, :shared], resize_tokens(leading[:, extra:], (side, side), table.size, table.mode)]
     if shared < table.prefix:
         parts.insert(1, own.reshape(1, own.shape[-2], -1)[:, shared : table.prefix].to(given.device, given.dtype))
     return torch.cat(parts, dim=1).reshape(own.shape)
