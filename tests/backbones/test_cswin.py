@@ -416,9 +416,9 @@ def test_everything_with_axes_is_decayed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": (2, 4, 8)}, r"num_heads lists 3 stages, but depths lists 4; got \[2, 4, 8\]"),
-        ({"split_size": (1, 2)}, "split_size lists 2 stages, but depths lists 4"),
-        ({"embed_dim": [8, 16]}, "embed_dim lists 2 stages, but depths lists 4"),
+        ({"num_heads": (2, 4, 8)}, r"num_heads must list 4 values, one per stage; got \[2, 4, 8\]"),
+        ({"split_size": (1, 2)}, "split_size must list 4 values, one per stage"),
+        ({"embed_dim": [8, 16]}, "embed_dim must list 4 values, one per stage"),
         ({"split_size": (0, 2, 7, 7)}, "the width of a stripe must be at least 1, or None for the whole plane; got 0"),
         ({"num_heads": (1, 2, 4, 8)}, "got 1 heads and 8 channels"),
         ({"attention": ["softmax"] * 3}, r"attention lists 3 specs, but this backbone has 5 block\(s\) in 4 stage"),

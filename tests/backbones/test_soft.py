@@ -382,9 +382,9 @@ def test_bfloat16_stays_finite(name: str, scale: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depths": (1, 2, 1)}, r"depths needs 4 numbers, one per stage; got \[1, 2, 1\]"),
-        ({"embed_dims": (8,) * 5}, r"embed_dims needs 4 numbers, one per stage; got \[8, 8, 8, 8, 8\]"),
-        ({"num_heads": [2]}, r"num_heads needs 4 numbers, one per stage; got \[2\]"),
+        ({"depths": (1, 2, 1)}, r"depths must list 4 values, one per stage; got \[1, 2, 1\]"),
+        ({"embed_dims": (8,) * 5}, r"embed_dims must list 4 values, one per stage; got \[8, 8, 8, 8, 8\]"),
+        ({"num_heads": [2]}, r"num_heads must list 4 values, one per stage; got \[2\]"),
         ({"num_heads": (2, 5, 4, 5)}, "dim 24 is not divisible by num_heads 5"),
         ({"img_size": 0}, "img_size must be a positive side"),
         ({"attention": "softmx"}, "Did you mean 'softmax'"),

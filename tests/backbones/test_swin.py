@@ -316,7 +316,7 @@ def test_merging_joins_in_the_order_of_the_reference() -> None:
     [
         ({"window_size": [7, 7, 7]}, "window_size lists 3 sides for 2 stages. Give one for all, or 2 of them"),
         ({"window_size": 0}, "a side of at least 1, such as 7, or null .* got 0"),
-        ({"num_heads": [2]}, r"one number per stage; got \[2\], \[2, 2\]"),
+        ({"num_heads": [2]}, r"num_heads must list 2 values, one per stage; got \[2\]"),
         ({"num_heads": [5, 3]}, "dim 12 is not divisible by num_heads 5"),
         ({"attention": ["linear"] * 3}, r"attention lists 3 specs, but this backbone has 4 block\(s\) in 2 stage"),
         ({"img_size": [224]}, "img_size must be a positive side"),

@@ -218,6 +218,18 @@ def per_stage(values: Sequence[T], depths: Sequence[int]) -> list[list[T]]:
     return [list(values[start : start + depth]) for start, depth in zip(starts, depths, strict=True)]
 
 
+def check_stages(count: int, **options: Sequence[Any]) -> None:
+    """Raises a `UserError` unless each option lists `count` values, one per stage."""
+    for name, values in options.items():
+        if len(values) != count:
+            raise UserError(f"{name} must list {count} values, one per stage; got {list(values)}")
+
+
+def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | int]]:
+    """`feature_info` of stages of that many channels, the first of that stride, each further one of twice as much."""
+    return [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride * 2**i} for i, dim in enumerate(dims)]
+
+
 def init_vit(module: nn.Module) -> None:
     """Initialises Linear and LayerNorm as vision transformers do; a mechanism keeps its own initial values."""
     if isinstance(module, Attention):

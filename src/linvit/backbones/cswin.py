@@ -11,9 +11,17 @@ from functools import partial
 from torch import nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.base import (
+    Backbone,
+    check_stages,
+    classifier,
+    drop_path_rates,
+    init_vit,
+    per_stage,
+    pyramid_info,
+    specs_per_block,
+)
 from linvit.backbones.stage import Stage, stage_grids
-from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
@@ -65,9 +73,7 @@ class CSWin(Backbone):
     ) -> None:
         count = len(depths)
         dims = [embed_dim * 2**i for i in range(count)] if isinstance(embed_dim, int) else list(embed_dim)
-        for name, values in (("embed_dim", dims), ("num_heads", num_heads), ("split_size", split_size)):
-            if len(values) != count:
-                raise UserError(f"{name} lists {len(values)} stages, but depths lists {count}; got {list(values)}")
+        check_stages(count, embed_dim=dims, num_heads=num_heads, split_size=split_size)
         super().__init__(num_classes, dims[-1], global_pool="avg")
 
         height, width = image_size(img_size)
@@ -102,9 +108,7 @@ class CSWin(Backbone):
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
         self.norm = nn.LayerNorm(dims[-1])
         self.head = classifier(dims[-1], num_classes)
-        self.feature_info = [
-            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(dims)
-        ]
+        self.feature_info = pyramid_info(dims)
         init_vit(self)
 
 

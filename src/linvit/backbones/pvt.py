@@ -10,14 +10,21 @@ is `flatten_pvt_large`. Published with `drop_path_rate` 0.1 (tiny, small) and 0.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.base import (
+    Backbone,
+    check_stages,
+    classifier,
+    drop_path_rates,
+    init_vit,
+    per_stage,
+    pyramid_info,
+    specs_per_block,
+)
 from linvit.backbones.stage import Stage, stage_grids
-from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
@@ -70,7 +77,7 @@ class PVT(Backbone):
         global_pool: str = "token",
         final_norm: bool = True,
     ) -> None:
-        check_four_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
         super().__init__(num_classes, embed_dims[-1], global_pool, num_prefix_tokens=int(class_token))
         specs = per_stage(specs_per_block(attention, depths), depths)
         ratios = reductions(specs, sr_ratios, default=(8, 4, 2, 1))
@@ -94,9 +101,7 @@ class PVT(Backbone):
             in_chans = dim
         self.norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
         self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = [
-            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
-        ]
+        self.feature_info = pyramid_info(embed_dims)
         init_vit(self)
 
     def no_weight_decay(self) -> set[str]:
@@ -126,16 +131,9 @@ def reductions(specs: Sequence[Sequence[Spec]], given: Sequence[int] | None, def
             have none.
     """
     if given is not None:
-        check_four_stages(sr_ratios=given)
+        check_stages(4, sr_ratios=given)
         return [[ratio] * len(stage) for ratio, stage in zip(given, specs, strict=True)]
     return [[ratio if reducible(spec) else 1 for spec in stage] for ratio, stage in zip(default, specs, strict=True)]
-
-
-def check_four_stages(**options: Sequence[Any]) -> None:
-    """Raises a `UserError` unless each option lists four values, one per stage."""
-    for name, values in options.items():
-        if len(values) != 4:
-            raise UserError(f"{name} must list 4 values, one per stage; got {list(values)}")
 
 
 _flatten = partial(

@@ -14,8 +14,17 @@ from torch import nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
-from linvit.backbones.pvt import check_four_stages, reductions
+from linvit.backbones.base import (
+    Backbone,
+    check_stages,
+    classifier,
+    drop_path_rates,
+    init_vit,
+    per_stage,
+    pyramid_info,
+    specs_per_block,
+)
+from linvit.backbones.pvt import reductions
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -65,7 +74,7 @@ class PVTv2(Backbone):
         linear: bool = False,
         qkv_bias: bool = True,
     ) -> None:
-        check_four_stages(embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
         if linear and sr_ratios is not None:
             raise UserError(
                 f"linear: true pools keys and values in all stages, so it excludes sr_ratios; got {list(sr_ratios)}. "
@@ -103,9 +112,7 @@ class PVTv2(Backbone):
             in_chans = dim
         self.norm = nn.Identity()
         self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = [
-            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
-        ]
+        self.feature_info = pyramid_info(embed_dims)
         init_vit(self)
         init_convs(self)
 

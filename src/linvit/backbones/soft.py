@@ -21,9 +21,17 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.base import (
+    Backbone,
+    check_stages,
+    classifier,
+    drop_path_rates,
+    init_vit,
+    per_stage,
+    pyramid_info,
+    specs_per_block,
+)
 from linvit.backbones.stage import Stage, stage_grids
-from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
@@ -90,9 +98,7 @@ class SOFT(Backbone):
         stochastic_depth: bool = False,
         torch_init: bool = False,
     ) -> None:
-        for option, values in (("embed_dims", embed_dims), ("num_heads", num_heads), ("depths", depths)):
-            if len(values) != 4:
-                raise UserError(f"{option} needs 4 numbers, one per stage; got {list(values)}")
+        check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths)
         super().__init__(num_classes, embed_dims[-1], "token", num_prefix_tokens=1)
         specs = per_stage(specs_per_block(attention, depths), depths)
         rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
@@ -115,9 +121,7 @@ class SOFT(Backbone):
         self.stages = nn.ModuleList(stages)
         self.norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
         self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = [
-            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i} for i, dim in enumerate(embed_dims)
-        ]
+        self.feature_info = pyramid_info(embed_dims)
 
         init_vit(self.stages[3] if torch_init else self)
 

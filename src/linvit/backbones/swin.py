@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.base import (
+    Backbone,
+    check_stages,
+    classifier,
+    drop_path_rates,
+    init_vit,
+    per_stage,
+    pyramid_info,
+    specs_per_block,
+)
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -69,8 +78,7 @@ class Swin(Backbone):
         norm_eps: float = 1e-5,
         feature_norms: bool = False,
     ) -> None:
-        if len(num_heads) != len(depths):
-            raise UserError(f"num_heads and depths have one number per stage; got {list(num_heads)}, {list(depths)}")
+        check_stages(len(depths), num_heads=num_heads)
         dims = [embed_dim * 2**i for i in range(len(depths))]
         super().__init__(num_classes, dims[-1], "avg")
         specs = per_stage(specs_per_block(attention, depths), depths)
@@ -107,9 +115,7 @@ class Swin(Backbone):
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, norm_eps) for dim in dims[:-1] if feature_norms)
         self.norm = nn.LayerNorm(dims[-1], norm_eps)
         self.head = classifier(dims[-1], num_classes)
-        self.feature_info = [
-            {"module": f"stages.{i}", "num_chs": dim, "reduction": patch_size * 2**i} for i, dim in enumerate(dims)
-        ]
+        self.feature_info = pyramid_info(dims, patch_size)
         init_vit(self)
 
     def no_weight_decay(self) -> set[str]:
