@@ -2,11 +2,13 @@
 
 Usage: python benchmarks/imagenet_like.py FOLDER [--train 4000] [--val 1000] [--side 433] [--seed 0]
 
-A class is a shape (one of 5) with a texture (one of 4); place, size, colour, background and light vary. The same
-arguments make the same files. Sizes and aspects vary as photographs' do: three in five are wide, one is tall, one any.
+A class is a shape (one of 5) with a texture (one of 4) in shades of a hue of its own, as lemons are yellow; place,
+size, shades, background and light vary. The same arguments make the same files. Sizes and aspects vary as photographs'
+do: three in five are wide, one is tall, one any.
 """
 
 import argparse
+from colorsys import hsv_to_rgb
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -27,12 +29,19 @@ def picture(label: int, rng: np.random.Generator, side: int) -> Image.Image:
     width, height = max(16, round(scale * aspect**0.5)), max(16, round(scale / aspect**0.5))
     pixels = clutter(rng, height, width) * 0.6 + 50
     pattern = surface(texture, rng, height, width)[..., None]  # (H, W, 1), 0 or 1
-    dark, light = rng.uniform(0, 120, 3), rng.uniform(130, 255, 3)
+    hue = label / len(CLASSES) + rng.normal(scale=0.01)
+    dark = colour(hue, rng.uniform(0.5, 1.0), rng.uniform(0.1, 0.5))
+    light = colour(hue, rng.uniform(0.5, 1.0), rng.uniform(0.7, 1.0))
     object_ = pattern * light + (1 - pattern) * dark
     mask = np.asarray(outline(shape, rng, height, width), np.float32)[..., None] / 255
     pixels = pixels * (1 - mask) + object_ * mask
     pixels = pixels * rng.uniform(0.7, 1.2) + rng.normal(scale=6, size=pixels.shape)  # light, sensor noise
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def colour(hue: float, saturation: float, value: float) -> np.ndarray:
+    """Red, green and blue, 0 to 255."""
+    return 255 * np.array(hsv_to_rgb(hue % 1, saturation, value))
 
 
 def clutter(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Images that cannot be used: found, named, and refused or replaced."""
 
 import csv
-import fcntl
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 import fsspec
 import torch
+from filelock import FileLock
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -126,8 +126,8 @@ class BadImages:
         if self.report is None:
             return
         self.report.parent.mkdir(parents=True, exist_ok=True)
-        with self.report.open("a+", newline="") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock = FileLock(self.report.with_name(f".{self.report.name}.lock"))
+        with lock, self.report.open("a+", newline="") as file:
             file.seek(0)
             known = {line[0] for line in csv.reader(file) if line}
             if bad.name not in known:
