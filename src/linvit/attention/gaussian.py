@@ -23,8 +23,8 @@ LANDMARKS = 49  # of the paper, in every stage
 def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     """`exp(-||a_i - b_j||^2 / 2)`: (..., n, d), (..., m, d) -> (..., n, m), without the n m differences."""
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
-    distances = (squares - 2 * (a @ b.mT)).clamp_min(0)  # rounding may leave a little below 0
-    return torch.exp(-0.5 * distances)
+    exponents = (a @ b.mT).sub_(squares.mul_(0.5))
+    return exponents.clamp_max_(0).exp_()  # rounding may leave a little above 0
 
 
 def landmark_grid(size: tuple[int, int], ratio: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
+from linvit.attention.head_conv import convolve_sequence
 from linvit.attention.landmarks import Landmarks
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
@@ -93,7 +94,7 @@ class NystromAttention(Attention):
         out = self._global(q, k, v, grid, kept)
         if self.conv is None:
             return out
-        return out + self.conv(v if kept is None else v * kept)  # type: ignore[no-any-return]
+        return out + convolve_sequence(self.conv, v if kept is None else v * kept)
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None) -> Tensor:

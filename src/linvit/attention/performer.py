@@ -24,6 +24,8 @@ from linvit.attention.functional import attend, key_sums, linear_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
 
+QUERIES = 4096  # that get their features at a time
+
 
 class PerformerAttention(Attention):
     """Linear attention with positive orthogonal random features, O(N m d).
@@ -105,7 +107,10 @@ class PerformerAttention(Attention):
         keys, level = self._key_features(k)
         sums = key_sums(keys, v)
         del keys  # (B, h, M, m) is the largest tensor here: the queries' features may take its place
-        return attend(self._query_features(q, level), *sums, eps=0.0)
+        # The features of very many queries leave a CPU's cache; compiled code fuses what it can by itself.
+        parts = [q] if torch.compiler.is_compiling() else q.split(QUERIES, -2)
+        out = [attend(self._query_features(part, level), *sums, eps=0.0) for part in parts]
+        return out[0] if len(out) == 1 else torch.cat(out, -2)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
