@@ -18,6 +18,7 @@ def test_the_settings_stand_beside_the_last_score(tmp_path, decay):
     content = log.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     settings = HParamsPluginData.FromString(content).session_start_info.hparams
     assert settings["lr"].number_value == 2e-3
+    assert (settings["total_batch"].number_value, settings["peak_lr"].number_value) == (8, 2e-3)
     assert settings["backbone/name"].string_value == "deit_tiny"
     names = ["score"] if decay is None else ["score", "ema_score"]
     assert [tag for tag in log.Tags()["scalars"] if tag.startswith("final/")] == [f"final/{name}" for name in names]

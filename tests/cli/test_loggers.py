@@ -35,6 +35,12 @@ def test_a_continued_run_goes_on_in_its_folder(tmp_path):
     board, table = run_loggers(None, tmp_path / "quickstart", "version_3", 70)
     assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "version_3"
     assert table.purge_step == 70
+    assert str(board.version) == table.version == "3"  # the bar shows different ones of all loggers side by side
+
+
+def test_a_run_folder_may_have_been_renamed(tmp_path):
+    board, table = run_loggers(None, tmp_path / "quickstart", "best_so_far", 70)
+    assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "best_so_far"
 
 
 def test_loggers_that_are_given_take_the_place(tmp_path):

@@ -19,4 +19,4 @@ class FinalScore(Callback):
         }
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and scores:
-                logger.log_hyperparams(dict(pl_module.hparams), scores, trainer.global_step)
+                logger.log_hyperparams(dict(logger.hparams), scores, trainer.global_step)

@@ -52,8 +52,13 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
     keys = [part for part in parts if isinstance(part, str)]
     loggers = [part for part in parts if isinstance(part, Logger)]
     if not loggers:
+        number = (version or "").removeprefix("version_")
         board = TensorBoardLogger(
-            versions.parent, versions.name, version, default_hp_metric=False, purge_step=purge_step
+            versions.parent,
+            versions.name,
+            int(number) if number.isdigit() else version,  # the number is what the progress bar shows
+            default_hp_metric=False,
+            purge_step=purge_step,
         )
         loggers = [board, CsvLogger(board.log_dir, purge_step)]
     for key in keys:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from linvit.data.draws import Draw, key
 from linvit.data.images import collate
 from linvit.data.on_device import finish
-from linvit.data.sampler import EvalSampler, TrainSampler
+from linvit.data.sampler import EvalSampler, TrainSampler, check_equal_batches
 from linvit.data.shared_memory import check_shared_memory, explain
 from linvit.data.stream import Stream, stream_loader
 from linvit.data.transforms import denormalise
@@ -161,6 +162,9 @@ class ImageData(LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _in_order(self, samples: Dataset[Any]) -> DataLoader[Any]:
+        if self.trainer is not None and isinstance(self.trainer.strategy, FSDPStrategy):
+            counts = samples.shards.counts if isinstance(samples, Stream) else [len(samples)]  # type: ignore[arg-type]
+            check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
         if isinstance(samples, Stream):
             return stream_loader(samples, self.num_workers)
         return self._loader(samples, EvalSampler(len(samples), *self._place))  # type: ignore[arg-type]

@@ -80,3 +80,24 @@ def check_share(length: int, world_size: int) -> None:
     """Raises a `UserError` if some of the ranks would have nothing to do."""
     if length < world_size:
         raise UserError(f"{length} images cannot be shared by {world_size} devices; lower --trainer.devices")
+
+
+def check_equal_batches(length: int | None, world_size: int, batch_size: int) -> None:
+    """Raises a `UserError` if one of the ranks would evaluate a batch more, on which a sharded model waits for ever.
+
+    Args:
+        length: Samples of the set; None if the files do not tell.
+        world_size: Processes.
+        batch_size: Samples per batch and process.
+    """
+    if world_size == 1:
+        return
+    way = "use --trainer.strategy=ddp, or another number of --trainer.devices"
+    if length is None:
+        raise UserError(f"FSDP needs to know how many samples it evaluates, which these files do not tell; {way}")
+    low, high = length // world_size, -(-length // world_size)
+    if -(-low // batch_size) != -(-high // batch_size):
+        raise UserError(
+            f"of {world_size} devices some would evaluate a batch more than others ({length} samples in batches of "
+            f"{batch_size}), for which FSDP waits for ever; set another --data.batch_size, or {way}"
+        )

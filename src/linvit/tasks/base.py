@@ -129,6 +129,8 @@ class Task(LightningModule):
             ema = self.ema
             optimizer.register_step_post_hook(lambda *_: ema.update(self.backbone))
         rank_zero_info(f"total batch {self.total_batch}, learning rate {schedule.peak:.4g}")
+        for logger in self.loggers:
+            logger.log_hyperparams({"total_batch": self.total_batch, "peak_lr": schedule.peak})
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
