@@ -214,24 +214,38 @@ class TestGoingOn:
         assert (folder / "config.yaml").is_file()
         assert [step for step, _ in events(folder)["train/loss"]] == list(range(20, 30))
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def killed(cls, tmp_path_factory):
-        """A run in a process of its own that was killed in the middle of an epoch."""
-        root = tmp_path_factory.mktemp("killed")
+    @staticmethod
+    def ended(root, by):
+        """A run in a process of its own that got a signal in the middle of an epoch: its exit code, its output."""
         arguments = ["fit", f"--config={QUICKSTART}", *tiny(trainer__max_epochs=1000, trainer__limit_val_batches=1)]
         with (root / "output").open("w") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "linvit", *arguments], cwd=root, stdout=output, stderr=output
             )
-        killed = Run(root, Done(0, "", "", ""))
+        checkpoint = Run(root, Done(0, "", "", "")).checkpoint("last")
         deadline = time.monotonic() + 120
-        while not killed.checkpoint("last").exists() and process.poll() is None and time.monotonic() < deadline:
+        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, (root / "output").read_text()
-        return killed
+        process.send_signal(by)
+        return process.wait(), (root / "output").read_text()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def killed(cls, tmp_path_factory):
+        root = tmp_path_factory.mktemp("killed")
+        code, output = cls.ended(root, signal.SIGKILL)
+        assert code == -signal.SIGKILL, output
+        return Run(root, Done(0, "", "", ""))
+
+    def test_a_run_that_is_told_to_end_says_how_to_go_on(self, tmp_path):
+        code, output = self.ended(tmp_path, signal.SIGTERM)
+        assert code == 128 + signal.SIGTERM
+        assert "Traceback" not in output
+        step, command = re.search(r"ended by SIGTERM at step (\d+); .* with\n  linvit (fit .*)\n", output).groups()
+        assert int(step) >= 10
+        done = linvit(*command.split(), f"--trainer.max_epochs={int(step) // 10 + 1}", cwd=tmp_path)
+        assert done.code == 0, done.err
 
     def test_it_survives_kill_9(self, killed):
         step = torch.load(killed.checkpoint("last"), weights_only=True)["global_step"]

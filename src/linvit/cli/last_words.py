@@ -29,6 +29,15 @@ def last_words(keeper: ModelCheckpoint, average: ModelCheckpoint | None, run: Pa
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 
+def interrupted(run: Path, step: int) -> str:
+    """What a run says that was told to end (SIGTERM) at a step: how to go on with it."""
+    last = run / "checkpoints" / "last.ckpt"
+    if not last.exists():
+        return f"ended by SIGTERM at step {step}, before there was a checkpoint"
+    command = f"linvit fit --config {shown(run / 'config.yaml')} --ckpt_path {shown(last)}"
+    return f"ended by SIGTERM at step {step}; go on from the last checkpoint with\n  {command}"
+
+
 def shown(path: Path) -> Path:
     """A path relative to the current folder if it lies in it."""
     absolute = path.absolute()

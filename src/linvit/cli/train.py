@@ -1,5 +1,6 @@
 """`linvit fit | validate | test | predict`: one LightningCLI."""
 
+import signal
 import warnings
 from argparse import ArgumentError
 from functools import partial
@@ -12,12 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from linvit.callbacks import ClassReport, PredictionWriter
 from linvit.cli.bases import configs, with_bases
 from linvit.cli.callbacks import keep_best_average, watchers, with_progress_bar
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
-from linvit.cli.last_words import last_words
+from linvit.cli.last_words import interrupted, last_words
 from linvit.cli.loggers import check_loggers, loggers_by_key, run_loggers
 from linvit.cli.parser import Parser, integers_first, readable
 from linvit.cli.precision import default_precision
@@ -190,6 +192,15 @@ class LinvitCLI(LightningCLI):
         """Predictions go beside the checkpoint's run, unless the configuration names a writer."""
         if not any(isinstance(callback, PredictionWriter) for callback in self._callbacks):
             self._callbacks.append(PredictionWriter((self.resumed_run or Path()) / "predictions.csv"))
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs the verb; a run that is told to end says so in words and in its exit code, which Lightning leaves 0."""
+        try:
+            super()._run_subcommand(subcommand)
+        except SIGTERMException as error:
+            if subcommand == "fit":
+                rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step))
+            raise SystemExit(128 + signal.SIGTERM) from error
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
