@@ -7,6 +7,7 @@ from torch import nn
 import linvit
 from linvit import UserError
 from linvit.optim import WarmupCosine, parameter_groups
+from linvit.tasks.schedule import total_batch
 from tests.training import TINY, batches, fit, tiny_task, trainer
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -188,7 +189,7 @@ class TestInATrainer:
     def test_rates_are_scaled_by_the_total_batch(self, tmp_path, scaled):
         task = tiny_task(**OPTIONS, lr_batch=8, lr_scaled=scaled)
         rates = self.rates(tmp_path, count=64, task=task, max_epochs=2, accumulate_grad_batches=4)
-        assert task.total_batch == 32
+        assert total_batch(task.trainer) == 32
         other = 4 if scaled == "all" else 1
         wanted = WarmupCosine(4 * PEAK, other * START, other * END, 1, 2, 2)
         assert rates == pytest.approx([wanted(step) for step in range(4)])

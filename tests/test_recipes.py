@@ -14,6 +14,7 @@ import yaml
 
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
+from linvit.tasks.schedule import run_schedule, total_batch
 from tests.cli.runs import linvit
 from tests.test_configs import IMAGENET, ROOT
 
@@ -147,7 +148,7 @@ def test_rate_at_every_step(name):
     assert epochs == recipe.cosine + recipe.cooldown
     per_epoch = TRAINING_IMAGES // (batch * DEVICES)
     task = task_of(name)
-    task._trainer = SimpleNamespace(
+    trainer = SimpleNamespace(
         estimated_stepping_batches=epochs * per_epoch,
         fit_loop=SimpleNamespace(setup_data=lambda: None),
         num_training_batches=per_epoch,
@@ -157,8 +158,8 @@ def test_rate_at_every_step(name):
         train_dataloader=SimpleNamespace(batch_size=batch),
         world_size=DEVICES,
     )
-    schedule = task.schedule()
-    assert task.total_batch == batch * DEVICES
+    schedule = run_schedule(task.hparams, trainer)
+    assert total_batch(trainer) == batch * DEVICES
     steps = np.arange(epochs * per_epoch)
     unit = per_epoch if recipe.per == "step" else 1
     index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)

@@ -1,23 +1,22 @@
 """What every task shares: backbone, optimiser, schedule."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
-from linvit.optim import WarmupCosine, parameter_groups
+from linvit.optim import parameter_groups
 from linvit.registry import backbones, parameters_of
 from linvit.tasks.average import Average, check_averaging
 from linvit.tasks.checks import check_optimisation
 from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
+from linvit.tasks.schedule import run_schedule, total_batch
 from linvit.weights.load import Report, load_pretrained
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
@@ -122,15 +121,16 @@ class Task(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up and cosine decay."""
-        hp, schedule = self.hparams, self.schedule()
+        hp, schedule = self.hparams, run_schedule(self.hparams, self.trainer)
         groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"])
         optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
         if self.ema is not None:
             ema = self.ema
             optimizer.register_step_post_hook(lambda *_: ema.update(self.backbone))
-        rank_zero_info(f"total batch {self.total_batch}, learning rate {schedule.peak:.4g}")
+        batch = total_batch(self.trainer)
+        rank_zero_info(f"total batch {batch}, learning rate {schedule.peak:.4g}")
         for logger in self.loggers:
-            logger.log_hyperparams({"total_batch": self.total_batch, "peak_lr": schedule.peak})
+            logger.log_hyperparams({"total_batch": batch, "peak_lr": schedule.peak})
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
@@ -149,67 +149,9 @@ class Task(LightningModule):
         """After evaluation on unequal shares."""
         exchange_buffers(self)
 
-    def schedule(self) -> WarmupCosine:
-        """The learning rate over the run that the trainer is about to do.
-
-        Raises:
-            UserError: If the run has no end, or its length in epochs is needed and unknown.
-        """
-        hp, trainer = self.hparams, self.trainer
-        steps = trainer.estimated_stepping_batches
-        if not math.isfinite(steps):
-            raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
-        trainer.fit_loop.setup_data()  # only now is the number of batches known
-        batches = trainer.num_training_batches if trainer.limit_train_batches else 0
-        per_epoch = batches / trainer.accumulate_grad_batches
-        if not math.isfinite(per_epoch):
-            if hp["warmup_epochs"] or hp["cooldown_epochs"] or hp["lr_interval"] == "epoch":
-                raise UserError(
-                    "epochs of data of unknown length cannot be counted; set --model.warmup_epochs=0, "
-                    "--model.cooldown_epochs=0 and --model.lr_interval=step"
-                )
-            per_epoch = steps  # the run as one epoch
-        per_epoch = max(math.ceil(per_epoch), 1)
-        epochs = steps / per_epoch
-        if hp["warmup_epochs"] > epochs:
-            rank_zero_warn(
-                f"the warm-up of {hp['warmup_epochs']} epochs is longer than the run ({epochs:.4g} epochs); it is cut "
-                f"to the run. Lower --model.warmup_epochs"
-            )
-        cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]  # type: ignore[attr-defined]
-        if cooldown and cooldown >= epochs:
-            raise UserError(
-                f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
-                f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
-            )
-        batch = self.total_batch or hp["lr_batch"]  # without training batches nothing is scaled
-        scale = 1.0 if hp["lr_batch"] is None else batch / hp["lr_batch"]
-        others = scale if hp["lr_scaled"] == "all" else 1.0
-        return WarmupCosine(
-            peak=hp["lr"] * scale,
-            start=hp["warmup_lr"] * others,
-            end=hp["min_lr"] * others,
-            warmup=min(hp["warmup_epochs"], epochs),
-            total=epochs - cooldown,
-            steps_per_epoch=per_epoch,
-            interval=hp["lr_interval"],
-            lag=hp["lr_lag"],
-        )
-
-    @property
-    def total_batch(self) -> int:
-        """Images per optimiser step: over all devices, accumulation included; 0 for a run without training batches."""
-        trainer = self.trainer
-        trainer.fit_loop.setup_data()
-        loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
-        if loader is None:
-            return 0
-        batch: int = loader.batch_size or loader.batch_sampler.batch_size  # type: ignore[union-attr]
-        return batch * trainer.world_size * trainer.accumulate_grad_batches
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Writes down what the learning rate was scaled by, and how old the moving average is."""
-        checkpoint["total_batch"] = self.total_batch
+        checkpoint["total_batch"] = total_batch(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
 
@@ -222,10 +164,10 @@ class Task(LightningModule):
 
     def on_fit_start(self) -> None:
         """Warns if a continued run goes on with another total batch, and so, perhaps, other learning rates."""
-        before = getattr(self, "_trained_with", None)
-        if before not in (None, self.total_batch):
+        before, now = getattr(self, "_trained_with", None), total_batch(self.trainer)
+        if before not in (None, now):
             rank_zero_warn(
-                f"the checkpoint was trained with a total batch of {before}, this run has {self.total_batch} "
+                f"the checkpoint was trained with a total batch of {before}, this run has {now} "
                 f"(batch_size x devices x accumulate_grad_batches): results will differ. Set "
                 f"--trainer.accumulate_grad_batches or --data.batch_size to make it {before} again"
             )
