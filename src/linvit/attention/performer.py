@@ -12,6 +12,7 @@ tokens of a head; this cancels in the quotient but for `kernel_eps`, which is ad
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ from linvit.attention.functional import attend, key_sums, linear_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
 
-QUERIES = 4096  # that get their features at a time
+TOKENS = 4096  # that get their features at a time
 
 
 class PerformerAttention(Attention):
@@ -104,13 +105,22 @@ class PerformerAttention(Attention):
             weight = redraw(self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling)
             self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
-        keys, level = self._key_features(k)
-        sums = key_sums(keys, v)
-        del keys  # (B, h, M, m) is the largest tensor here: the queries' features may take its place
-        # The features of very many queries leave a CPU's cache; compiled code fuses what it can by itself.
-        parts = [q] if torch.compiler.is_compiling() else q.split(QUERIES, -2)
-        out = [attend(self._query_features(part, level), *sums, eps=0.0) for part in parts]
+        context, total, level = self._key_sums(k, v)
+        out = [attend(self._query_features(part, level), context, total, eps=0.0) for part in _parts(q)]
         return out[0] if len(out) == 1 else torch.cat(out, -2)
+
+    def _key_sums(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`phi(k)^T v` (B, h, m, d), `sum phi(k)` (B, h, m, 1), and the level of `_key_features`."""
+        if self.kernel != "softmax":
+            keys, level = self._key_features(k)
+            return *key_sums(keys, v), level
+        sums = []
+        for keys, values in zip(_parts(k), _parts(v), strict=True):
+            exponentials, peak = self._exponentials(keys, self._projected(keys), (-2, -1))
+            sums.append((*key_sums(exponentials, values), peak))
+        context, total, _ = sums[0] if len(sums) == 1 else _merged(sums)
+        eps = self.kernel_eps / self.nb_features**0.5
+        return context + eps * v.sum(-2, keepdim=True), total + eps * k.shape[-2], None
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
@@ -157,9 +167,13 @@ class PerformerAttention(Attention):
 
     def _softmax_features(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> Tensor:
         """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` with the peak of u over `dims`; overwrites u."""
+        return _plus(self._exponentials(x, u, dims)[0], self.kernel_eps / self.nb_features**0.5)
+
+    def _exponentials(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """`m^-1/2 exp(u - ||x'||^2 / 2 - peak)` and the peak of u over `dims`; overwrites u."""
         half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
-        shift = half_norm + u.detach().amax(dims, keepdim=True) + math.log(self.nb_features) / 2
-        return _plus(u.sub_(shift).exp_(), self.kernel_eps / self.nb_features**0.5)
+        peak = u.detach().amax(dims, keepdim=True)
+        return u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_(), peak
 
     def _relu_features(self, u: Tensor) -> Tensor:
         """`relu(u) + kernel_eps`; overwrites u."""
@@ -191,6 +205,9 @@ class PerformerAttention(Attention):
         per_feature = {"softmax": 3, "relu": 2, "exp": 3, "none": 4}[self.kernel]
         # Queries alone: a lower bound, and shifts that differ from feature to feature.
         extra = 4 * n * self.nb_features * heads if self.kernel == "exp" else 0
+        # The keys' kernel_eps is added to their sums, where it meets the sum of the values.
+        if self.kernel == "softmax":
+            extra += (grid.num_keys + self.nb_features) * self.dim - grid.num_keys * self.nb_features * heads
         normalizing = grid.num_keys * self.nb_features * heads + n * (heads + self.dim)  # sum of keys, eps, quotients
         exponentials = {
             "softmax": features,
@@ -236,6 +253,19 @@ def redraw(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_sc
 @redraw.register_fake
 def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
     return torch.empty_like(weight)
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    """Tokens (B, h, N, d) in parts whose features stay in a CPU's cache; compiled code sees to that by itself."""
+    return [x] if torch.compiler.is_compiling() else x.split(TOKENS, -2)
+
+
+def _merged(sums: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """One sum of exponentials times values, and of exponentials, from those of parts; each has a peak of its own."""
+    contexts, totals, peaks = map(torch.stack, zip(*sums, strict=True))
+    peak = peaks.amax(0)
+    shares = (peaks - peak).exp()
+    return [(shares * contexts).sum(0), (shares * totals).sum(0), peak]
 
 
 def _plus(features: Tensor, eps: float | Tensor) -> Tensor:
