@@ -140,7 +140,12 @@ class TestStreamed:
     def test_digits(self):
         data = self.data("digits")
         data.trainer = SimpleNamespace(
-            global_rank=1, world_size=3, num_devices=3, log_dir=None, lightning_module=SimpleNamespace(hparams={})
+            global_rank=1,
+            world_size=3,
+            num_devices=3,
+            strategy=None,
+            log_dir=None,
+            lightning_module=SimpleNamespace(hparams={}),
         )
         data.setup("fit")
         assert [len(batch["label"]) for batch in data.train_dataloader()] == [4] * (1257 // 12)

@@ -34,7 +34,8 @@ class Images(Dataset[Sample]):
         label: str | None,
         bad: BadImages,
     ) -> None:
-        self.rows = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
+        undecoded = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
+        self.rows = undecoded.select_columns([image] if label is None else [image, label]).with_format("arrow")
         self.transform = transform
         self.image = image
         self.label = label
@@ -54,12 +55,12 @@ class Images(Dataset[Sample]):
         return sample
 
     def _sample(self, index: int, key: int) -> Sample:
-        row = self.rows[index]
-        stored: dict[str, Any] = row[self.image]  # {"bytes": ..., "path": ...}
+        row = self.rows[index]  # a table of one row
+        stored: dict[str, Any] = row[self.image][0].as_py()  # {"bytes": ..., "path": ...}
         picture = read(stored, stored["path"] or f"{index} (stored in the table)", self.bad.max_pixels)
         sample = self.transform(picture, key) | {"index": index, "id": stored["path"] or str(index)}
         if self.label is not None:
-            sample["label"] = row[self.label]
+            sample["label"] = row[self.label][0].as_py()
         return sample
 
 

@@ -54,7 +54,7 @@ def solarize_add(images: Tensor, amount: Amount) -> Tensor:
 
 def brightness(images: Tensor, amount: Amount) -> Tensor:
     """Black at 0, the image at 1, and beyond."""
-    return (images * amount).clamp_(0, 255).to(torch.uint8)
+    return to_8_bits(images * amount)
 
 
 def contrast(images: Tensor, amount: Amount) -> Tensor:
@@ -93,7 +93,7 @@ def blur(images: Tensor, amount: Amount) -> Tensor:
     planes = F.pad(images.float(), [reach] * 4, mode="reflect").flatten(0, 1)[None]  # (1, n*3, H, W)
     planes = F.conv2d(planes, bell, groups=count * channels)
     planes = F.conv2d(planes, bell.mT, groups=count * channels)
-    return planes.add_(0.5).clamp_(0, 255).to(torch.uint8).view_as(images)
+    return to_8_bits(planes.add_(0.5)).view_as(images)
 
 
 def luma(images: Tensor) -> Tensor:
@@ -102,8 +102,13 @@ def luma(images: Tensor) -> Tensor:
     return ((red * 19595 + green * 38470 + blue * 7471 + 32768) >> 16).unsqueeze(-3)
 
 
+def to_8_bits(values: Tensor) -> Tensor:
+    """Floats of any shape cut to 0 to 255, in place, and to whole numbers; by 16 bits, which the CPU is faster at."""
+    return values.clamp_(0, 255).to(torch.int16).to(torch.uint8)
+
+
 def _blend(other: Tensor, images: Tensor, amount: Amount) -> Tensor:
-    return ((images - other).mul_(amount).add_(other)).clamp_(0, 255).to(torch.uint8)
+    return to_8_bits((images - other).mul_(amount).add_(other))
 
 
 OPERATIONS: dict[str, Callable[[Tensor, Amount], Tensor]] = {

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from linvit.data.operations import to_8_bits
+
 Matrix = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the output's (x, y) shows what was at (a x + b y + c, d x + e y + f); PIL's convention."""
 
@@ -38,34 +40,32 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
 
 def _move_rows(image: Tensor, by: np.ndarray, bicubic: bool, fill: Sequence[int]) -> Tensor:
     """Row y of the result shows at x what was at x + by[y]; `image` is (3, H, W)."""
-    channels, height, width = image.shape
-    pixels = image.numpy()
-    whole = np.floor(by).astype(int)
+    width = image.shape[2]
+    whole = np.floor(by)
     reach = min(int(np.abs(whole).max()), width) + 2
-    padded = np.empty((channels, height, width + 2 * reach), np.uint8)
-    padded[:, :, :reach] = pixels[:, :, :1]  # neighbours beyond the border are the border
-    padded[:, :, reach:-reach] = pixels
-    padded[:, :, -reach:] = pixels[:, :, -1:]
-    near = np.empty((channels, height, width + 3), np.uint8)  # from one to the left to two to the right
-    ends = np.flatnonzero(np.diff(whole)) + 1
-    for start, stop in zip([0, *ends], [*ends, height], strict=True):
-        first = min(max(int(whole[start]), -width), width) + reach - 1
-        near[:, start:stop] = padded[:, start:stop, first : first + width + 3]
-    part = torch.from_numpy((by - whole).astype(np.float32))[:, None]  # (H, 1)
+    left, right = image[:, :, :1], image[:, :, -1:]  # neighbours beyond the border are the border
+    padded = torch.cat([left.expand(-1, -1, reach), image, right.expand(-1, -1, reach)], -1)
+    near = _cut_rows(padded, whole.clip(-width, width) + (reach - 1), width + 3).float()  # one left to two right
+    part = (by - whole).astype(np.float32)[:, None]  # (H, 1)
     weights = _bicubic(part) if bicubic else {1: 1 - part, 2: part}
-    place = torch.from_numpy(by)[:, None] + (torch.arange(width) + 0.5)  # (H, W)
-    outside = (place < 0) | (place >= width)
-    moved = torch.empty(channels, height, width, dtype=torch.uint8)
-    for channel, colour in enumerate(fill):  # one by one stays in the cache
-        values = torch.from_numpy(near[channel]).float()
-        total = torch.zeros(height, width)
-        for k, weight in weights.items():
-            total.addcmul_(values[:, k : k + width], weight)
-        moved[channel] = total.clamp_(0, 255).masked_fill_(outside, colour)
-    return moved
+    moved = torch.zeros(image.shape)
+    for k, weight in weights.items():
+        moved.addcmul_(near[:, :, k : k + width], torch.from_numpy(weight))
+    frame = np.zeros((4, 1, 3 * width), np.uint8)  # the fill about a hole as wide as the image, and a mask of that
+    frame[:3] = np.reshape(fill, (3, 1, 1))
+    frame[:, :, width:-width] = np.reshape([0, 0, 0, 255], (4, 1, 1))
+    wide = torch.from_numpy(frame).expand(-1, len(by), -1)
+    shown = _cut_rows(wide, np.floor(by + 0.5).clip(-width, width) + width, width)
+    return to_8_bits(moved).bitwise_and_(shown[3]).bitwise_or_(shown[:3])
 
 
-def _bicubic(d: Tensor) -> dict[int, Tensor]:
+def _cut_rows(image: Tensor, first: np.ndarray, width: int) -> Tensor:
+    """Of each row of (C, H, W), `width` values from its place in `first` (H,) on; numpy copies them row by row."""
+    cut = image.unfold(-1, width, 1).numpy()[:, np.arange(len(first)), first.astype(int)]
+    return torch.from_numpy(cut)
+
+
+def _bicubic(d: np.ndarray) -> dict[int, np.ndarray]:
     """Weights of the four neighbours at distances 1 + d, d, 1 - d, 2 - d: Keys' kernel with a = -1, PIL's choice."""
     d2, d3 = d * d, d * d * d
     return {0: -d + 2 * d2 - d3, 1: 1 - 2 * d2 + d3, 2: d + d2 - d3, 3: d3 - d2}
