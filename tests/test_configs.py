@@ -18,7 +18,7 @@ FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS))
 IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")]
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
-DIGITS = flags(data__source="digits", data__num_classes="null", data__img_size=64)  # in place of ImageNet
+DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SMALLEST = {"deit_tiny", "pvt_v2_b0", "swin_tiny", "cswin_tiny", "soft_tiny", "flatten_pvt_v2_b0", "flatten_swin_tiny"}
 
 

@@ -177,6 +177,7 @@ class ClassificationData(ImageData):
             folder = None if self.trainer is None else self.trainer.log_dir
             self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None
             self.train_set = self._images("train", self.train_transform)
+            rank_zero_info(f"data source '{self.source}' has {self.num_classes} classes")
         if stage in ("fit", "validate"):
             self.val_set = self._images("val", self.eval_transform)
         if stage == "test":
