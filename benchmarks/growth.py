@@ -1,14 +1,13 @@
 """Time of each mechanism that claims O(N) at four times the tokens: N = 12,544 against 3,136, forward, in turns.
 
-Processor time of one thread, so that waiting for other programs does not count; medians. The C library gives large
-blocks back to the system after every call and gets them back page by page, which is a matter of its thresholds, not of
-the mechanism; here it keeps them, as the caching allocator of a GPU does. `--fresh` leaves its thresholds alone.
+Processor time of one thread, so that waiting for other programs does not count; medians. Memory is kept as `linvit fit`
+keeps it. Without that (`--fresh`) the C library gives large blocks back to the system after some calls and gets them
+again page by page, which is a matter of its thresholds, not of the mechanism.
 
 Example:
     $ python benchmarks/growth.py
 """
 
-import os
 import statistics
 import sys
 import time
@@ -16,16 +15,16 @@ import time
 import torch
 
 import linvit
+from linvit.cli.memory import keep_memory
 
 GRIDS = {3136: linvit.Grid((56, 56)), 12544: linvit.Grid((112, 112))}
 DIM, HEADS, ROUNDS = 64, 2, 25
-KEEP = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
 
 
 def main() -> None:
     """Prints a Markdown table."""
-    if "--fresh" not in sys.argv and not KEEP.keys() <= os.environ.keys():  # read when a program starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP})
+    if "--fresh" not in sys.argv:
+        keep_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print("| attention | N = 3,136, ms | N = 12,544, ms | ratio |\n|---|---|---|---|", flush=True)

@@ -21,6 +21,7 @@ from linvit.cli.callbacks import keep_best_average, watchers, with_progress_bar
 from linvit.cli.checkpoint import check_same_model, read_checkpoint
 from linvit.cli.last_words import interrupted, last_words
 from linvit.cli.loggers import check_loggers, loggers_by_key, run_loggers
+from linvit.cli.memory import keep_memory
 from linvit.cli.parser import Parser, integers_first, readable
 from linvit.cli.precision import default_precision
 from linvit.cli.run_folder import check_writable, run_name, run_of_checkpoint
@@ -40,6 +41,7 @@ NOISE = (  # warnings about libraries' own affairs
 
 def train(argv: list[str]) -> None:
     """Parses the command line, builds everything, runs."""
+    keep_memory()
     for noise in NOISE:
         warnings.filterwarnings("ignore", noise)
     integers_first(Trainer)
