@@ -1,6 +1,7 @@
 """`fit`, `validate`, `test` and `predict`: a whole run, going on with it, and every mistake a user can make."""
 
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -215,19 +216,24 @@ class TestGoingOn:
         assert [step for step, _ in events(folder)["train/loss"]] == list(range(20, 30))
 
     @staticmethod
-    def ended(root, by):
-        """A run in a process of its own that got a signal in the middle of an epoch: its exit code, its output."""
-        arguments = ["fit", f"--config={QUICKSTART}", *tiny(trainer__max_epochs=1000, trainer__limit_val_batches=1)]
+    def ended(root, by, group=False):
+        """A run in processes of its own that got a signal in an epoch, the loaders, too: exit code and output."""
+        options = {"trainer__max_epochs": 1000, "trainer__limit_val_batches": 1, "data__num_workers": 2 * group}
+        arguments = ["fit", f"--config={QUICKSTART}", *tiny(**options)]
         with (root / "output").open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "linvit", *arguments], cwd=root, stdout=output, stderr=output
+                [sys.executable, "-m", "linvit", *arguments],
+                cwd=root,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         checkpoint = Run(root, Done(0, "", "", "")).checkpoint("last")
         deadline = time.monotonic() + 120
         while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        process.send_signal(by)
+        (os.killpg if group else os.kill)(process.pid, by)
         return process.wait(), (root / "output").read_text()
 
     @pytest.fixture(scope="class")
@@ -238,8 +244,9 @@ class TestGoingOn:
         assert code == -signal.SIGKILL, output
         return Run(root, Done(0, "", "", ""))
 
-    def test_a_run_that_is_told_to_end_says_how_to_go_on(self, tmp_path):
-        code, output = self.ended(tmp_path, signal.SIGTERM)
+    @pytest.mark.parametrize("group", [False, True])
+    def test_a_run_that_is_told_to_end_says_how_to_go_on(self, tmp_path, group):
+        code, output = self.ended(tmp_path, signal.SIGTERM, group)
         assert code == 128 + signal.SIGTERM
         assert "Traceback" not in output
         step, command = re.search(r"ended by SIGTERM at step (\d+); .* with\n  linvit (fit .*)\n", output).groups()

@@ -199,7 +199,10 @@ class LinvitCLI(LightningCLI):
         """Runs the verb; a run that is told to end says so in words and in its exit code, which Lightning leaves 0."""
         try:
             super()._run_subcommand(subcommand)
-        except SIGTERMException as error:
+        except (SIGTERMException, RuntimeError) as error:
+            # A cluster tells all processes to end, and torch may hear of its loader processes first.
+            if isinstance(error, RuntimeError) and "killed by signal: Terminated" not in str(error):
+                raise
             if subcommand == "fit":
                 rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step))
             raise SystemExit(128 + signal.SIGTERM) from error
