@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import linvit
 from linvit.cli import bench, main
@@ -36,7 +37,9 @@ def test_the_folder_has_twenty_classes_and_is_the_same_every_time(folder, tmp_pa
 
 
 def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):
+    threads = torch.get_num_threads()
     assert main(["bench", "data", str(folder), "--images=64", "--rounds=1"]) == 0
+    assert torch.get_num_threads() == threads  # though it measures on one
     printed = capsys.readouterr().out
     rows = dict(re.findall(r"^  (\S.*?)  +(\d+) +[\d.]+$", printed, re.MULTILINE))
     assert len(rows) == 3

@@ -59,9 +59,22 @@ def main(argv: list[str]) -> int:
     if source is None and args.config is None:
         raise UserError("linvit bench data needs images: linvit bench data FOLDER, or --config FILE")
 
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    settings = None if args.config is None else _settings(args.config, source)
-    data, workers = (ClassificationData(source, augmentation=RECIPE), WORKERS) if settings is None else _data(settings)
+    try:
+        _measure(args, source, threads)
+    finally:
+        torch.set_num_threads(threads)
+    return 0
+
+
+def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None:
+    """Times the loaders on one thread, and the model on as many as it would have."""
+    if args.config is None:
+        settings, data, workers = None, ClassificationData(str(source), augmentation=RECIPE), WORKERS
+    else:
+        settings = _settings(args.config, source)
+        data, workers = _data(settings)
     data.num_workers = 0  # in this process, whose CPU seconds are counted
     data.setup("fit")
     count = len(data.train_set)  # type: ignore[arg-type]
@@ -92,8 +105,8 @@ def main(argv: list[str]) -> int:
     for name in ("linvit", "linvit, augment_on: device"):
         print(f"  {name:<28} {_device_seconds(data, loaders[name](), fabric) * 1e3:>14.1f} ms")
     if settings is not None:
+        torch.set_num_threads(threads)
         _compare(settings, data, fabric, rates[f"linvit{_suffix(augmentation)}"], workers)
-    return 0
 
 
 def _suffix(augmentation: Augmentation) -> str:
@@ -153,7 +166,6 @@ def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
 
 def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
     """Times training steps of the model on one batch and says which of loader and model waits for the other."""
-    torch.set_num_threads(os.cpu_count() or 1)
     for fact in FACTS:
         if getattr(data, fact) is not None:
             settings.model.init_args[fact] = getattr(data, fact)
