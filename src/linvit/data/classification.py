@@ -137,7 +137,7 @@ class ClassificationData(ImageData):
         """The training rows cut in two, always the same way, for data without a validation split."""
         return self.splits["train"].train_test_split(test_size=self.val_fraction, seed=0)
 
-    @property
+    @cached_property
     def num_classes(self) -> int | None:
         """Number of classes, checked against what the configuration expects; None if the data has no labels.
 
@@ -161,7 +161,7 @@ class ClassificationData(ImageData):
             )
         return found
 
-    @property
+    @cached_property
     def class_names(self) -> list[str] | None:
         """Names of the classes in the order of their indices, if the data has them."""
         label = self.columns[1]
