@@ -1,4 +1,4 @@
-"""What backbones share: specs over blocks, feature indices, sizes, initial values."""
+"""What backbones share: feature indices, sizes, initial values."""
 
 import pytest
 import timm.models._features
@@ -6,40 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit import Attention, Grid, UserError
-from linvit.backbones.base import feature_indices, init_vit, specs_per_block
+from linvit.backbones.base import feature_indices, init_vit
 from linvit.backbones.deit import patch_grid
-
-FOCUSED = {"name": "focused", "focusing_factor": 4}
-
-
-@pytest.mark.parametrize(
-    ("attention", "depths", "want"),
-    [
-        ("linear", [2, 1], ["linear"] * 3),
-        (FOCUSED, [2, 1], [FOCUSED] * 3),
-        (["linear", FOCUSED], [2, 1], ["linear", "linear", FOCUSED]),
-        (("linear", FOCUSED, "softmax"), [2, 1], ["linear", FOCUSED, "softmax"]),
-        (["linear"], [3], ["linear"] * 3),
-        (["linear", "softmax"], [1, 1], ["linear", "softmax"]),
-    ],
-)
-def test_one_spec_or_one_per_stage_or_one_per_block(attention: object, depths: list[int], want: list[object]) -> None:
-    assert specs_per_block(attention, depths) == want
-
-
-@pytest.mark.parametrize(
-    ("depths", "message"),
-    [
-        ([2, 3, 1], r"attention lists 2 specs, but this backbone has 6 block\(s\) in 3 stage\(s\). Give .* 3 .* 6 "),
-        (
-            [4],
-            r"attention lists 2 specs, but .* has 4 block\(s\) in 1 stage\(s\). Give one spec for all, 1 .* 4",
-        ),
-    ],
-)
-def test_list_of_another_length_is_refused(depths: list[int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        specs_per_block(["linear", "softmax"], depths)
 
 
 @pytest.mark.parametrize("indices", [None, 1, 3, 4, [0], [-1], [0, 2], [-2, 1], (3,)])

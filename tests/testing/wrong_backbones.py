@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid, UserError
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, per_stage, specs_per_block
+from linvit.backbones.base import Backbone, classifier, init_vit
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, run_blocks, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
@@ -34,8 +35,7 @@ class Sound(Backbone):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__(num_classes, DIMS[-1], "avg")
-        specs = per_stage(specs_per_block(attention, DEPTHS), DEPTHS)
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(DEPTHS)), DEPTHS)
+        specs, rates = specs_and_rates(attention, drop_path_rate, DEPTHS)
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size), (4, 2))):
             dim, grid = DIMS[i], Grid(size)

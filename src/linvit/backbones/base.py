@@ -1,18 +1,14 @@
-"""What every backbone shares: timm's contract, the distribution of attention specs over blocks, initialisation."""
+"""What every backbone shares: timm's contract and initialisation."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
-import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
-from linvit.registry import Spec
-
-T = TypeVar("T")
 
 
 class Backbone(nn.Module):
@@ -181,41 +177,6 @@ def classifier(num_features: int, num_classes: int) -> nn.Module:
     head = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
     init_vit(head)
     return head
-
-
-def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> list[Spec]:
-    """One attention spec per block from one for all, one per stage, or one per block.
-
-    Args:
-        attention: A spec or a list of specs.
-        depths: Blocks per stage.
-
-    Raises:
-        UserError: If a list fits neither the stages nor the blocks.
-    """
-    total = sum(depths)
-    if isinstance(attention, str | Mapping) or not isinstance(attention, Sequence):
-        return [attention] * total
-    if len(attention) == total:
-        return list(attention)
-    if len(attention) == len(depths):
-        return [spec for spec, depth in zip(attention, depths, strict=True) for _ in range(depth)]
-    raise UserError(
-        f"attention lists {len(attention)} specs, but this backbone has {total} block(s) in {len(depths)} stage(s). "
-        f"Give one spec for all, {len(depths)} (one per stage), or {total} (one per block)"
-    )
-
-
-def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Rates of stochastic depth of all blocks in forward order: linear, from 0 to `rate` at the last."""
-    rates: list[float] = torch.linspace(0, rate, depth, device="cpu").tolist()
-    return rates
-
-
-def per_stage(values: Sequence[T], depths: Sequence[int]) -> list[list[T]]:
-    """Values of all blocks in forward order, split into those of each stage."""
-    starts = [sum(depths[:i]) for i in range(len(depths))]
-    return [list(values[start : start + depth]) for start, depth in zip(starts, depths, strict=True)]
 
 
 def check_stages(count: int, **options: Sequence[Any]) -> None:

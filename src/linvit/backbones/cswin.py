@@ -11,16 +11,8 @@ from functools import partial
 from torch import nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import (
-    Backbone,
-    check_stages,
-    classifier,
-    drop_path_rates,
-    init_vit,
-    per_stage,
-    pyramid_info,
-    specs_per_block,
-)
+from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
@@ -78,8 +70,7 @@ class CSWin(Backbone):
 
         height, width = image_size(img_size)
         sizes = stage_grids(((height + 1) // 4, (width + 1) // 4), strides=[1] + [2] * (count - 1))
-        specs = per_stage(specs_per_block(attention, depths), depths)
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         self.stages = nn.ModuleList(
             Stage(
                 dim,

@@ -17,7 +17,8 @@ from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, drop_path_rates, init_vit, specs_per_block
+from linvit.backbones.base import Backbone, classifier, init_vit
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import run_blocks
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -81,7 +82,7 @@ class DeiT(Backbone):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if distilled else None
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_queries, embed_dim))
-        specs = specs_per_block(attention, [depth])
+        (specs,), (rates,) = specs_and_rates(attention, drop_path_rate, [depth])
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,
@@ -90,7 +91,7 @@ class DeiT(Backbone):
                 rate,
                 norm_eps=1e-6,
             )
-            for spec, rate in zip(specs, drop_path_rates(drop_path_rate, depth), strict=True)
+            for spec, rate in zip(specs, rates, strict=True)
         )
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         self.head = classifier(embed_dim, num_classes)

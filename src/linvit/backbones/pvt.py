@@ -14,16 +14,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import (
-    Backbone,
-    check_stages,
-    classifier,
-    drop_path_rates,
-    init_vit,
-    per_stage,
-    pyramid_info,
-    specs_per_block,
-)
+from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
@@ -79,9 +71,8 @@ class PVT(Backbone):
     ) -> None:
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
         super().__init__(num_classes, embed_dims[-1], global_pool, num_prefix_tokens=int(class_token))
-        specs = per_stage(specs_per_block(attention, depths), depths)
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         ratios = reductions(specs, sr_ratios, default=(8, 4, 2, 1))
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):

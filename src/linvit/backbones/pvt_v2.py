@@ -14,16 +14,8 @@ from torch import nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.backbones.base import (
-    Backbone,
-    check_stages,
-    classifier,
-    drop_path_rates,
-    init_vit,
-    per_stage,
-    pyramid_info,
-    specs_per_block,
-)
+from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.pvt import reductions
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
@@ -81,9 +73,8 @@ class PVTv2(Backbone):
                 f"Set sr_ratios: null or linear: false"
             )
         super().__init__(num_classes, embed_dims[-1], global_pool="avg")
-        specs = per_stage(specs_per_block(attention, depths), depths)
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         ratios = reductions(specs, sr_ratios, default=(1, 1, 1, 1) if linear else (8, 4, 2, 1))
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):

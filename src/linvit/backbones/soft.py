@@ -21,16 +21,8 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import (
-    Backbone,
-    check_stages,
-    classifier,
-    drop_path_rates,
-    init_vit,
-    per_stage,
-    pyramid_info,
-    specs_per_block,
-)
+from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
@@ -100,8 +92,7 @@ class SOFT(Backbone):
     ) -> None:
         check_stages(4, embed_dims=embed_dims, num_heads=num_heads, depths=depths)
         super().__init__(num_classes, embed_dims[-1], "token", num_prefix_tokens=1)
-        specs = per_stage(specs_per_block(attention, depths), depths)
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         tables, grids = stage_grids((224, 224)), stage_grids(image_size(img_size))
 
         stages = []

@@ -14,16 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import (
-    Backbone,
-    check_stages,
-    classifier,
-    drop_path_rates,
-    init_vit,
-    per_stage,
-    pyramid_info,
-    specs_per_block,
-)
+from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -81,8 +73,7 @@ class Swin(Backbone):
         check_stages(len(depths), num_heads=num_heads)
         dims = [embed_dim * 2**i for i in range(len(depths))]
         super().__init__(num_classes, dims[-1], "avg")
-        specs = per_stage(specs_per_block(attention, depths), depths)
-        rates = per_stage(drop_path_rates(drop_path_rate, sum(depths)), depths)
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         windows = window_sizes(window_size, len(depths))
 
         self.stages = nn.ModuleList()

@@ -7,7 +7,7 @@ from timm.layers import Attention, AttentionRope
 from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
-from linvit.backbones.base import specs_per_block
+from linvit.backbones.blocks import specs_per_block
 from linvit.backbones.transplanted import (
     PatchGrid,
     ReducedTransplant,
