@@ -325,6 +325,13 @@ def test_an_exception_inside_a_constructor_is_not_reworded(widgets):
     assert error.value.__cause__ is None
 
 
+@pytest.mark.parametrize("given", ["false", 0, None])
+def test_what_is_true_or_false_takes_nothing_else(given):
+    said = f"attention 'focused': dwc must be true or false; got {given!r}. Write {{name: focused, dwc: true}}"
+    with pytest.raises(UserError, match=re.escape(said)):
+        linvit.create_attention({"name": "focused", "dwc": given}, dim=8, num_heads=2, grid=linvit.Grid((4, 4)))
+
+
 # Signatures
 
 

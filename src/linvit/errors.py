@@ -1,7 +1,9 @@
 """The one kind of error that is the user's to mend: it says what was given, what is allowed, and a way out."""
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 
 class UserError(Exception):
@@ -25,3 +27,42 @@ def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
     if given not in allowed:
         hint = did_you_mean(str(given), allowed)
         raise UserError(f"{option} must be one of {', '.join(allowed)}; got {given!r}.{hint}")
+
+
+def check_number(
+    option: str,
+    given: object,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    below: float = math.inf,
+    whole: bool = False,
+    note: str = "",
+) -> None:
+    """Raises a `UserError` unless `given` is a finite number within the bounds; a bool is none.
+
+    Args:
+        option: Its name.
+        given: Its value.
+        at_least: Smallest allowed value.
+        above: Bound that is itself not allowed.
+        at_most: Largest allowed value.
+        below: Bound that is itself not allowed.
+        whole: Allow whole numbers only.
+        note: What the bounds are for, for the message: ", or Newton diverges".
+    """
+    fits = isinstance(given, Integral if whole else Real) and not isinstance(given, bool) and math.isfinite(given)
+    if fits and at_least <= given <= at_most and above < given < below:  # type: ignore[operator]
+        return
+    lower = f"at least {at_least:g}" if at_least > above else f"above {above:g}"
+    upper = f"at most {at_most:g}" if at_most < below else f"below {below:g}"
+    bounds = [text for text in (lower, upper) if "inf" not in text]
+    kind = f"a {'whole ' if whole else ''}number{' ' * bool(bounds)}{' and '.join(bounds)}"
+    raise UserError(f"{option} must be {kind}{note}; got {given!r}")
+
+
+def check_odd(option: str, given: object, examples: str) -> None:
+    """Raises a `UserError` unless `given` is an odd positive number, such as the side of a kernel with a centre."""
+    if not isinstance(given, Integral) or isinstance(given, bool) or given < 1 or given % 2 == 0:
+        raise UserError(f"{option} must be odd and positive, such as {examples}; got {given!r}")

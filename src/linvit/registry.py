@@ -148,6 +148,11 @@ class Registry:
         for option in options:
             if option not in parameters or option in context:
                 raise UserError(self._no_option(name, option, parameters, context))
+            if isinstance(parameters[option], bool) and not isinstance(options[option], bool):
+                raise UserError(
+                    f"{self.kind} '{name}': {option} must be true or false; got {options[option]!r}. "
+                    f"Write {{name: {name}, {option}: {str(parameters[option]).lower()}}}"
+                )
         for argument in context:
             if argument not in parameters:
                 raise UserError(self._no_option(name, argument, parameters, {}))

@@ -33,6 +33,33 @@ def test_dim_that_heads_do_not_divide_is_refused_with_the_ways_out() -> None:
         Attention(10, 3, Grid((4, 4)))
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dim": 0}, "dim must be a whole number at least 1; got 0"),
+        ({"dim": "8"}, "dim must be a whole number at least 1; got '8'"),
+        ({"num_heads": True}, "num_heads must be a whole number at least 1; got True"),
+        ({"num_heads": 2.0}, "num_heads must be a whole number at least 1; got 2.0"),
+        ({"key_dim": 0}, "key_dim must be a whole number at least 1; got 0"),
+        ({"grid": Grid((0, 4))}, r"the grid's size \(0, 4\): a side must be a whole number at least 1; got 0"),
+        ({"grid": Grid((4, 4), (2, -1))}, r"the grid's kv_size \(2, -1\): a side must be .* got -1"),
+        ({"grid": Grid((4, 4), num_prefix=-1)}, "the grid's num_prefix must be a whole number at least 0; got -1"),
+    ],
+)
+def test_impossible_sizes_are_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Attention(**{"dim": 8, "num_heads": 2, "grid": Grid((4, 4))} | changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize("grid", [Grid((4, 4), num_prefix=1), Grid((3, 5)), Grid((4, 4), (2, 2))], ids=str)
+def test_a_grid_of_another_number_of_tokens_is_refused(name: str, grid: Grid) -> None:
+    module = linvit.create_attention(name, dim=8, num_heads=2, grid=Grid((4, 4)))
+    q, k, v = torch.randn(3, 1, 2, 16, 4)
+    with pytest.raises(UserError, match=r"got 16 queries, 16 keys and 16 values for Grid.*, which has "):
+        module(q, k, v, grid)
+
+
 def test_base_has_no_forward_and_says_so() -> None:
     class Empty(Attention):
         pass

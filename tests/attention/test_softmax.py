@@ -34,7 +34,7 @@ def test_equals_timm(golden: Golden, fused: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("key_dim", "scale"), [(None, None), (4, None), (None, 0.7)])
 def test_equals_formula(fused: bool, biased: bool, key_dim: int | None, scale: float | None) -> None:
-    module = mechanism({"name": "softmax", "fused": fused, "scale": scale}, GRID, key_dim=key_dim)
+    module = mechanism({"name": "softmax", "fused": fused, "qk_scale": scale}, GRID, key_dim=key_dim)
     given = inputs(module, GRID, grad=True)
     bias = randn(1, module.num_heads, GRID.num_queries, GRID.num_keys, seed=5, grad=True) if biased else None
     factor = module.key_dim**-0.5 if scale is None else scale
@@ -68,7 +68,7 @@ def test_masked_keys_are_not_seen(fused: bool) -> None:
     bias = torch.zeros(1, 1, GRID.num_queries, GRID.num_keys, dtype=v.dtype)
     bias[..., -2:] = -torch.inf
     masked = module(q, k, v, GRID, bias=bias)
-    shorter = module(q, k[:, :, :-2], v[:, :, :-2], GRID)
+    shorter = module(q, k[:, :, :-2], v[:, :, :-2], GRID._replace(kv_size=(2, 2)))
     assert_near(masked, shorter, 1e-12)
 
 

@@ -1,13 +1,13 @@
 """The contract that every attention mechanism meets."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.cost import Cost
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 
 
 class Grid(NamedTuple):
@@ -40,6 +40,13 @@ class Grid(NamedTuple):
         """Key and value tokens M, prefix included."""
         height, width = self.keys_size
         return self.num_prefix + height * width
+
+    def check(self) -> None:
+        """Raises a `UserError` unless both patch grids have a patch and the prefix is not negative."""
+        for name, sides in (("size", self.size), ("kv_size", self.keys_size)):
+            for side in sides:
+                check_number(f"the grid's {name} {tuple(sides)}: a side", side, at_least=1, whole=True)
+        check_number("the grid's num_prefix", self.num_prefix, at_least=0, whole=True)
 
     def plane(self, x: Tensor) -> Tensor:
         """The patch tokens of (B, N, C) as a plane (B, C, H, W); a view."""
@@ -89,7 +96,12 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
+        check_number("dim", dim, at_least=1, whole=True)
+        check_number("num_heads", num_heads, at_least=1, whole=True)
+        if key_dim is not None:
+            check_number("key_dim", key_dim, at_least=1, whole=True)
+        grid.check()
+        if dim % num_heads:
             raise UserError(
                 f"dim {dim} is not divisible by num_heads {num_heads}; "
                 f"{dim} can be split into {', '.join(str(h) for h in range(1, dim + 1) if dim % h == 0)} heads"
@@ -105,6 +117,20 @@ class Attention(nn.Module):
         self.head_dim = dim // num_heads
         self.key_dim = self.head_dim if key_dim is None else key_dim
         self.out_dim = dim
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
+        """`forward`, once the tokens are as many as the grid says.
+
+        Raises:
+            UserError: If they are not.
+        """
+        tokens = q.shape[2], k.shape[2], v.shape[2]
+        if tokens != (grid.num_queries, grid.num_keys, grid.num_keys):
+            raise UserError(
+                f"got {tokens[0]} queries, {tokens[1]} keys and {tokens[2]} values for {grid}, which has "
+                f"{grid.num_queries} and {grid.num_keys}; pass the Grid that the tokens were made with"
+            )
+        return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, out_dim / h)."""

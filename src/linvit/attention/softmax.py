@@ -4,12 +4,13 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", Eq. 1. The baseline of 
 Cost: 2 N M C MACs, O(N) memory with the fused kernel. Rank: up to N.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
+from linvit.attention.precision import full_precision
+from linvit.errors import check_number
 
 
 class SoftmaxAttention(Attention):
@@ -20,7 +21,7 @@ class SoftmaxAttention(Attention):
         num_heads: Heads h.
         grid: Nominal grid (unused: nothing here has a fixed length).
         key_dim: Channels of q and k per head; None means C / h.
-        scale: Factor on the logits; None means 1 / sqrt(key_dim).
+        qk_scale: Factor on the logits; None means 1 / sqrt(key_dim).
         qk_norm: LayerNorm on every head's queries and keys.
         attn_drop: Dropout rate on the attention weights.
         fused: Use `torch.nn.functional.scaled_dot_product_attention`; False writes the formula out.
@@ -36,13 +37,16 @@ class SoftmaxAttention(Attention):
         grid: Grid,
         *,
         key_dim: int | None = None,
-        scale: float | None = None,
+        qk_scale: float | None = None,
         qk_norm: bool = False,
         attn_drop: float = 0.0,
         fused: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        self.scale = self.key_dim**-0.5 if scale is None else scale
+        if qk_scale is not None:
+            check_number("qk_scale", qk_scale, above=0, note=", or null for 1 / sqrt(key_dim)")
+        check_number("attn_drop", attn_drop, at_least=0, at_most=1)
+        self.scale = self.key_dim**-0.5 if qk_scale is None else qk_scale
         self.q_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()
         self.attn_drop = attn_drop
@@ -55,12 +59,14 @@ class SoftmaxAttention(Attention):
         if self.fused:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
             return out.to(v.dtype)
+        return self._written_out(q, k, v, bias, dropout)
+
+    @full_precision
+    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
         logits = (q * self.scale) @ k.mT
         if bias is not None:
             logits = logits + bias
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        weights = logits.softmax(-1, dtype=dtype).to(v.dtype)
-        return (F.dropout(weights, dropout) @ v).to(v.dtype)
+        return F.dropout(logits.softmax(-1), dropout) @ v
 
     def cost(self, grid: Grid) -> Cost:
         """Both products; the scaling of q, the softmax in exponentials, maxima, sums and quotients."""
