@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 import sys
 
 import pytest
