@@ -54,9 +54,7 @@ def test_too_many_end_the_run_with_a_way_out(root, bad, tmp_path):
     done = fit(root, tmp_path)
     assert done.code == 2
     report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
-    assert re.match(
-        r"linvit: error: 6 of \d+ training images so far cannot be decoded, the last of them /.*\(", done.err
-    )
+    assert re.match(r"linvit: error: 6 of the \d+ training images cannot be decoded, .* the last is /.*\(", done.err)
     for part in (f"listed in '{report}'", "linvit data check PATH", "--data.bad_budget"):
         assert part in done.err
 
@@ -71,8 +69,9 @@ def test_good_data_is_not_mentioned(tmp_path):
 
 def test_all_devices_are_added_up():
     account = BadImages("skip", 1.0)
+    account.expect(10)
     for row in range(3):
-        account.refuse(BadImageError(f"{row}.jpg", "bad"))
+        account.refuse(BadImageError(f"{row}.jpg", "bad"), row)
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(bad_images=account),
         strategy=SimpleNamespace(reduce=lambda count, reduce_op: count * 4 if reduce_op == "sum" else None),

@@ -116,6 +116,16 @@ class TestDeterminism:
         alone = self.batches(folder)
         assert self.same(alone, self.batches(folder, noise=1, num_workers=workers))
 
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_no_global_generator_is_drawn_from(self, folder, workers):
+        """Else the number of loader processes would change dropout, and with it what is learnt."""
+        module = ready(folder, batch_size=4, augmentation=self.AUGMENTATION, num_workers=workers)
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        for batch in [*module.train_dataloader(), *module.val_dataloader()]:
+            module.on_after_batch_transfer(batch, 0)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
     def test_epochs_and_seeds_change_everything(self, folder):
         first = self.batches(folder)
         for other in (self.batches(folder, epoch=1), self.batches(folder, seed=1)):

@@ -136,7 +136,9 @@ class TestOrder:
         first = order(epoch=2)
         torch.manual_seed(1)
         np.random.seed(1)
+        state = torch.get_rng_state()
         assert order(epoch=2) == first
+        assert torch.equal(torch.get_rng_state(), state)
         assert order(epoch=3) != first
         assert order(epoch=2, seed=4) != first
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +18,9 @@ from linvit.data.decode import decode
 from linvit.data.draws import key
 from linvit.errors import UserError, check_choice
 
-FLOOR = 5  # bad images that a budget above 0 always allows: at the start of a run one image is a large share
+FLOOR = 5  # bad images that a budget above 0 always allows: of a small set one image is a large share
 ATTEMPTS = 100  # replacements in a row that are tried before the data itself must be at fault
+MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
 Policy = Literal["raise", "skip"]
 
@@ -38,13 +40,13 @@ class BadImageError(Exception):
 
 
 class BadImages:
-    """What becomes of bad images, and how many there were.
+    """What becomes of bad images, how many there are, and how often one was met.
 
     With several loader processes each counts in a place of its own that all can see. Every rank keeps its own account.
 
     Args:
         policy: raise ends the run at the first one; skip puts another image in its place.
-        budget: Largest share of the images so far that may be skipped; beyond it the run ends.
+        budget: Largest share of the set's images that may be skipped; beyond it the run ends.
         max_pixels: An image with more is refused before it is decoded.
         num_workers: Loader processes.
     """
@@ -59,15 +61,17 @@ class BadImages:
         self.budget = budget
         self.max_pixels = max_pixels
         self.report: Path | None = None
-        self.counts = torch.zeros(num_workers + 1, 2, dtype=torch.int64).share_memory_()  # good, bad
+        self.met = torch.zeros(num_workers + 1, dtype=torch.int64).share_memory_()  # how often a bad image came
+        self.expect(0)
         self._told = 0
 
-    def count(self) -> None:
-        """Counts a good image, if there is a budget to keep."""
-        if self.policy == "skip":
-            self.counts[_place(), 0] += 1
+    def expect(self, images: int) -> None:
+        """Says of how many images the set is; begins the account of those that are bad anew."""
+        self.images = images
+        self.allowed = max(FLOOR if self.budget else 0, math.floor(self.budget * images))
+        self.rows = torch.full((len(self.met), self.allowed + 1), -1).share_memory_()  # of each process, -1 for none
 
-    def refuse(self, bad: BadImageError) -> None:
+    def refuse(self, bad: BadImageError, row: int) -> None:
         """Names a bad image in the report, if the policy and the budget allow to go on.
 
         Raises:
@@ -75,26 +79,23 @@ class BadImages:
         """
         if self.policy == "raise":
             raise UserError(f"image {bad.name} cannot be decoded: {bad.reason}. Replace or remove it") from bad
-        self.counts[_place(), 1] += 1
+        self.met[_place()] += 1
         self._write(bad)
-        skipped = self.skipped
-        total = int(self.counts.sum())
-        if skipped > max(FLOOR if self.budget else 0, self.budget * total):
+        if not (self.rows == row).any():
+            mine = self.rows[_place()]
+            mine[int((mine >= 0).sum())] = row
+        different = len(self.rows[self.rows >= 0].unique())
+        if different > self.allowed:
             listed = f" They are listed in '{self.report}'." if self.report else ""
             raise UserError(
-                f"{skipped} of {total} training images so far cannot be decoded, the last of them {bad.name} "
-                f"({bad.reason}); at most a share of {self.budget} is skipped (--data.bad_budget).{listed} Replace or "
-                f"remove them (linvit data check PATH finds them all), or raise the budget"
+                f"{different} of the {self.images} training images cannot be decoded, and more may follow; the last "
+                f"is {bad.name} ({bad.reason}). At most {self.allowed} are skipped (--data.bad_budget={self.budget})."
+                f"{listed} Replace or remove them (linvit data check PATH finds them all), or raise the budget"
             ) from bad
 
-    @property
-    def skipped(self) -> int:
-        """Bad images of this rank since the start."""
-        return int(self.counts[:, 1].sum())
-
     def since_last(self) -> int:
-        """Bad images of this rank since this was last asked."""
-        before, self._told = self._told, self.skipped
+        """How often this rank met a bad image since this was last asked."""
+        before, self._told = self._told, int(self.met.sum())
         return self._told - before
 
     def first_good(self, sample: Callable[[int, int], Any], row: int, draw: int, length: int) -> Any:
@@ -112,13 +113,10 @@ class BadImages:
         chosen = row
         for attempt in range(ATTEMPTS):
             try:
-                good = sample(chosen, draw)
+                return sample(chosen, draw)
             except BadImageError as error:
-                self.refuse(error)
+                self.refuse(error, chosen)
                 chosen = key(draw, attempt) % length
-            else:
-                self.count()
-                return good
         raise UserError(f"none of {ATTEMPTS} images, drawn in place of row {row}, can be decoded")
 
     def _write(self, bad: BadImageError) -> None:
@@ -148,7 +146,7 @@ def read(stored: dict[str, Any], name: str, max_pixels: int = MAX_PIXELS) -> Ten
     """Loads and decodes an image, `{"bytes": ..., "path": ...}`, to 8-bit RGB (3, H, W).
 
     Raises:
-        BadImageError: If it cannot be read, is no whole image, or is too large.
+        BadImageError: If it cannot be read, is no whole image, or is too large or too thin.
     """
     try:
         data = load(stored)
@@ -156,6 +154,8 @@ def read(stored: dict[str, Any], name: str, max_pixels: int = MAX_PIXELS) -> Ten
             width, height = picture.size
         if width * height > max_pixels:
             raise OSError(f"{width} x {height} pixels are more than the limit, {max_pixels}")
+        if max(width, height) > MAX_ASPECT * min(width, height):
+            raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
         return decode(data)
     except MemoryError:
         raise

@@ -176,6 +176,7 @@ class ImageData(LightningDataModule):
             sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=collate,
+            generator=torch.Generator(),  # torch's own would be drawn from, once per epoch with loader processes
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )

@@ -48,7 +48,7 @@ class ClassificationData(ImageData):
         shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.
         bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
             Evaluation always raises.
-        bad_budget: Largest share of the training images so far that is skipped (5 are always allowed).
+        bad_budget: Largest share of the training images that is skipped (5 are always allowed).
         max_pixels: Images with more are refused before they are decoded.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
 

@@ -40,6 +40,7 @@ class Images(Dataset[Sample]):
         self.image = image
         self.label = label
         self.bad = bad
+        bad.expect(len(rows))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -89,7 +89,9 @@ class Stream(IterableDataset[Sample]):
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
         self.length: int | None = None
         if seed is not None:
-            share = total_of(shards, total, source) // world_size
+            rows_of = total_of(shards, total, source)
+            bad.expect(rows_of)
+            share = rows_of // world_size
             self.length = share // batch_size * batch_size or share
         elif shards.counts is not None:
             rows_of = sum(shards.counts)
@@ -147,13 +149,12 @@ class Stream(IterableDataset[Sample]):
             try:
                 picture = read(stored, name, self.bad.max_pixels)
             except BadImageError as error:
-                self.bad.refuse(error)
+                self.bad.refuse(error, number)
                 continue
             key = 0 if self.seed is None else int(keys(np.array([number]), self.seed, epoch)[0])
             sample = self.transform(picture, key) | {"index": number, "id": name}
             if self.label is not None:
                 sample["label"] = self._checked(row[self.label], name)
-            self.bad.count()
             yield sample
 
     def _rows(self, parts: list[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -206,6 +207,7 @@ def stream_loader(stream: Stream, num_workers: int) -> DataLoader[Sample]:
         batch_size=stream.batch_size,
         num_workers=num_workers,
         collate_fn=collate,
+        generator=torch.Generator(),  # torch's own would be drawn from, once per epoch with loader processes
         persistent_workers=num_workers > 0,
         pin_memory=torch.cuda.is_available(),
     )
