@@ -4,6 +4,7 @@ import os
 import tempfile
 
 import pytest
+import torch
 from hypothesis import settings
 
 # The same examples on every run, and no deadline: a busy machine is not a failure.
@@ -17,6 +18,12 @@ os.environ |= {"HF_HOME": hub.name, "HF_HUB_OFFLINE": "1"}
 
 def pytest_unconfigure():
     hub.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Initial values do not depend on which tests ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
