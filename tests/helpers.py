@@ -12,6 +12,20 @@ from linvit import Attention, Grid
 
 M = TypeVar("M", bound=nn.Module)
 
+_LOW_RANK: dict[str, dict[str, Any]] = {
+    "enhanced_linear": {"scales": ()},
+    "focused": {"dwc": False},
+    "soft": {"conv_size": 0},
+    "soft_norm": {"conv_size": 0},
+    "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
+    "linformer": {"k": 4},
+}
+
+
+def low_rank(name: str) -> dict[str, Any]:
+    """The mechanism with options that make its matrix a thin product, also at few tokens, if there are any."""
+    return {"name": name, **_LOW_RANK.get(name, {})}
+
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
     """Reproducible normal numbers, drawn in float64 whatever the dtype."""

@@ -23,7 +23,16 @@ from linvit.testing import Verdict, check_backbone
 from linvit.testing.checks_backbone_shape import constructor
 from linvit.testing.images import Subject
 from tests.families import WIDTHS_AND_DEPTHS, families, kinds, small
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn, relative_error
+from tests.helpers import (
+    assert_near,
+    assert_same_gradients,
+    inputs,
+    low_rank,
+    mechanism,
+    perturb,
+    randn,
+    relative_error,
+)
 
 GRID = Grid((6, 8))
 OTHERS = [Grid((4, 12)), Grid((8, 6), num_prefix=1), Grid((7, 9), num_prefix=2), Grid((12, 14))]
@@ -293,11 +302,42 @@ def test_factors_are_those_of_the_matrix(name: str, grid: Grid) -> None:
     module = mechanism(name, grid)
     given = inputs(module, grid)
     factors = module.factors(given.q, given.k, grid)
-    assert factors is None or not module.channelwise
     if factors is not None:
         matrix = attention_matrix(module, given.q, given.k, grid, v=given.v, **given.extra)
         assert_near(factors[0] @ factors[1].mT, matrix, 1e-10)
         assert (rank(matrix) <= factors[0].shape[-1]).all()
+
+
+@attention
+@pytest.mark.parametrize("grid", [*OTHERS, REDUCED, Grid((3, 4), (5, 5), num_prefix=2)], ids=str)
+def test_factors_times_values_are_the_output(name: str, grid: Grid) -> None:
+    grid = supported(name, grid)
+    module = mechanism(low_rank(name), grid)
+    given = inputs(module, grid)
+    factors = module.factors(given.q, given.k, grid)
+    if factors is None:
+        return
+    left, right = factors
+    if module.channelwise:  # (B, h, d, N, r), (B, h, d, M, r)
+        mixed = (left @ (right.mT @ given.v.mT.unsqueeze(-1))).squeeze(-1).mT
+    else:
+        mixed = left @ (right.mT @ given.v)
+    bias = given._replace(v=torch.zeros_like(given.v))(module, grid)
+    assert_near(mixed + bias, given(module, grid), 1e-10)
+
+
+@builtin
+@pytest.mark.parametrize("low", [False, True])
+def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(name: str, low: bool) -> None:
+    """There are none only where the matrix may be of full rank: a convolution or the token itself is part of it."""
+    grid = Grid((9, 11), num_prefix=1)
+    module = mechanism(low_rank(name) if low else name, grid)
+    given = inputs(module, grid)
+    factors, bound = module.factors(given.q, given.k, grid), module.rank_bound(grid)
+    if factors is None:
+        assert bound == 100
+    else:
+        assert [min(100, factor.shape[-1]) for factor in factors] == [bound, bound]
 
 
 @attention

@@ -11,7 +11,7 @@ from linvit import Grid
 from linvit.analysis import attention_matrix, effective_rank, entropy, rank
 from linvit.analysis.attention_matrix import attention_factors
 from linvit.analysis.rank import effective_rank_of, rank_of, rank_tolerance, singular_values, singular_values_of_product
-from tests.helpers import inputs, mechanism, randn
+from tests.helpers import inputs, low_rank, mechanism, randn
 
 PRECISIONS = [torch.float32, torch.float64]
 both = pytest.mark.parametrize("dtype", PRECISIONS, ids=["float32", "float64"])
@@ -143,14 +143,6 @@ def test_entropy_of_negative_weights_counts_their_size() -> None:
 
 # Thin factors
 
-LOW_RANK = {
-    "focused": {"dwc": False},
-    "soft": {"conv_size": 0},
-    "soft_norm": {"conv_size": 0},
-    "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
-    "linformer": {"k": 4},
-}
-"""Options without which there are no thin factors, or not fewer columns than tokens."""
 NEGLIGIBLE = 1e-10
 """As the conformance kit has it: an inverse by iteration leaves singular values of 1e-12, where rounding decides."""
 
@@ -159,8 +151,7 @@ NEGLIGIBLE = 1e-10
 @pytest.mark.parametrize("name", linvit.list_attentions())
 def test_factors_give_the_singular_values_of_the_matrix(name: str, grid: Grid) -> None:
     """More tokens than factors have columns, and fewer."""
-    spec = {"name": name, **LOW_RANK.get(name, {})}
-    module = mechanism(spec, grid, dtype=torch.float32)
+    module = mechanism(low_rank(name), grid, dtype=torch.float32)
     given = inputs(module, grid, dtype=torch.float32)
     factors = attention_factors(module, given.q, given.k, grid)
     if factors is None:

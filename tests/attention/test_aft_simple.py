@@ -110,6 +110,9 @@ def test_every_channel_is_of_rank_one_and_its_rows_sum_to_the_gate(query_act: st
     assert_near(matrix.sum(-1), opening, 1e-12)
     weights = torch.exp(given.k) / torch.exp(given.k).sum(2, keepdim=True)
     assert_near(matrix, opening[..., :, None] * weights.mT[..., None, :], 1e-12)
+    left, right = module.factors(given.q, given.k, GRID)
+    assert_near(left, opening.unsqueeze(-1), 1e-12)
+    assert_near(right, weights.mT.unsqueeze(-1), 1e-12)
 
 
 @drawn(st.integers(0, 2**31), st.permutations(range(16)), st.permutations(range(7)), st.sampled_from(ACTS))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linvit.attention.functional import (
     channelwise_attention,
+    channelwise_factors,
     focus,
     key_sums,
     linear_attention,
@@ -166,6 +167,15 @@ def test_linear_attention_is_the_product_of_its_factors(mean: bool) -> None:
     assert right.shape == k.shape
     assert_near(left @ right.mT, matrix, 1e-13)
     assert_near(linear_attention(q, k, v, eps, mean), matrix @ v, 1e-13)
+
+
+def test_channelwise_attention_is_the_product_of_its_factors() -> None:
+    q, k, v = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 4, seed=2)
+    left, right = channelwise_factors(q, k)
+    assert left.shape == (2, 3, 4, 5, 1)
+    assert right.shape == (2, 3, 4, 7, 1)
+    want = torch.einsum("bhcnr,bhcmr,bhmc->bhnc", left, right, v)
+    assert_near(channelwise_attention(q, k, v), want, 1e-13)
 
 
 @pytest.mark.parametrize(("mean", "weight"), [(False, 1), (True, 1 / 7)])

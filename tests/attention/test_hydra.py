@@ -213,12 +213,17 @@ def test_channel_that_no_key_excites_is_dead() -> None:
     assert (module(q, k, v, GRID)[:, 1, :, 2] == 0).all()
 
 
-def test_matrix_with_a_norm_is_the_one_before_it() -> None:
+def test_matrix_and_factors_with_a_norm_are_those_before_it() -> None:
     plain, normed = (mechanism({"name": "hydra", "post_norm": kind}, GRID) for kind in ("none", "ln"))
     assert (plain.probeable, normed.probeable) == (True, False)
     q, k, v, _ = inputs(plain, GRID)
     matrix = attention_matrix(normed, q, k, GRID, v=v)
     assert_near(matrix, attention_matrix(plain, q, k, GRID), 1e-13)
+    for module in (plain, normed):
+        left, right = module.factors(q, k, GRID)
+        assert left.shape == (2, 3, 8, 16, 1)
+        assert right.shape == (2, 3, 8, 7, 1)
+        assert_near(left @ right.mT, matrix, 1e-13)
 
 
 @drawn(st.integers(0, 2**31), st.permutations(range(16)), st.permutations(range(7)), st.sampled_from(NAMES))

@@ -131,6 +131,9 @@ def test_every_channel_is_an_outer_product_of_rank_one(options: dict[str, object
     factor = 1 if module.beta is None else module.beta.detach()
     keys = k / 7 if module.reduce == "mean" else k
     assert_near(matrix, factor * q.mT[..., :, None] * keys.mT[..., None, :], 1e-12)
+    left, right = module.factors(q, k, GRID)
+    assert_near(left, factor * q.mT.unsqueeze(-1), 1e-12)
+    assert_near(right, keys.mT.unsqueeze(-1), 1e-12)
 
 
 @drawn(st.integers(0, 2**31), st.permutations(range(16)), st.permutations(range(7)), st.sampled_from(OPTIONS))

@@ -174,6 +174,22 @@ class TestTrouble:
         assert all(few[tag] == many[tag] for tag in many)
         assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}"}
 
+    @pytest.mark.filterwarnings("error:AttentionRank")
+    @pytest.mark.parametrize("channel", [5, "mean", "all"])
+    @pytest.mark.parametrize("attention", ["hydra", "aft_simple"])
+    def test_so_do_those_of_a_map_per_channel(self, tmp_path, monkeypatch, attention, channel):
+        many = logged(tmp_path / "many", attention, channel=channel, max_tokens=16)
+        few = logged(tmp_path / "few", attention, channel=channel)
+        monkeypatch.setattr(linvit.registry.attentions.get(attention), "factors", linvit.Attention.factors)
+        probed = logged(tmp_path / "probed", attention, channel=channel)
+        assert set(few) == set(probed) == set(many) | {tag for tag in few if tag.startswith("entropy/")}
+        assert all(few[tag] == many[tag] for tag in many)
+        for tag in probed:
+            assert values(few, tag) == pytest.approx(values(probed, tag), rel=1e-9), tag
+        tags = [f"rank/{LAYER}"] if channel != "all" else [f"rank/{LAYER}/{part}" for part in ("min", "mean", "max")]
+        columns = HEAD_WIDTH if channel == "mean" else 1
+        assert all(1 <= value <= columns for tag in tags for value in values(many, tag))
+
     def test_a_model_without_linvit_attention_is_told(self, tmp_path):
         task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
         with pytest.warns(UserWarning, match="the model has no linvit attention, so no rank is logged"):

@@ -40,6 +40,7 @@ WRONG = {  # class -> the lines that it fails, all of them, and words of the fir
     "NotPerChannel": ({"equivalent matrix"}, "all channels have one matrix"),
     "WithItsOwnWrongMatrix": ({"equivalent matrix"}, "(2, 2, 196, 195)"),
     "WrongFactors": ({"factors"}, "differ by 1e-03"),
+    "FactorsWithoutChannels": ({"factors"}, "is (2, 2, 196, 196), the equivalent matrix (2, 2, 16, 196, 196)"),
     "RankBoundTooSmall": ({"rank"}, "16 (bfloat16), 16 (float16), declared at most 15"),
     "OverflowsInHalf": ({"finite, float16", "finite, autocast float16"}, "not finite, though float64 gives at most"),
     "DividesByTheSpread": (EVERY_FINITE, "output: 32 of 32 not finite, float64 neither at N=1, scale 2^-10"),

@@ -240,6 +240,15 @@ class NotPerChannel(Sound):
         return None
 
 
+class FactorsWithoutChannels(PerChannel):
+    """Declares its gains, but hands out the factors of one matrix for all channels."""
+
+    channelwise = True
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        return Sound.factors(self, q, k, grid)
+
+
 class WithItsOwnMatrix(NonLinearInValues):
     probeable = False
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
 
 PROBE_ELEMENTS = 2**22  # values per forward pass, 32 MiB in float64
 
@@ -59,12 +60,33 @@ def attention_matrix(
 
 
 @torch.no_grad()
-def attention_factors(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-    """Thin factors of `attention_matrix` in float64, (B, h, N, r) and (B, h, M, r), or None if the mechanism has none.
+def attention_factors(
+    mechanism: Attention, q: Tensor, k: Tensor, grid: Grid, *, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Thin factors of `attention_matrix` in float64, or None if the mechanism has none or a bias adds to its logits.
 
     Like the matrix they are those of a float64 copy in evaluation mode.
+
+    Returns:
+        (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`.
+
+    Raises:
+        UserError: If the mechanism's factors are of other shapes.
     """
-    return _silent_copy(mechanism).double().eval().factors(q.double(), k.double(), grid)
+    if bias is not None:
+        return None
+    factors = _silent_copy(mechanism).double().eval().factors(q.double(), k.double(), grid)
+    if factors is None:
+        return None
+    channels = (mechanism.head_dim,) if mechanism.channelwise else ()
+    for factor, tokens in zip(factors, (q, k), strict=True):
+        if factor.shape[2:-1] != (*channels, tokens.shape[2]):
+            kind = "(B, h, d, N, r), (B, h, d, M, r)" if channels else "(B, h, N, r), (B, h, M, r)"
+            raise UserError(
+                f"{type(mechanism).__name__}, declared channelwise={mechanism.channelwise}, has factors of shapes "
+                f"{tuple(factors[0].shape)}, {tuple(factors[1].shape)} where they must be {kind}; see Attention.factors"
+            )
+    return factors
 
 
 def _silent_copy(mechanism: Attention) -> Attention:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import ACTIVATIONS, channelwise_attention
+from linvit.attention.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import check_choice
 
@@ -48,7 +48,15 @@ class AFTSimpleAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        return channelwise_attention(ACTIVATIONS[self.query_act](q), k.softmax(-2), v)
+        return channelwise_attention(*self.features(q, k), v)
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The gate (B, h, N, d) and the weights of the keys (B, h, M, d)."""
+        return ACTIVATIONS[self.query_act](q), k.softmax(-2)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The gate and the weights of the keys, one column per channel."""
+        return channelwise_factors(*self.features(q, k))
 
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""

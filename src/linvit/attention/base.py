@@ -149,9 +149,10 @@ class Attention(nn.Module):
         return min(grid.num_queries, grid.num_keys)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Thin factors (B, h, N, r), (B, h, M, r) with equivalent matrix `left @ right.mT`, or None if there are none.
+        """Thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
 
-        With factors the rank at thousands of tokens is a matter of milliseconds.
+        (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`. With
+        factors the rank at thousands of tokens is a matter of milliseconds.
         """
         return None
 

@@ -72,6 +72,11 @@ def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q * (k * v).sum(-2, keepdim=True)
 
 
+def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors (B, h, d, N, 1), (B, h, d, M, 1) of the matrices that `channelwise_attention` applies to v; views."""
+    return q.mT.unsqueeze(-1), k.mT.unsqueeze(-1)
+
+
 def unit(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
 

@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import ACTIVATIONS, channelwise_attention, unit
+from linvit.attention.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
 from linvit.attention.precision import full_precision
 from linvit.errors import UserError, check_choice
 
@@ -129,11 +128,14 @@ class HydraAttention(Attention):
         keys = k.shape[TOKENS]
         return KERNELS[self.kernel_q].phi(q, self, keys), KERNELS[self.kernel_k].phi(k, self, keys)
 
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`phi_q(q)_c` and `phi_k(k)_c` for every channel c, those of the matrices before the LayerNorm."""
+        return channelwise_factors(*self.features(q, k))
+
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """The matrices before the LayerNorm, `phi_q(q)_c phi_k(k)_c^T` for every channel c, (B, h, d, N, M)."""
-        q, k = self.features(q, k)
-        matrix: Tensor = torch.einsum("bhnd,bhmd->bhdnm", q, k)
-        return matrix
+        left, right = self.factors(q, k, grid)
+        return left @ right.mT
 
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import channelwise_attention
+from linvit.attention.functional import channelwise_attention, channelwise_factors
 from linvit.attention.precision import full_precision
 from linvit.errors import check_choice
 
@@ -59,12 +59,19 @@ class PolyNLAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
-        if self.reduce == "mean":
-            k = k / k.shape[-2]
-        out = channelwise_attention(q, k, v)
+        out = channelwise_attention(q, self._weights(k), v)
         if self.alpha is None or self.beta is None:
             return out
         return self.alpha.to(q.dtype) * q + self.beta.to(q.dtype) * out
+
+    def _weights(self, k: Tensor) -> Tensor:
+        """The keys, over their number M for the mean."""
+        return k / k.shape[-2] if self.reduce == "mean" else k
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` knows no v and is no part of them."""
+        q = q if self.beta is None else self.beta.to(q.dtype) * q
+        return channelwise_factors(q, self._weights(k))
 
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""

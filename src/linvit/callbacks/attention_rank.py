@@ -25,10 +25,10 @@ class AttentionRank(Callback):
 
     Every `every_n_steps` optimiser steps the inputs of each mechanism for the first image of the batch are kept, and
     after the backward pass, before the optimiser changes the parameters, its matrix is probed in float64
-    (`linvit.analysis.attention_matrix`). Where a mechanism offers thin factors, the ranks are those of the factors and
-    take milliseconds at thousands of tokens. Linear attention stops at the head width; a depthwise convolution of the
-    values lifts it to the number of tokens. Nothing here can end a run: a map with a non-finite entry is counted under
-    `nonfinite/` instead.
+    (`linvit.analysis.attention_matrix`). Where a mechanism offers thin factors, of one map or of one per channel, the
+    ranks are those of the factors and take milliseconds at thousands of tokens. Linear attention stops at the head
+    width; a depthwise convolution of the values lifts it to the number of tokens. Nothing here can end a run: a map
+    with a non-finite entry is counted under `nonfinite/` instead.
 
     Args:
         every_n_steps: Optimiser steps between two looks.
@@ -96,7 +96,7 @@ class AttentionRank(Callback):
 
     def _measure(self, layer: str, call: Call) -> dict[str, float]:
         tokens = max(call.grid.num_queries, call.grid.num_keys)
-        factors = call.factors()
+        factors = self._factors(call)
         if factors is None and tokens > self.max_tokens:
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
             return {}
@@ -120,6 +120,17 @@ class AttentionRank(Callback):
         if matrix is not None:
             values |= self._tags(f"entropy/{layer}", entropy(matrix))
         return values
+
+    def _factors(self, call: Call) -> tuple[Tensor, Tensor] | None:
+        """The thin factors, if there are any, of the maps that `channel` asks for: (h, N, r), or (h, d, N, r)."""
+        factors = call.factors()
+        if factors is None or not call.mechanism.channelwise or self.channel == "all":
+            return factors
+        if self.channel == "mean":  # the sum of the channels' products is the product of their columns side by side
+            left, right = (factor.transpose(1, 2).flatten(2) for factor in factors)  # (h, N, d r), (h, M, d r)
+            return left / call.mechanism.head_dim, right
+        left, right = factors
+        return left[:, self.channel], right[:, self.channel]
 
     def _tags(self, tag: str, per_map: Tensor) -> dict[str, float]:
         """Mean over the heads of (h,); for "all" channels (h, d), min, mean and max over heads and channels."""

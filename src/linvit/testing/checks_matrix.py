@@ -44,7 +44,10 @@ def factors(subject: Subject) -> Finding:
     if found is None:
         return not_declared("factors(q, k, grid) gives None")
     left, right = found
-    error = relative_error(left @ right.mT, _matrix(mechanism, given))
+    product, matrix = left @ right.mT, _matrix(mechanism, given)
+    if product.shape != matrix.shape:
+        return failed(f"left @ right.mT is {tuple(product.shape)}, the equivalent matrix {tuple(matrix.shape)}")
+    error = relative_error(product, matrix)
     said = f"{left.shape[-1]} columns, product and equivalent matrix differ by {error:.0e}"
     return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
 
