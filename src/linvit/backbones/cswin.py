@@ -16,7 +16,7 @@ from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
-from linvit.layers.mlp import Mlp
+from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.stripes import StripeAttention
 from linvit.registry import Spec
@@ -42,7 +42,8 @@ class CSWin(Backbone):
         num_heads: Heads per stage.
         split_size: Width of the stripes per stage; None is the whole plane. The last stage is on the whole plane
             whatever its number.
-        mlp_ratio: Hidden width of the MLP over C.
+        mlp_ratio: Hidden width of the feed-forward layer over C.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
             (CSWin's dense models). The last stage's is the final norm.
@@ -60,6 +61,7 @@ class CSWin(Backbone):
         num_heads: Sequence[int] = (2, 4, 8, 16),
         split_size: Sequence[int | None] = (1, 2, 7, 7),
         mlp_ratio: float = 4.0,
+        ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         feature_norms: bool = False,
     ) -> None:
@@ -87,7 +89,7 @@ class CSWin(Backbone):
                             attention=spec,
                             qkv_bias=qkv_bias,
                         ),
-                        Mlp(dim, int(dim * mlp_ratio)),
+                        feed_forward(ffn, dim, int(dim * mlp_ratio)),
                         rate,
                         norm_eps=1e-5,
                     )

@@ -24,7 +24,7 @@ from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
-from linvit.layers.mlp import Mlp
+from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.registry import Spec
 
@@ -44,7 +44,8 @@ class DeiT(Backbone):
         embed_dim: Channels C.
         depth: Blocks.
         num_heads: Heads per block.
-        mlp_ratio: Hidden width of the MLP over C.
+        mlp_ratio: Hidden width of the feed-forward layer over C.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         class_token: Prepend a learnable class token.
         distilled: Add the distillation token behind the class token, with a classifier of its own; the logits are the
@@ -66,6 +67,7 @@ class DeiT(Backbone):
         depth: int = 12,
         num_heads: int = 3,
         mlp_ratio: float = 4.0,
+        ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         class_token: bool = True,
         distilled: bool = False,
@@ -87,7 +89,7 @@ class DeiT(Backbone):
             Block(
                 embed_dim,
                 AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, qkv_bias=qkv_bias),
-                Mlp(embed_dim, int(embed_dim * mlp_ratio)),
+                feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
                 rate,
                 norm_eps=1e-6,
             )

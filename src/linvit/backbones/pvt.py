@@ -20,7 +20,7 @@ from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
-from linvit.layers.mlp import Mlp
+from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.spatial_reduction import reducible
 from linvit.registry import Spec
@@ -43,7 +43,8 @@ class PVT(Backbone):
         embed_dims: Channels C of each stage.
         depths: Blocks of each stage.
         num_heads: Heads of each stage.
-        mlp_ratios: Hidden width of the MLP over C, of each stage.
+        mlp_ratios: Hidden width of the feed-forward layer over C, of each stage.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
             8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
         qkv_bias: Bias in the q, k, v projections.
@@ -63,6 +64,7 @@ class PVT(Backbone):
         depths: Sequence[int] = (2, 2, 2, 2),
         num_heads: Sequence[int] = (1, 2, 5, 8),
         mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        ffn: FeedForward = "mlp",
         sr_ratios: Sequence[int] | None = None,
         qkv_bias: bool = True,
         class_token: bool = True,
@@ -82,7 +84,7 @@ class PVT(Backbone):
                 Block(
                     dim,
                     AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, sr_ratio=ratio),
-                    Mlp(dim, int(dim * mlp_ratios[i])),
+                    feed_forward(ffn, dim, int(dim * mlp_ratios[i])),
                     rate,
                     norm_eps=1e-6,
                 )

@@ -20,7 +20,7 @@ from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.block import Block
-from linvit.layers.mlp import Mlp
+from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.windows import WindowAttention
 from linvit.registry import Spec
@@ -45,7 +45,8 @@ class Swin(Backbone):
         num_heads: Heads of each stage.
         window_size: Side of the windows, for all stages or as a list with one per stage. None (null) is the whole map,
             whatever its size is, for mechanisms whose cost is linear.
-        mlp_ratio: Hidden width of the MLP over C.
+        mlp_ratio: Hidden width of the feed-forward layer over C.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         norm_eps: Of all LayerNorms.
         feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
@@ -66,6 +67,7 @@ class Swin(Backbone):
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window_size: int | Sequence[int | None] | None = 7,
         mlp_ratio: float = 4.0,
+        ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         norm_eps: float = 1e-5,
         feature_norms: bool = False,
@@ -91,7 +93,7 @@ class Swin(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                     ),
-                    Mlp(dim, int(dim * mlp_ratio)),
+                    feed_forward(ffn, dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps,
                 )

@@ -1,8 +1,14 @@
 """The feed-forward half of a transformer block."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.errors import check_choice
+from linvit.layers.mbconv import MBConv
+
+FeedForward = Literal["mlp", "mbconv"]
 
 
 class Mlp(nn.Module):
@@ -30,3 +36,9 @@ class Mlp(nn.Module):
         if self.dwconv is not None:
             x = grid.map_patches(self.dwconv, x)
         return self.fc2(self.act(x))  # type: ignore[no-any-return]
+
+
+def feed_forward(ffn: FeedForward, dim: int, hidden: int) -> Mlp | MBConv:
+    """The feed-forward layer of a block of C channels: "mlp", or EfficientViT's "mbconv", of that hidden width."""
+    check_choice("ffn", ffn, ["mlp", "mbconv"])
+    return Mlp(dim, hidden) if ffn == "mlp" else MBConv(dim, hidden)
