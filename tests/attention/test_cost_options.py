@@ -107,7 +107,13 @@ CASES = {
         {"res_kernel_size": 5},
         {"sparse_reg": True},
     ],
-    "enhanced_linear": [{}, {"scales": []}, {"scales": [3, 5]}, {"agg_bias": True}],
+    "enhanced_linear": [
+        {},
+        {"scales": []},
+        {"scales": [3, 5]},
+        {"agg_bias": True},
+        {"head_dim": 20, "heads_ratio": 1.5},
+    ],
     "taylor": [{}, {"gamma": True}],
     "performer": [{}, {"kernel": "relu"}, {"kernel": "exp"}, {"kernel": "none"}, {"nb_features": 40}],
     "linformer": [

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit import Attention, Grid, UserError
+from linvit import Attention, AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.enhanced_linear import EnhancedLinearAttention
+from linvit.layers.block import Block
+from linvit.layers.hosting import output_projection
+from linvit.layers.mlp import feed_forward
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
@@ -31,60 +34,69 @@ OPTIONS = [
     {"agg_bias": True},
     {"eps": 1e-5},
     {"eps": 0.5},
+    {"head_dim": 4, "scales": [3]},
+    {"head_dim": 5, "heads_ratio": 2.0, "scales": [3]},
 ]
 
 
 # The reference implementation
 
 
-class LiteMLA:
-    """The official multi-scale linear attention around our mechanism, with the official parameters."""
-
-    def __init__(self, golden: Golden, prefix: str, grid: Grid, dtype: torch.dtype) -> None:
-        official = golden.constructor
-        self.width = official["dim"]
-        self.heads = official.get("heads") or int(
-            official["in_channels"] // self.width * official.get("heads_ratio", 1.0)
-        )
-        self.grid = grid
-        self.p = {
-            name: tensor.to(dtype, copy=True).requires_grad_(tensor.is_floating_point() and "running" not in name)
-            for name, tensor in golden.parameters(prefix).items()
-        }
-        self.mechanism = EnhancedLinearAttention(
-            self.heads * self.width,
-            self.heads,
-            grid,
-            scales=official.get("scales", [5]),
-            agg_bias="aggreg.0.0.bias" in self.p,
-            eps=official.get("eps", 1e-15),
-        ).to(dtype)
-
-    def own_parameters(self) -> dict[str, Tensor]:
-        """Ours from the official ones, whose rows are [q | k | v] of each head."""
-        own = {}
-        for name, tensor in self.p.items():
-            if name.startswith("aggreg."):
-                parts = tensor.unflatten(0, (self.heads, 3, self.width)).unbind(1)
-                for letter, part in zip("qkv", parts, strict=True):
-                    own[f"{letter}_aggregations.{name.removeprefix('aggreg.')}"] = part.flatten(0, 1)
-        return own
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C', H, W)."""
-        qkv = F.conv2d(x, self.p["qkv.conv.weight"], self.p.get("qkv.conv.bias"))
-        q, k, v = qkv.flatten(2).unflatten(1, (self.heads, 3, self.width)).unbind(2)  # (B, h, d, N)
-        arguments = (q.mT, k.mT, v.mT, self.grid)
-        out = torch.func.functional_call(self.mechanism, self.own_parameters(), arguments)
-        scales = out.unflatten(3, (-1, self.width))  # (B, h, N, 1 + S, d)
-        plane = scales.permute(0, 3, 1, 4, 2).flatten(1, 3).unflatten(2, self.grid.size)  # channels (1 + S, h, d)
-        return norm(F.conv2d(plane, self.p["proj.conv.weight"], self.p.get("proj.conv.bias")), self.p, "proj.norm")
+def leaves(golden: Golden, prefix: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The official state below a prefix, its parameters ready for gradients."""
+    return {
+        name: tensor.to(dtype, copy=True).requires_grad_("norm.running" not in name)
+        for name, tensor in golden.parameters(prefix).items()
+        if tensor.is_floating_point()
+    }
 
 
-def norm(x: Tensor, p: dict[str, Tensor], name: str) -> Tensor:
-    """BatchNorm in evaluation mode."""
-    mean, var, weight, bias = (p[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-    return F.batch_norm(x, mean, var, weight, bias)
+def attention_layer(golden: Golden, p: dict[str, Tensor], grid: Grid) -> AttentionLayer:
+    """Our layer for the official one, which may have another width behind it than before it."""
+    official = golden.constructor
+    width = official["dim"]
+    spec = {
+        "name": "enhanced_linear",
+        "head_dim": width,
+        "heads_ratio": official.get("heads_ratio", 1.0),
+        "scales": official.get("scales", [5]),
+        "eps": official.get("eps", 1e-15),
+        "agg_bias": "aggreg.0.0.bias" in p,
+        "proj_norm": "bn2d",
+    }
+    layer = AttentionLayer(official["in_channels"], 1, grid, attention=spec, qkv_bias="qkv.conv.bias" in p)
+    assert layer.mechanism.num_heads == official.get("heads", official["in_channels"] // width)
+    layer.proj = output_projection([layer.mechanism], official.get("out_channels", official["in_channels"]))
+    return layer.to(p["qkv.conv.weight"].dtype).eval()
+
+
+def own_state(mechanism: Attention, p: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The official state of LiteMLA as our layer names and arranges it, differentiably."""
+    heads, width = mechanism.num_heads, mechanism.head_dim
+    own = {}
+    for name, tensor in p.items():
+        module, _, leaf = name.rpartition(".")
+        if module.startswith("aggreg."):  # rows [q | k | v] of each head
+            for letter, part in zip("qkv", tensor.unflatten(0, (heads, 3, width)).unbind(1), strict=True):
+                own[f"mechanism.{letter}_aggregations.{name.removeprefix('aggreg.')}"] = part.flatten(0, 1)
+        elif module == "qkv.conv":
+            rows = tensor.flatten(1) if leaf == "weight" else tensor
+            own[f"qkv.{leaf}"] = rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2)
+        elif module == "proj.norm":
+            own[name] = tensor
+    weight = p["proj.conv.weight"].flatten(1).unflatten(1, (-1, heads, width))  # columns: scale, head, channel
+    own["proj.weight"] = weight.transpose(1, 2).flatten(1)
+    if "proj.conv.bias" in p:  # a bias before the norm is a shift behind it
+        spread = (p["proj.norm.running_var"] + 1e-5).sqrt()
+        own["proj.norm.bias"] = p["proj.norm.bias"] + p["proj.norm.weight"] * p["proj.conv.bias"] / spread
+    return own
+
+
+def check_parameter_gradients(golden: Golden, prefix: str, p: dict[str, Tensor]) -> None:
+    names = golden.named(f"grad_param.{prefix}")
+    assert names
+    for name in names:
+        golden.check(name, p[name.removeprefix(f"grad_param.{prefix}")].grad)
 
 
 @both_precisions
@@ -93,34 +105,34 @@ def test_equals_efficientvit(golden: Golden, dtype: torch.dtype) -> None:
     """Both paths of the reference: the quadratic one for H * W <= d is the same function."""
     (x,) = given = golden.inputs(dtype)
     assert golden.constructor["norm"] == [None, "bn2d"]
-    module = LiteMLA(golden, "", Grid(tuple(x.shape[2:])), dtype)
-    golden.check_call(module(x), given)
-    for name in golden.named("grad_param."):
-        golden.check(name, module.p[name.removeprefix("grad_param.")].grad)
+    grid = Grid(tuple(x.shape[2:]))
+    p = leaves(golden, "", dtype)
+    layer = attention_layer(golden, p, grid)
+    out = torch.func.functional_call(layer, own_state(layer.mechanism, p), (x.flatten(2).mT, grid))
+    golden.check_call(grid.plane(out), given)
+    check_parameter_gradients(golden, "", p)
 
 
 @both_precisions
 @of_case("efficientvit_block")
 def test_equals_efficientvit_block(golden: Golden, dtype: torch.dtype) -> None:
-    """Two residual branches: the attention, then an inverted bottleneck with hard-swish."""
+    """Two residual branches without norms before them: the attention, then MBConv."""
     (x,) = given = golden.inputs(dtype)
-    module = LiteMLA(golden, "context_module.main.", Grid(tuple(x.shape[2:])), dtype)
-    p = {
-        name: tensor.to(dtype, copy=True).requires_grad_(tensor.is_floating_point() and "running" not in name)
-        for name, tensor in golden.parameters("local_module.main.").items()
-    }
-
-    def conv(x: Tensor, name: str, **options: int) -> Tensor:
-        return F.conv2d(x, p[f"{name}.conv.weight"], p.get(f"{name}.conv.bias"), **options)
-
-    x = x + module(x)
-    hidden = F.hardswish(conv(x, "inverted_conv"))
-    assert hidden.shape[1] == golden.constructor["in_channels"] * golden.constructor["expand_ratio"]
-    hidden = F.hardswish(conv(hidden, "depth_conv", padding=1, groups=hidden.shape[1]))
-    golden.check_call(x + norm(conv(hidden, "point_conv"), p, "point_conv.norm"), given)
-    for name in golden.named("grad_param."):
-        branch, _, own = name.removeprefix("grad_param.").partition(".main.")
-        golden.check(name, (module.p if branch == "context_module" else p)[own].grad)
+    grid, channels = Grid(tuple(x.shape[2:])), x.shape[1]
+    context, local = "context_module.main.", "local_module.main."
+    p, conv = leaves(golden, context, dtype), leaves(golden, local, dtype)
+    layer = attention_layer(golden, p, grid)
+    mlp = feed_forward("mbconv", channels, golden.constructor["expand_ratio"] * channels)
+    block = Block(channels, layer, mlp, drop_path=0.0, norm_eps=1e-5).to(dtype).eval()
+    block.norm1 = block.norm2 = nn.Identity()
+    state = {f"attn.{name}": tensor for name, tensor in own_state(layer.mechanism, p).items()}
+    for name, tensor in conv.items():
+        linear = name in ("inverted_conv.conv.weight", "point_conv.conv.weight")
+        state[f"mlp.{name.replace('.conv.', '.')}"] = tensor.flatten(1) if linear else tensor
+    out = torch.func.functional_call(block, state, (x.flatten(2).mT, grid))
+    golden.check_call(grid.plane(out), given)
+    check_parameter_gradients(golden, context, p)
+    check_parameter_gradients(golden, local, conv)
 
 
 # The formula
@@ -187,7 +199,8 @@ def check(options: dict[str, object], grid: Grid, **context: int) -> None:
     assert module.out_dim == module.dim * (1 + len(module.scales))
     q, k, v = alive(module, grid)
     out = module(q, k, v, grid)
-    assert out.shape == (2, 3, grid.num_queries, module.out_dim // 3)
+    heads = module.num_heads
+    assert out.shape == (2, heads, grid.num_queries, module.out_dim // heads)
     assert_same_gradients(out, naive(module, q, k, v, grid), [q, k, v, *module.parameters()], 1e-9)
 
 
@@ -305,7 +318,34 @@ def test_tokens_without_a_positive_channel_give_zero_and_finite_gradients(
     assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
 
 
-# Initial values and errors
+# Heads, initial values and errors
+
+
+@pytest.mark.parametrize(
+    ("options", "heads", "width"),
+    [
+        ({}, 3, 8),
+        ({"head_dim": 8}, 3, 8),
+        ({"head_dim": 4}, 6, 4),
+        ({"head_dim": 7}, 3, 7),  # not all of C
+        ({"head_dim": 7, "heads_ratio": 1.5}, 4, 7),  # whole heads first, as the reference
+        ({"head_dim": 12, "heads_ratio": 0.5}, 1, 12),
+        ({"heads_ratio": 2.0}, 6, 8),
+        ({"heads_ratio": 0.5}, 1, 8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("key_dim", [None, 5])
+def test_heads(options: dict[str, object], heads: int, width: int, key_dim: int | None) -> None:
+    module = EnhancedLinearAttention(24, 3, Grid((4, 4)), key_dim=key_dim, **options)
+    assert (module.num_heads, module.head_dim, module.key_dim) == (heads, width, key_dim or width)
+    assert (module.dim, module.out_dim) == (heads * width, 2 * heads * width)
+
+
+def test_heads_of_a_width_of_their_own_need_not_be_the_hosts() -> None:
+    assert EnhancedLinearAttention(24, 5, Grid((4, 4)), head_dim=8).num_heads == 3
+    with pytest.raises(UserError, match="dim 24 is not divisible by num_heads 5"):
+        EnhancedLinearAttention(24, 5, Grid((4, 4)), heads_ratio=2.0)
 
 
 def test_parameters_begin_as_in_torch() -> None:
@@ -324,14 +364,27 @@ def test_parameters_begin_as_in_torch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"scales": [4]},
-            r"scales must be a list of odd positive numbers, such as \[5\] .* or \[\] for none; got \[4\]",
+        ({"scales": 5}, r"scales must be a list such as \[5\] or \[3, 5\], or \[\] for none; got 5"),
+        ({"scales": "5"}, "scales must be a list .*; got '5'"),
+        *(
+            ({"scales": [3, side]}, rf"scales must be odd and positive, such as \[5\] .*; got {side!r}$")
+            for side in (4, -1, 5.0, 2.5, True, "5", float("nan"))
         ),
-        ({"scales": [3, -1]}, "scales must be a list of odd positive numbers"),
-        ({"scales": 5}, "scales must be a list of odd positive numbers.*; got 5"),
-        ({"eps": 0.0}, "eps must be positive in float32, such as 1e-15 or 1e-5; got 0.0"),
-        ({"eps": 1e-60}, "eps must be positive in float32"),
+        *(
+            ({"eps": eps}, f"eps must be a number at least 1.17549e-38, such as 1e-15 or 1e-5; got {eps!r}$")
+            for eps in (0.0, 1e-60, float("nan"), float("inf"), True, "1e-5")
+        ),
+        *(
+            ({"heads_ratio": ratio}, f"heads_ratio must be a number above 0; got {ratio!r}$")
+            for ratio in (0, -1.0, float("nan"), float("inf"), True, "1")
+        ),
+        *(
+            ({"head_dim": width}, f"head_dim must be a whole number at least 1; got {width!r}$")
+            for width in (0, -8, 8.0, float("nan"), True, "8")
+        ),
+        ({"head_dim": 25}, "dim 24 has room for 0 heads of 25 channels, .* set a smaller head_dim"),
+        ({"heads_ratio": 0.3}, "room for 3 heads of 8 channels, of which heads_ratio 0.3 leaves none; .* a larger"),
+        ({"proj_norm": "bn"}, "proj_norm must be one of none, bn2d; got 'bn'. Did you mean 'bn2d'?"),
     ],
     ids=str,
 )

@@ -102,6 +102,20 @@ def test_a_widened_output_keeps_the_projection_of_the_first_scale() -> None:
     assert torch.equal(wide.bias, proj.bias)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_dim": 16}, "a timm model keeps its 2 heads of 32 channels .* asks for 4 heads of 16 channels"),
+        ({"heads_ratio": 2.0}, "asks for 4 heads of 32 channels and proj_norm 'none'. Leave these options out"),
+        ({"proj_norm": "bn2d"}, "its output projection without a norm; .* proj_norm 'bn2d'"),
+    ],
+    ids=str,
+)
+def test_own_heads_and_a_norm_behind_the_projection_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        transplant(vit(), {"name": "enhanced_linear", **options})
+
+
 def test_norms_of_q_and_k_act_on_what_is_projected() -> None:
     layer = transplant(vit(qk_norm=True), "soft").blocks[0].attn
     assert isinstance(layer.q_norm, nn.LayerNorm)

@@ -52,6 +52,8 @@ def values(found, tag):
         ("linear", 1, HEAD_WIDTH),
         ({"name": "linear", "feature_map": "relu"}, 1, HEAD_WIDTH),
         ({"name": "focused", "dwc": False}, 1, HEAD_WIDTH),
+        ({"name": "enhanced_linear", "head_dim": 4}, 1, 4),
+        ({"name": "enhanced_linear", "head_dim": 5, "heads_ratio": 2, "scales": []}, 1, 5),
         ("focused", HEAD_WIDTH + 1, TOKENS),
         ("softmax", TOKENS, TOKENS),
     ],

@@ -95,6 +95,20 @@ class TestFit:
         )
         assert files(tmp_path) == []
 
+    def test_options_of_the_attention_and_the_backbone_in_mappings(self, tmp_path):
+        """EfficientViT's own: heads of a width, BatchNorm behind the projection, MBConv."""
+        chosen = flags(
+            model__attention="{name: enhanced_linear, scales: [], head_dim: 16, eps: 1e-15, proj_norm: bn2d}",
+            model__backbone="{name: deit_nano, ffn: mbconv}",
+            trainer__max_epochs=1,
+            trainer__limit_train_batches=2,
+        )
+        run = train(tmp_path, *chosen)
+        state = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
+        block = {name.removeprefix("backbone.blocks.3."): t for name, t in state.items() if ".blocks.3." in name}
+        assert block["attn.proj.norm.num_batches_tracked"] == block["mlp.point_conv.norm.num_batches_tracked"] == 2
+        assert block["mlp.depth_conv.weight"].shape == (4 * 96, 1, 3, 3)
+
 
 class TestScore:
     """The saved configuration and a checkpoint give the score that training saw."""

@@ -41,6 +41,15 @@ class Wider(Seen):
         return torch.cat([super().forward(q, k, v, grid)] * 2, dim=-1)
 
 
+class OwnHeads(Seen):
+    """Two heads of 5 channels, with keys of 3, whatever the host has; BatchNorm behind the projection."""
+
+    proj_norm = "bn2d"
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+        super().__init__(10, 2, grid, key_dim=3)
+
+
 def layer_of(kind: type[Attention], **options: object) -> AttentionLayer:
     return perturb(AttentionLayer(24, 3, GRID, attention=f"{__name__}:{kind.__name__}", **options).double())
 
@@ -77,6 +86,21 @@ def test_projections_are_those_the_mechanism_declares(
         mean = torch.cat([part for chunk in mean.chunk(3, -1) for part in (chunk, chunk)], dim=-1)
     assert out.shape == x.shape
     assert_near(out, mean @ layer.proj.weight.T + layer.proj.bias, 1e-13)
+
+
+@pytest.mark.parametrize("reduction", [{}, {"sr_ratio": 2}, {"sr_pool": 3}])
+def test_a_mechanism_may_choose_its_own_heads_and_a_norm_behind_the_projection(reduction: dict[str, int]) -> None:
+    layer = layer_of(OwnHeads, **reduction)
+    x = randn(2, GRID.num_queries, 24)
+    out = layer(x, GRID)
+    keys = GRID.num_queries if not reduction else 7 if "sr_ratio" in reduction else 10
+    assert [tuple(OwnHeads.got[name].shape[1:]) for name in "qkv"] == [(2, 25, 3), (2, keys, 3), (2, keys, 5)]
+    mean = OwnHeads.got["v"].mean(2).flatten(1)
+    projected = (mean @ layer.proj.weight.T)[:, None].expand(-1, GRID.num_queries, -1)
+    centred = projected - projected.mean((0, 1))
+    want = centred / (centred.square().mean((0, 1)) + 1e-5).sqrt() * layer.proj.norm.weight + layer.proj.norm.bias
+    assert_near(out, want, 1e-12)
+    assert "proj.bias" not in layer.state_dict()
 
 
 @pytest.mark.parametrize("reduction", [{"sr_ratio": 2}, {"sr_pool": 3}])

@@ -63,11 +63,17 @@ class Gated(Seen):
         return mean * extra["x"].unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
-MECHANISMS = ["softmax", "focused", "soft", "poly_nl", "enhanced_linear", f"{__name__}:Gated"]
+OWN_HEADS = {"name": "enhanced_linear", "head_dim": 4, "heads_ratio": 2.0, "scales": [3]}  # 8 channels of 6
+MECHANISMS = ["softmax", "focused", "soft", "poly_nl", "enhanced_linear", f"{__name__}:Gated", OWN_HEADS]
 
 
 def layer_of(
-    attention: str, grid: Grid, width: int | None, dim: int = 12, num_heads: int = 4, key_dim: int | None = None
+    attention: linvit.registry.Spec,
+    grid: Grid,
+    width: int | None,
+    dim: int = 12,
+    num_heads: int = 4,
+    key_dim: int | None = None,
 ) -> StripeAttention:
     return perturb(StripeAttention(dim, num_heads, grid, width, attention=attention, key_dim=key_dim).double()).eval()
 
@@ -116,9 +122,9 @@ def naive(layer: StripeAttention, x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.linear(torch.cat(outputs, -1), layer.proj.weight, layer.proj.bias)
 
 
-@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize("attention", MECHANISMS, ids=str)
 @pytest.mark.parametrize("width", [1, 3, None])
-def test_equals_the_plain_formula(attention: str, width: int | None) -> None:
+def test_equals_the_plain_formula(attention: linvit.registry.Spec, width: int | None) -> None:
     """Whole stripes, padding on one side, on both, a plane narrower than a stripe; built for yet another plane."""
     layer = layer_of(attention, Grid((6, 4)), width)
     assert len(layer.branches) == (1 if width is None else 2)
@@ -202,6 +208,13 @@ def test_lepe_is_as_wide_as_the_mechanisms_output() -> None:
     layer = StripeAttention(12, 2, Grid((4, 4)), 2, attention={"name": "enhanced_linear", "scales": [3, 5]})
     assert [branch.lepe.weight.shape for branch in layer.branches] == [(18, 1, 3, 3)] * 2
     assert layer.proj.in_features == 36
+
+
+def test_both_halves_share_the_norm_behind_the_projection() -> None:
+    spec = {"name": "enhanced_linear", "scales": [], "proj_norm": "bn2d"}
+    layer = layer_of(spec, Grid((4, 4)), 2).train()
+    out = layer(randn(2, 16, 12), Grid((4, 4)))
+    assert_near(out.mean((0, 1)), layer.proj.norm.bias, 1e-12)
 
 
 def test_parameter_names() -> None:

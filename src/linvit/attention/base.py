@@ -82,6 +82,7 @@ class Attention(nn.Module):
         probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
         complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
+        proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
     """
 
@@ -93,6 +94,7 @@ class Attention(nn.Module):
     channelwise: bool = False
     probeable: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None
+    proj_norm: Literal["none", "bn2d"] = "none"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()

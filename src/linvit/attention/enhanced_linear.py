@@ -12,6 +12,7 @@ order is always the one above.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,11 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import linear_attention, linear_factors
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError
+from linvit.errors import UserError, check_choice, check_number, check_odd
 
 
 class EnhancedLinearAttention(Attention):
-    """Multi-scale ReLU linear attention, O(N d^2), with `out_dim = dim * (1 + len(scales))`.
+    """Multi-scale ReLU linear attention, O(N d^2), with `out_dim = (1 + len(scales)) * h * d`.
 
     The reference aggregates q, k and v in one convolution with channels laid out as [q | k | v] per head. No group of
     it mixes the three, so each has its own part of the weights here, and keys may be narrower or fewer than queries.
@@ -36,14 +37,19 @@ class EnhancedLinearAttention(Attention):
     aggregated values v_s.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim: Channels C. (The reference's `dim` is `head_dim` here.)
+        num_heads: The host's heads.
         grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        key_dim: Channels of q and k per head; None means d.
+        head_dim: Width d of a head: 16 or 32 in the published models. There are h = int(C // d * heads_ratio) of them,
+            so that the values have h d channels, whatever C is. None leaves the host's heads.
+        heads_ratio: Heads over those that C has room for; without `head_dim`, over the host's (rounded down).
         scales: Sides of the aggregation's depthwise kernels, odd; () leaves plain ReLU linear attention.
         agg_bias: Biases in the aggregation's convolutions.
         eps: Added to the denominator, positive: 1e-15 in the reference, 1e-5 in timm. A query without a positive entry
             gives 0 with either. The sums run in at least float32, which 1e-15 fits (float16 would make it 0).
+        proj_norm: Norm behind the host's output projection: "none", or "bn2d", the reference's BatchNorm. It takes the
+            place of the projection's bias and, in training, lets the samples of a batch depend on each other.
     """
 
     complexity = "O(N)"
@@ -55,28 +61,49 @@ class EnhancedLinearAttention(Attention):
         grid: Grid,
         *,
         key_dim: int | None = None,
+        head_dim: int | None = None,
+        heads_ratio: float = 1.0,
         scales: Sequence[int] = (5,),
         agg_bias: bool = False,
         eps: float = 1e-15,
+        proj_norm: Literal["none", "bn2d"] = "none",
     ) -> None:
-        super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        if not isinstance(scales, list | tuple) or any(scale < 1 or scale % 2 == 0 for scale in scales):
-            raise UserError(
-                f"scales must be a list of odd positive numbers, such as [5] or [3, 5], or [] for none; got {scales}"
-            )
-        if eps < torch.finfo(torch.float32).tiny:
-            raise UserError(f"eps must be positive in float32, such as 1e-15 or 1e-5; got {eps}")
+        # Heads of a width of their own need not divide C.
+        super().__init__(dim, num_heads if head_dim is None else 1, grid, key_dim=key_dim)
+        if not isinstance(scales, list | tuple):
+            raise UserError(f"scales must be a list such as [5] or [3, 5], or [] for none; got {scales!r}")
+        for scale in scales:
+            check_odd("scales", scale, "[5] or [3, 5], or [] for none")
+        check_number("eps", eps, at_least=torch.finfo(torch.float32).tiny, note=", such as 1e-15 or 1e-5")
+        check_choice("proj_norm", proj_norm, ["none", "bn2d"])
         self.scales = tuple(scales)
         self.eps = eps
+        self.proj_norm = proj_norm
         self.probeable = not self.scales
-        self.out_dim = dim * (1 + len(self.scales))
+        self._choose_heads(dim, head_dim, heads_ratio, key_dim)
+        self.out_dim = self.dim * (1 + len(self.scales))
 
         def aggregations(width: int) -> nn.ModuleList:
-            return nn.ModuleList(_aggregation(num_heads, width, scale, agg_bias) for scale in self.scales)
+            return nn.ModuleList(_aggregation(self.num_heads, width, scale, agg_bias) for scale in self.scales)
 
         self.q_aggregations = aggregations(self.key_dim)
         self.k_aggregations = aggregations(self.key_dim)
         self.v_aggregations = aggregations(self.head_dim)
+
+    def _choose_heads(self, dim: int, head_dim: int | None, heads_ratio: float, key_dim: int | None) -> None:
+        """Sets the heads and all that follows from them."""
+        check_number("heads_ratio", heads_ratio, above=0)
+        if head_dim is not None:
+            check_number("head_dim", head_dim, at_least=1, whole=True)
+            self.num_heads, self.head_dim = dim // head_dim, head_dim
+            self.key_dim = head_dim if key_dim is None else key_dim
+        room, self.num_heads = self.num_heads, int(self.num_heads * heads_ratio)
+        if not self.num_heads:
+            raise UserError(
+                f"dim {dim} has room for {room} heads of {self.head_dim} channels, of which heads_ratio "
+                f"{heads_ratio:g} leaves none; set a smaller head_dim or a larger heads_ratio"
+            )
+        self.dim = self.num_heads * self.head_dim
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, (1 + S) d), the unaggregated scale first."""

@@ -46,12 +46,21 @@ class Transplant(nn.Module):
         source: timm's module.
         spec: The mechanism.
         grid: Its nominal grid.
+
+    Raises:
+        UserError: If the mechanism chooses its own heads, or a norm behind the output projection.
     """
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
         super().__init__()
         dim, heads = source.proj.in_features, source.num_heads
         self.mechanism: Attention = attentions.create(spec, dim=dim, num_heads=heads, grid=grid)
+        if (self.mechanism.num_heads, self.mechanism.dim, self.mechanism.proj_norm) != (heads, dim, "none"):
+            raise UserError(
+                f"a timm model keeps its {heads} heads of {dim // heads} channels and its output projection without a "
+                f"norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
+                f"proj_norm '{self.mechanism.proj_norm}'. Leave these options out, or take one of linvit's backbones"
+            )
         self.mechanism.to(source.proj.weight)
         self.projections = self.mechanism.projections
         self.widths = projection_widths(self.mechanism)

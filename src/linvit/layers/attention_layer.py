@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
 from linvit.registry import Spec, attentions
 
@@ -14,12 +14,12 @@ class AttentionLayer(nn.Module):
 
     Args:
         dim: Channels C.
-        num_heads: Heads h.
+        num_heads: Heads h, unless the mechanism chooses its own.
         grid: Nominal grid of the layer's tokens (`kv_size` follows from `sr_ratio` or `sr_pool`).
         attention: Name or `{name: ..., option: value}`.
         key_dim: Channels of q and k per head; None means C / h.
         qkv_bias: Bias in the input projections.
-        proj_bias: Bias in the output projection.
+        proj_bias: Bias in the output projection, unless the mechanism has a norm follow it (`proj_norm`).
         proj_drop: Dropout after the output projection.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
@@ -70,7 +70,7 @@ class AttentionLayer(nn.Module):
                 )
             self.q = nn.Linear(dim, self.widths[0], bias=qkv_bias)
             self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
-        self.proj = nn.Linear(self.mechanism.out_dim, dim, bias=proj_bias)
+        self.proj = output_projection([self.mechanism], dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     @property

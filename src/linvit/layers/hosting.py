@@ -1,11 +1,12 @@
-"""What every host of a mechanism does: project what the mechanism declares, split heads, call it, join the heads."""
+"""What every host of a mechanism does: project what it declares, split heads, call it, join the heads, project back."""
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
+from linvit.layers.batch_norm import BatchNormLinear
 
 
 def projection_widths(mechanism: Attention) -> list[int]:
@@ -13,6 +14,17 @@ def projection_widths(mechanism: Attention) -> list[int]:
     key_width = mechanism.key_dim * mechanism.num_heads
     widths = {"q": key_width, "k": key_width, "v": mechanism.dim}
     return [widths[letter] for letter in mechanism.projections]
+
+
+def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> nn.Linear:
+    """The linear layer from what mechanisms of one spec put out, side by side, to C = `dim` channels.
+
+    It is followed by the norm that they declare as `proj_norm`, whose shift takes the place of the bias.
+    """
+    width = sum(mechanism.out_dim for mechanism in mechanisms)
+    if mechanisms[0].proj_norm == "bn2d":
+        return BatchNormLinear(width, dim)
+    return nn.Linear(width, dim, bias=bias)
 
 
 def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.registry import Spec, attentions
 
 
@@ -84,8 +84,8 @@ class StripeBranch(nn.Module):
         host = {} if key_dim is None else {"key_dim": key_dim}
         nominal = grid._replace(size=self.stripes(grid.size).stripe)
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=nominal, **host)
-        out_dim = self.mechanism.out_dim
-        self.lepe = nn.Conv2d(dim, out_dim, 3, padding=1, groups=math.gcd(dim, out_dim))
+        width, out_dim = self.mechanism.dim, self.mechanism.out_dim
+        self.lepe = nn.Conv2d(width, out_dim, 3, padding=1, groups=math.gcd(width, out_dim))
 
     def stripes(self, size: tuple[int, int]) -> Stripes:
         """How a plane of that size is cut."""
@@ -163,7 +163,7 @@ class StripeAttention(nn.Module):
         self.widths = [width for letter in zip(*widths, strict=True) for width in letter]  # [q | k | v], halves inside
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         self.branches = nn.ModuleList(branches)
-        self.proj = nn.Linear(sum(branch.mechanism.out_dim for branch in branches), dim)
+        self.proj = output_projection([branch.mechanism for branch in branches], dim)
 
     @property
     def projections(self) -> str:

@@ -112,7 +112,7 @@ class WindowAttention(AttentionLayer):
         self.relative_position_bias_table: nn.Parameter | None = None
         if self.mechanism.takes_bias:
             entries = (2 * nominal[0] - 1) * (2 * nominal[1] - 1)
-            self.relative_position_bias_table = nn.Parameter(torch.zeros(entries, num_heads))
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(entries, self.mechanism.num_heads))
             trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own bias
