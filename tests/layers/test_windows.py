@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import linvit
 from linvit import AttentionLayer, Grid, UserError
+from linvit.attention.softmax import SoftmaxAttention
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.windows import WindowAttention, Windows, relative_position_bias
@@ -19,6 +20,13 @@ from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 
 DIM, HEADS = 12, 3
+
+
+class TwoHeads(SoftmaxAttention):
+    """Two heads of 4 channels, whatever the host has."""
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+        super().__init__(8, 2, grid)
 
 
 def window_attention(size: tuple[int, int], **options: Any) -> WindowAttention:
@@ -113,6 +121,17 @@ def test_equals_definition_on_a_padded_map(size: tuple[int, int], window: int, s
     x = tokens(*size, grad=True)
     want = naive(layer, x, size, window, window // 2 if shifted else 0)
     assert_same_gradients(layer(x, Grid(size)), want, [x, *layer.parameters()], 1e-10)
+
+
+def test_a_mechanism_with_its_own_heads_has_a_bias_for_each_of_them() -> None:
+    layer = window_attention((7, 9), window=4, shifted=True, attention=f"{__name__}:TwoHeads")
+    assert layer.relative_position_bias_table.shape == (49, 2)
+    x = tokens(7, 9)
+    before = layer(x, Grid((7, 9)))
+    with torch.no_grad():
+        layer.relative_position_bias_table[:, 1] += randn(49)
+    moved = torch.linalg.lstsq(layer.proj.weight, (layer(x, Grid((7, 9))) - before).flatten(0, 1).T).solution
+    assert moved[:4].abs().max() < 1e-12 < 1e-3 < moved[4:].abs().max()  # of the two heads' channels
 
 
 def test_follows_another_map() -> None:

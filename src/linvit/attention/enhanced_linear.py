@@ -5,7 +5,9 @@ the others they are aggregated with their neighbours by a depthwise s x s convol
 
 Paper: Cai et al. 2022, "EfficientViT: Enhanced Linear Attention for High-Resolution Low-Computation Visual
 Recognition"; the scales came with its later versions ("EfficientViT: Multi-Scale Linear Attention", 2023).
-Cost: (N + M) C d MACs per scale, and (N + 2 M) C (s^2 + d) for each aggregation. Rank: at most d per scale.
+Their block is `{head_dim: 16, proj_norm: bn2d}` (32 in the larger models) in a backbone with `ffn: mbconv`, without the
+LayerNorms of ours; the first version has `scales: []` (so we read it: the published code is of the later ones).
+Cost: (N + M) h d^2 MACs per scale, and (N + 2 M) h d (s^2 + d) for each aggregation. Rank: at most d per scale.
 
 For fewer tokens than channels per head the reference multiplies `q k^T` first. It is the same function, and here the
 order is always the one above.

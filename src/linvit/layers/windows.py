@@ -73,8 +73,9 @@ class WindowAttention(AttentionLayer):
     """Any registered mechanism inside windows, (B, N, C) -> (B, N, C) on a map of any size.
 
     The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
-    any other, as in the reference for dense prediction. A map whose smaller side is not larger than the window has
-    windows of that side and no shift, as in the reference for classification.
+    any other, as in the reference for dense prediction. A norm behind the output projection (`proj_norm`) sees them,
+    too. A map whose smaller side is not larger than the window has windows of that side and no shift, as in the
+    reference for classification.
 
     A mechanism that takes a bias gets a learnable bias for every relative position in the window, and under the shift
     a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the reference's focused
