@@ -28,6 +28,7 @@ def test_values_in_half_precision_meet_weights_in_float32() -> None:
 
 def test_size_zero_is_none_and_even_sizes_are_refused() -> None:
     assert head_conv(3, 0) is None
-    for size in (2, -1):
-        with pytest.raises(UserError, match=f"conv_size must be odd, such as 3, 5 or 9, or 0 .* got {size}"):
-            head_conv(3, size)
+    with pytest.raises(UserError, match=r"conv_size must be odd and positive, such as 3, 5 or 9, or 0 .*; got 2"):
+        head_conv(3, 2)
+    with pytest.raises(UserError, match=r"conv_size must be a whole number at least 0 \(0: no convolution\); got -1"):
+        head_conv(3, -1)

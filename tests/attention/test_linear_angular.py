@@ -280,8 +280,11 @@ def test_convolution_begins_as_in_torch() -> None:
     [
         ({"res_kernel_size": 4}, "res_kernel_size must be odd and positive, such as 9; got 4"),
         ({"res_kernel_size": -1}, "res_kernel_size must be odd and positive"),
-        ({"sparse_threshold": 1}, "sparse_threshold must be at least 0 and below 1"),
-        ({"eps": -1e-6}, "eps must be at least 0, such as 1e-6; got -1e-06"),
+        (
+            {"sparse_threshold": 1},
+            "sparse_threshold must be a number at least 0 and below 1, as it cuts softmax; got 1",
+        ),
+        ({"eps": -1e-6}, "eps must be a number at least 0, such as 1e-6; got -1e-06"),
         ({"half": "meen"}, r"half must be one of identity, mean; got 'meen'. Did you mean 'mean'\?"),
         ({"dconv": "2d"}, "dconv must be one of seq1d, grid2d; got '2d'"),
     ],

@@ -354,7 +354,7 @@ def test_half_precision_at_12544_tokens(scale: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_landmarks": 0}, "num_landmarks must be at least 1, or None"),
+        ({"num_landmarks": 0}, "num_landmarks must be a whole number at least 1, or null for a default; got 0"),
         (
             {"num_landmarks": 22},
             "num_landmarks 22 is more than the 21 tokens .* 4x5 .* 1 prefix tokens; use at most 21",
@@ -375,9 +375,9 @@ def test_half_precision_at_12544_tokens(scale: float) -> None:
             {"num_landmarks": 7, "landmarks": "pool2d"},
             "7 blocks; these numbers can: 1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 20$",
         ),
-        ({"pinv_iters": -1}, "pinv_iters must not be negative; got -1"),
-        ({"conv_kernel": 4}, "conv_kernel must be odd, such as 33 or 35, or 0 for none; got 4"),
-        ({"conv_kernel": -3}, "conv_kernel must be odd"),
+        ({"pinv_iters": -1}, "pinv_iters must be a whole number at least 0; got -1"),
+        ({"conv_kernel": 4}, "conv_kernel must be odd and positive, such as 33 or 35, or 0 for no convolution; got 4"),
+        ({"conv_kernel": -3}, r"conv_kernel must be a whole number at least 0 \(0: no convolution\); got -3"),
         ({"init": "orginal"}, "init must be one of exact, original; got 'orginal'. Did you mean 'original'"),
         ({"landmarks": "conv"}, "landmarks must be one of segment, pool2d; got 'conv'"),
         ({"uneven": "pad"}, "uneven must be one of t2t, error; got 'pad'"),

@@ -394,11 +394,14 @@ def test_compiled_training_redraws_alike() -> None:
     ("options", "message"),
     [
         ({"kernel": "gelu"}, "kernel must be one of softmax, relu, exp, none; got 'gelu'. Did you mean 'relu'"),
-        ({"nb_features": 0}, "nb_features must be at least 1, or None"),
-        ({"kernel_eps": -1e-3}, "kernel_eps must not be negative"),
-        ({"ortho_scaling": 2}, "ortho_scaling must be 0 .* or 1 .*; got 2"),
-        ({"redraw_interval": 0}, "redraw_interval must be at least 1, or None for never; got 0"),
-        ({"seed": -1}, "seed must lie between 0 and 2\\^63 - 1; got -1"),
+        ({"nb_features": 0}, r"nb_features must be a whole number at least 1, or null for int\(dk ln dk\); got 0"),
+        (
+            {"kernel_eps": -1e-3},
+            "kernel_eps must be a number at least 0, as it keeps the features positive; got -0.001",
+        ),
+        ({"ortho_scaling": 2}, r"ortho_scaling must be .*: 0 for Gaussian lengths, 1 for sqrt\(dk\); got 2"),
+        ({"redraw_interval": 0}, "redraw_interval must be a whole number at least 1, or null for never; got 0"),
+        ({"seed": -1}, r"seed must be a whole number at least 0 and below 9.22337e\+18 \(2\^63\), .*; got -1"),
     ],
     ids=str,
 )

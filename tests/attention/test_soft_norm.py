@@ -243,8 +243,8 @@ def test_declared_products_are_those_that_torch_counts(options: dict[str, object
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ratio": 0}, "ratio must be at least 1"),
-        ({"newton_iters": 0}, "newton_iters must be at least 1"),
+        ({"ratio": 0}, "ratio must be a whole number at least 1"),
+        ({"newton_iters": 0}, "newton_iters must be a whole number at least 1"),
         ({"ridge": 0.01}, "newton_alpha=2.0 and ridge=0.01: .* lower newton_alpha to 1.96"),
         ({"conv_size": 4}, "conv_size must be odd"),
         ({"inverse": "newtn"}, "inverse must be one of newton, solve; got 'newtn'. Did you mean 'newton'"),

@@ -61,7 +61,7 @@ def test_a_crash_in_the_constructor_is_a_failure() -> None:
     [
         ("focussed", "no attention is called 'focussed'. Did you mean 'focused'?"),
         ({"name": "focused", "focusing": 4}, "attention 'focused' takes no option 'focusing'."),
-        ({"name": "focused", "focusing_factor": 0.5}, "focusing_factor must be at least 1"),
+        ({"name": "focused", "focusing_factor": 0.5}, "focusing_factor must be a number at least 1"),
         ("tests.testing.wrong:Missing", "attention class 'tests.testing.wrong:Missing' cannot be imported"),
         (torch.nn.Linear, "Linear is not a subclass of linvit.Attention"),
     ],

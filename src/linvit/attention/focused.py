@@ -22,7 +22,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import focus, linear_attention, linear_factors, resize_tokens
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import check_choice, check_number, check_odd
 
 
 class FocusedAttention(Attention):
@@ -74,10 +74,10 @@ class FocusedAttention(Attention):
         sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        if focusing_factor < 1:
-            raise UserError(f"focusing_factor must be at least 1 (1 = no focusing); got {focusing_factor}")
-        if dwc_kernel < 1 or dwc_kernel % 2 == 0:
-            raise UserError(f"dwc_kernel must be odd and positive, such as 3 or 5; got {dwc_kernel}")
+        check_number("focusing_factor", focusing_factor, at_least=1, note=" (1: no focusing)")
+        check_odd("dwc_kernel", dwc_kernel, "3 or 5")
+        check_number("relu_eps", relu_eps, at_least=0)
+        check_number("eps", eps, at_least=0)
         check_choice("norm_scope", norm_scope, ["all_heads", "per_head"])
         check_choice("denominator", denominator, ["mean", "sum"])
         check_choice("sr_interp", sr_interp, ["linear1d", "bilinear2d"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 LANDMARKS = 49  # of the paper, in every stage
 
@@ -72,8 +72,7 @@ class GaussianKernels(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("landmarks", landmarks, ["conv", "avgpool", "random"])
-        if ratio < 1:
-            raise UserError(f"ratio must be at least 1 (1 = every patch makes a landmark); got {ratio}")
+        check_number("ratio", ratio, at_least=1, whole=True, note=" (1: every patch makes a landmark)")
         self.key_dim = key_dim
         self.landmarks = landmarks
         self.ratio = ratio

@@ -10,13 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.errors import UserError
+from linvit.errors import check_number, check_odd
+
+
+def check_side(option: str, side: int, examples: str) -> None:
+    """Raises a `UserError` unless `side` is that of a kernel with a centre, or 0 for no convolution."""
+    check_number(option, side, at_least=0, whole=True, note=" (0: no convolution)")
+    if side:
+        check_odd(option, side, f"{examples}, or 0 for no convolution")
 
 
 def head_conv(num_heads: int, size: int) -> nn.Conv2d | None:
     """The convolution over an image whose channels are the heads; None for size 0."""
-    if size < 0 or (size and size % 2 == 0):
-        raise UserError(f"conv_size must be odd, such as 3, 5 or 9, or 0 for no convolution; got {size}")
+    check_side("conv_size", size, "3, 5 or 9")
     if size == 0:
         return None
     return nn.Conv2d(num_heads, num_heads, size, padding=size // 2, groups=num_heads, bias=False)

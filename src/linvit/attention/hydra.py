@@ -16,7 +16,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import check_choice, check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
 TOKENS = 2
@@ -101,10 +101,9 @@ class HydraAttention(Attention):
         check_choice("kernel_q", kernel_q, KERNELS)
         check_choice("kernel_k", kernel_k, KERNELS)
         check_choice("post_norm", post_norm, ["none", "ln"])
-        if constant is not None and not 0 < constant < math.inf:
-            raise UserError(f"constant must be positive and finite, or None for sqrt(dim); got {constant}")
-        if not eps >= 0:
-            raise UserError(f"eps must be 0 or more; got {eps}")
+        if constant is not None:
+            check_number("constant", constant, above=0, note=", or null for sqrt(dim)")
+        check_number("eps", eps, at_least=0)
         self.kernel_q = kernel_q
         self.kernel_k = kernel_k
         self.eps = eps

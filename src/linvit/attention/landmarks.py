@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 DEFAULT_NUMBER = 64
 
@@ -22,8 +22,8 @@ class Landmarks:
     """
 
     def __init__(self, number: int | None, kind: str, uneven: str) -> None:
-        if number is not None and number < 1:
-            raise UserError(f"num_landmarks must be at least 1, or None for a default; got {number}")
+        if number is not None:
+            check_number("num_landmarks", number, at_least=1, whole=True, note=", or null for a default")
         check_choice("landmarks", kind, ["segment", "pool2d"])
         check_choice("uneven", uneven, ["t2t", "error"])
         self.number = number

@@ -14,7 +14,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import linear_attention, linear_factors
 from linvit.attention.precision import full_precision
-from linvit.errors import check_choice
+from linvit.errors import check_choice, check_number
 
 
 class LinearAttention(Attention):
@@ -27,7 +27,9 @@ class LinearAttention(Attention):
         key_dim: Channels of q and k per head; None means C / h.
         feature_map: "elu" for elu(x) + 1, or "relu".
         normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
-            tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons).
+            tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). Nothing
+            bounds the output then: it grows with the third power of the input, and leaves float16 (65,504) at heads of
+            32 channels of standard deviation 16, whatever it is computed in.
         eps: Added to the denominator.
         relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0; with FLatten's
             1e-6 it gives the mean of all values.
@@ -49,6 +51,8 @@ class LinearAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_choice("feature_map", feature_map, ["elu", "relu"])
+        check_number("eps", eps, at_least=0)
+        check_number("relu_eps", relu_eps, at_least=0)
         self.feature_map = feature_map
         self.normalize = normalize
         self.eps = eps

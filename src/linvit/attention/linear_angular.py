@@ -20,7 +20,7 @@ from linvit.attention.cost import Cost
 from linvit.attention.functional import divisor, unit
 from linvit.attention.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number, check_odd
 
 
 class LinearAngularAttention(Attention):
@@ -66,14 +66,9 @@ class LinearAngularAttention(Attention):
         dconv: Literal["seq1d", "grid2d"] = "seq1d",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        if res_kernel_size < 1 or res_kernel_size % 2 == 0:
-            raise UserError(f"res_kernel_size must be odd and positive, such as 9; got {res_kernel_size}")
-        if not 0 <= sparse_threshold < 1:
-            raise UserError(
-                f"sparse_threshold must be at least 0 and below 1, as it cuts softmax; got {sparse_threshold}"
-            )
-        if eps < 0:
-            raise UserError(f"eps must be at least 0, such as 1e-6; got {eps}")
+        check_odd("res_kernel_size", res_kernel_size, "9")
+        check_number("sparse_threshold", sparse_threshold, at_least=0, below=1, note=", as it cuts softmax")
+        check_number("eps", eps, at_least=0, note=", such as 1e-6")
         check_choice("half", half, ["identity", "mean"])
         check_choice("dconv", dconv, ["seq1d", "grid2d"])
         self.sparse_reg = sparse_reg

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +52,12 @@ class NewtonInverse:
         check_choice("inverse", self.method, ["newton", "solve"])
         check_choice("alpha_scope", self.alpha_scope, ["head", "batch"])
         check_choice("inverse_backward", self.backward, ["analytic", "autograd"])
-        if self.iters < 1:
-            raise UserError(f"newton_iters must be at least 1; got {self.iters}")
-        if not 0 < self.alpha <= 2:
-            raise UserError(f"newton_alpha must be above 0 and at most 2, or Newton diverges; got {self.alpha}")
-        if self.ridge < 0:
-            raise UserError(f"ridge must be at least 0; got {self.ridge}")
-        if not 0 < self.beta < 1:
-            raise UserError(f"newton_beta must lie between 0 and 1; got {self.beta}")
-        if self.max_backtrack < 0:
-            raise UserError(f"max_backtrack must be at least 0 (0 = no backtracking); got {self.max_backtrack}")
-        if self.backtrack_tol < 1:
-            raise UserError(f"backtrack_tol must be at least 1, which no small alpha exceeds; got {self.backtrack_tol}")
+        check_number("newton_iters", self.iters, at_least=1, whole=True)
+        check_number("newton_alpha", self.alpha, above=0, at_most=2, note=", or Newton diverges")
+        check_number("ridge", self.ridge, at_least=0)
+        check_number("newton_beta", self.beta, above=0, below=1)
+        check_number("max_backtrack", self.max_backtrack, at_least=0, whole=True, note=" (0: no backtracking)")
+        check_number("backtrack_tol", self.backtrack_tol, at_least=1, note=", which no small alpha exceeds")
         # Row sums of a Gaussian kernel are at least 1, so this bounds alpha l^2 for its eigenvalues l plus the ridge.
         if self.method == "newton" and self.alpha * (1 + self.ridge) ** 2 > 2:
             raise UserError(

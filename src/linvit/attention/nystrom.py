@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.head_conv import convolve_sequence
+from linvit.attention.head_conv import check_side, convolve_sequence
 from linvit.attention.landmarks import Landmarks
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 
 class NystromAttention(Attention):
@@ -61,10 +61,8 @@ class NystromAttention(Attention):
         uneven: Literal["t2t", "error"] = "t2t",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        if pinv_iters < 0:
-            raise UserError(f"pinv_iters must not be negative; got {pinv_iters}")
-        if conv_kernel < 0 or (conv_kernel and conv_kernel % 2 == 0):
-            raise UserError(f"conv_kernel must be odd, such as 33 or 35, or 0 for none; got {conv_kernel}")
+        check_number("pinv_iters", pinv_iters, at_least=0, whole=True)
+        check_side("conv_kernel", conv_kernel, "33 or 35")
         check_choice("init", init, ["exact", "original"])
         self.pinv_iters = pinv_iters
         self.init = init

@@ -23,7 +23,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import attend, key_sums, linear_factors
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import check_choice, check_number
 
 TOKENS = 4096  # that get their features at a time
 
@@ -75,19 +75,16 @@ class PerformerAttention(Attention):
             nb_features = max(1, int(self.key_dim * math.log(self.key_dim)))
         if kernel_eps is None:
             kernel_eps = 1e-4 if kernel == "softmax" else 1e-3
-        check_choice("kernel", kernel, ["softmax", "relu", "exp", "none"])
-        if nb_features < 1:
-            raise UserError(f"nb_features must be at least 1, or None for int(dk ln dk); got {nb_features}")
-        if kernel_eps < 0:
-            raise UserError(f"kernel_eps must not be negative: it keeps the features positive; got {kernel_eps}")
-        if ortho_scaling not in (0, 1):
-            raise UserError(f"ortho_scaling must be 0 (Gaussian lengths) or 1 (sqrt(dk)); got {ortho_scaling}")
-        if redraw_interval is not None and redraw_interval < 1:
-            raise UserError(f"redraw_interval must be at least 1, or None for never; got {redraw_interval}")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, (), device="cpu"))
-        if not 0 <= seed < 2**63:
-            raise UserError(f"seed must lie between 0 and 2^63 - 1; got {seed}")
+        check_choice("kernel", kernel, ["softmax", "relu", "exp", "none"])
+        check_number("nb_features", nb_features, at_least=1, whole=True, note=", or null for int(dk ln dk)")
+        check_number("kernel_eps", kernel_eps, at_least=0, note=", as it keeps the features positive")
+        lengths = ": 0 for Gaussian lengths, 1 for sqrt(dk)"
+        check_number("ortho_scaling", ortho_scaling, at_least=0, at_most=1, whole=True, note=lengths)
+        if redraw_interval is not None:
+            check_number("redraw_interval", redraw_interval, at_least=1, whole=True, note=", or null for never")
+        check_number("seed", seed, at_least=0, below=2**63, whole=True, note=" (2^63), or null for one at random")
         self.nb_features = self.key_dim if kernel == "none" else nb_features
         self.kernel = kernel
         self.kernel_eps = kernel_eps

@@ -5,7 +5,7 @@
 inverse is the last iterate of Newton's method, see `newton.py`.
 
 Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
-Cost: N C d + 3 N m C + m^2 C + 2 T m^3 h + s^2 N C MACs, linear in N if m is fixed. Rank: m (N with the convolution).
+Cost: N C d + 3 N m C + 2 m^2 C + 2 T m^3 h + s^2 N C MACs, linear in N if m is fixed. Rank: m (N with the convolution).
 
 Paper and code differ, and the default here is the code: landmarks pass LayerNorm and GELU (`landmark_norm`), the
 diagonal gets a ridge of 0.01 (`ridge=0`: none), Newton starts at 1.8 instead of 2 over the squared norm without

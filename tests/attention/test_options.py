@@ -1,0 +1,69 @@
+"""Options that are numbers: what no option takes, and what lies beyond the bounds of each, is refused by name."""
+
+import inspect
+import math
+import re
+from typing import Any, get_args
+
+import pytest
+
+import linvit
+from linvit import Grid, UserError
+from linvit.registry import attentions
+
+NO_NUMBERS = [True, "3", math.nan, math.inf, -math.inf, [1]]
+
+SHARED_BY_SOFT = {
+    "ratio": [0, 2.5],
+    "newton_iters": [0, 2.5],
+    "newton_alpha": [0, 2.1],
+    "newton_beta": [0, 1],
+    "max_backtrack": [-1, 2.5],
+    "backtrack_tol": [0.9],
+    "ridge": [-0.1],
+    "conv_size": [-1, 2, 2.5],
+}
+
+BEYOND: dict[str, dict[str, list[float]]] = {
+    "softmax": {"qk_scale": [0], "attn_drop": [-0.1, 1.1]},
+    "linear": {"eps": [-1e-6], "relu_eps": [-1e-6]},
+    "focused": {
+        "focusing_factor": [0.5],
+        "dwc_kernel": [-1, 0, 2, 2.5],
+        "relu_eps": [-1e-6],
+        "eps": [-1e-6],
+    },
+    "hydra": {"eps": [-1e-6], "constant": [0, -2]},
+    "linear_angular": {"res_kernel_size": [-1, 0, 2, 2.5], "sparse_threshold": [-0.1, 1], "eps": [-1e-6]},
+    "performer": {
+        "nb_features": [0, 2.5],
+        "kernel_eps": [-1e-6],
+        "ortho_scaling": [-1, 0.5, 2],
+        "redraw_interval": [0, 2.5],
+        "seed": [-1, 2.5, 2**63],
+    },
+    "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
+    "soft": SHARED_BY_SOFT,
+    "soft_norm": SHARED_BY_SOFT,
+}
+"""By mechanism and option, numbers that are too small, too large, even where a kernel has a centre, or not whole."""
+
+
+def numbers(name: str) -> set[str]:
+    """The options of a mechanism whose type is a number, or a number or None."""
+    parameters = inspect.signature(attentions.get(name)).parameters.values()
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "key_dim"]
+    return {p.name for p in options if {int, float} & {p.annotation, *get_args(p.annotation)}}
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in BEYOND for option in BEYOND[name]])
+def test_what_is_no_number_or_out_of_bounds_is_refused(name: str, option: str) -> None:
+    for value in [*NO_NUMBERS, *BEYOND[name][option]]:
+        spec: dict[str, Any] = {"name": name, option: value}
+        with pytest.raises(UserError, match=f"^{option} must be .*; got {re.escape(repr(value))}$"):
+            linvit.create_attention(spec, dim=24, num_heads=3, grid=Grid((4, 4)))
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_no_number_is_left_out(name: str) -> None:
+    assert numbers(name) <= set(BEYOND[name])
