@@ -267,17 +267,6 @@ def test_rank_is_the_width_of_the_keys_at_every_scale(key_dim: int | None) -> No
     assert (rank(attention_matrix(module, given.q, given.k, grid)) == module.rank_bound(grid)).all()
 
 
-@pytest.mark.parametrize("eps", [1e-15, 1e-5])
-def test_rows_sum_to_one(eps: float) -> None:
-    grid = Grid((5, 6))
-    module = mechanism({"name": "enhanced_linear", "scales": [], "eps": eps}, grid)
-    q, k, _ = alive(module, grid)
-    left, right = module.factors(q, k, grid)
-    sums = (left @ right.mT).sum(-1)
-    assert (sums <= 1 + 1e-12).all()
-    assert_near(sums, torch.ones_like(sums), 2 * eps + 1e-13)
-
-
 # Prefix tokens, tokens without a positive channel
 
 
