@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import Callback
+from lightning.pytorch.profilers import SimpleProfiler
 
 from linvit.callbacks import Throughput, throughput
 from tests.training import Memory, batches, fit, tiny_task, trainer
@@ -17,37 +18,88 @@ class Clock(Callback):
         self.now = 0.0
         monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
-    def on_train_batch_start(self, *args):  # before the callback under test
-        self.now += 3
+    def slow(self, loader):
+        """A loader whose batches take their time."""
+        collate = loader.collate_fn
+
+        def slowly(samples):
+            self.now += 3
+            return collate(samples)
+
+        loader.collate_fn = slowly
+        return loader
 
     def on_after_backward(self, *args):
         self.now += 1
 
-    def on_validation_start(self, *args):
+    def on_validation_batch_end(self, *args):
         self.now += 3600
+
+
+class Saving(Callback):
+    """Takes six seconds after a step, as a callback that writes checkpoints."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def on_train_batch_end(self, *args):  # after the callback under test
+        self.clock.now += 6
+
+
+def logged(folder, clock, callback, *more, steps=4, **options):
+    """What is logged of two epochs with so many steps of 8 images."""
+    memory = Memory()
+    callbacks = [clock, callback, *more]
+    runner = trainer(folder, **{"max_epochs": 2, "logger": memory, "callbacks": callbacks, **options})
+    runner.fit(tiny_task(), clock.slow(batches(8 * steps)), batches(8))
+    return memory.values
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_it_logs_full_windows_and_counts_no_validation(tmp_path, monkeypatch, window):
-    memory = Memory()
-    callbacks = [Clock(monkeypatch), Throughput(window)]
-    runner = trainer(tmp_path, max_epochs=2, logger=memory, callbacks=callbacks)
-    runner.fit(tiny_task(), batches(32), batches(8))  # 4 steps of 8 images per epoch
+    values = logged(tmp_path, Clock(monkeypatch), Throughput(window))
     steps = [step for step in range(8) if step % 4 >= window - 1]  # Lightning repeats the last figure of an epoch
-    assert memory.values["images/s"] == [(step, pytest.approx(2)) for step in steps]
-    assert memory.values["data_wait"] == [(step, pytest.approx(0.75)) for step in steps]
+    assert values["images/s"] == [(step, pytest.approx(2)) for step in steps]
+    assert values["data_wait"] == [(step, pytest.approx(0.75)) for step in steps]
 
 
-def test_a_validation_amid_an_epoch_does_not_count(tmp_path, monkeypatch):
-    memory = Memory()
-    callbacks = [Clock(monkeypatch), Throughput(2)]
-    runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=callbacks, val_check_interval=1)
-    runner.fit(tiny_task(), batches(32), batches(8))
-    assert "images/s" not in memory.values  # no window of two steps without a validation
-    callbacks[1].window = 1
-    runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=callbacks, val_check_interval=1)
-    runner.fit(tiny_task(), batches(32), batches(8))
-    assert {value for _, value in memory.values["images/s"]} == {2}
+@pytest.mark.parametrize("log_every_n_steps", [1, 50])
+def test_an_epoch_shorter_than_the_window_gets_one_figure_at_its_end(tmp_path, monkeypatch, log_every_n_steps):
+    options = {"steps": 3, "log_every_n_steps": log_every_n_steps}
+    values = logged(tmp_path, Clock(monkeypatch), Throughput(4), **options)
+    assert values["images/s"] == [(2, pytest.approx(2)), (5, pytest.approx(2))]
+    assert values["data_wait"] == [(2, pytest.approx(0.75)), (5, pytest.approx(0.75))]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_validation_amid_an_epoch_does_not_count(tmp_path, monkeypatch, window):
+    values = logged(tmp_path, Clock(monkeypatch), Throughput(window), val_check_interval=1)
+    assert {value for _, value in values["images/s"]} == {2}
+    assert {value for _, value in values["data_wait"]} == {0.75}
+
+
+def test_only_the_fetch_of_a_batch_is_waiting_for_data(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    values = logged(tmp_path, clock, Throughput(2), Saving(clock))
+    # Two fetches, two steps, and what is written between them.
+    assert values["data_wait"][0] == (1, pytest.approx(6 / (6 + 2 + 6)))
+
+
+def test_a_profiler_of_the_run_hears_as_before(tmp_path, monkeypatch):
+    profiler, clock = SimpleProfiler(), Clock(monkeypatch)
+    values = logged(tmp_path, clock, Throughput(2), Throughput(3), profiler=profiler)
+    assert len(profiler.recorded_durations[throughput.FETCH]) == 8
+    assert {value for _, value in values["data_wait"]} == {0.75}
+
+
+def test_a_second_fit_counts_once(tmp_path, monkeypatch):
+    clock, callback, memory = Clock(monkeypatch), Throughput(4), Memory()
+    runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=[clock, callback])
+    loader = clock.slow(batches(32))
+    runner.fit(tiny_task(), loader)
+    runner.fit_loop.max_epochs = 2
+    runner.fit(tiny_task(), loader)
+    assert memory.values["data_wait"] == [(3, pytest.approx(0.75)), (7, pytest.approx(0.75))]
 
 
 def test_several_devices_count_together(tmp_path, monkeypatch):
@@ -61,7 +113,9 @@ def test_several_devices_count_together(tmp_path, monkeypatch):
         monkeypatch.undo()
 
     callback.on_train_batch_end = on_two_devices
-    fit(tiny_task(), tmp_path, 8, logger=memory, callbacks=[Clock(monkeypatch), callback])
+    clock = Clock(monkeypatch)
+    runner = trainer(tmp_path, max_epochs=1, logger=memory, callbacks=[clock, callback])
+    runner.fit(tiny_task(), clock.slow(batches(8)))
     assert memory.values["images/s"][0][1] == pytest.approx(4)
 
 

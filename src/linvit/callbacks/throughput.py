@@ -4,33 +4,61 @@ import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.profilers import Profiler
+
+FETCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning's name for it
 
 
 class Throughput(Callback):
     """Logs the speed of training, from the start of the first step to the end of the last one, validation left out.
 
-    `images/s` counts all devices. `data_wait` is the share of the time between the end of one step and the start of
-    the next: while it is near 0 the model sets the pace, and above about 0.1 the loader does; see `data.num_workers`.
+    `images/s` counts all devices. `data_wait` is the share of the time in which training waits for its loader: while it
+    is near 0 the model sets the pace, and above about 0.1 the loader does; see `data.num_workers`.
 
     Args:
-        window: Steps that one figure spans.
+        window: Steps that one figure spans; an epoch that has fewer gets one figure at its end.
     """
 
     def __init__(self, window: int = 10) -> None:
         self.window = window
+        self._heard: Profiler | None = None
+        self._short = True  # no window was full in this epoch
         self._restart()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listens to what a profiler is told: no callback is called right before a batch is fetched."""
+        self._restart()  # a run that is continued within an epoch starts none
+        profiler: Profiler = trainer.profiler  # type: ignore[attr-defined]
+        if self._heard is profiler:
+            return
+        self._heard, start, stop = profiler, profiler.start, profiler.stop
+
+        def starting(action_name: str) -> None:
+            start(action_name)
+            if action_name == FETCH:
+                self._fetching = time.perf_counter()
+
+        def stopping(action_name: str) -> None:
+            if action_name == FETCH:
+                self._waited += time.perf_counter() - self._fetching
+            stop(action_name)
+
+        profiler.start, profiler.stop = starting, stopping  # type: ignore[method-assign]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts anew: validation and start-up do not count."""
+        self._short = True
         self._restart()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the clock."""
+        self._paused = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts anew: a validation amid the epoch does not count either."""
-        self._restart()
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Counts the time since the last step."""
-        self._waited += time.perf_counter() - self._ended
+        """Lets the clock go on: a validation amid the epoch does not count either."""
+        pause = time.perf_counter() - self._paused
+        self._since += pause
+        self._ended += pause
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -40,10 +68,19 @@ class Throughput(Callback):
         self._images += len(batch["image"]) * trainer.world_size
         self._steps += 1
         if self._steps == self.window:
-            passed = self._ended - self._since
-            pl_module.log("images/s", self._images / passed, prog_bar=True, batch_size=len(batch["image"]))
-            pl_module.log("data_wait", self._waited / passed, batch_size=len(batch["image"]))
+            self._log(pl_module, batch_size=len(batch["image"]))
+            self._short = False
             self._restart()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs of an epoch that never filled the window."""
+        if self._short and self._steps:
+            self._log(pl_module, sync_dist=True)
+
+    def _log(self, pl_module: LightningModule, **options: Any) -> None:
+        passed = self._ended - self._since
+        pl_module.log("images/s", self._images / passed, prog_bar=True, **options)
+        pl_module.log("data_wait", self._waited / passed, **options)
 
     def _restart(self) -> None:
         self._images = self._steps = 0
