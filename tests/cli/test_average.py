@@ -71,6 +71,13 @@ def test_test_scores_both_and_predict_takes_the_one_asked_for(averaged):
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_no_verb_misses_what_kept_the_average(averaged, recwarn, verb):
+    done = averaged.then(verb, *flags(trainer__limit_val_batches=1, trainer__limit_test_batches=1))
+    assert done.code == 0, done.err
+    assert not [str(warning.message) for warning in recwarn if "callbacks" in str(warning.message)]
+
+
 def test_how_a_model_runs_is_not_the_checkpoints_to_decide(averaged, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))

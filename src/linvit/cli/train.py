@@ -171,7 +171,7 @@ class LinvitCLI(LightningCLI):
             self.settings.model.init_args.pretrained = self.pretrained  # for the saved configuration
             check_same_model(str(self.checkpoint_path), self.checkpoint["state_dict"], self.model)
             self.checkpoint = None
-        if self.config.subcommand == "fit" and self.model.hparams["ema_decay"] is not None:
+        if self.model.hparams["ema_decay"] is not None:  # in the other verbs, too, lest Lightning miss it
             self._best_average = keep_best_average(self.settings.checkpoint)
             if self._best_average is not None:
                 # before last.ckpt is written, which holds the best score so far
