@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import nn
 
 import linvit
 from linvit import UserError
 from linvit.optim import WarmupCosine, parameter_groups
-from linvit.tasks.schedule import total_batch
+from linvit.tasks.total_batch import total_batch
 from tests.training import TINY, batches, fit, tiny_task, trainer
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -198,14 +199,6 @@ class TestInATrainer:
         with pytest.raises(UserError, match=r"cooldown_epochs \(3\) must be less than the run's 3 epochs"):
             fit(tiny_task(**OPTIONS, cooldown_epochs=3), tmp_path, max_epochs=3)
 
-    def test_another_total_batch_on_resuming_warns(self, tmp_path):
-        runner = fit(tiny_task(**OPTIONS), tmp_path, max_epochs=1)
-        runner.save_checkpoint(tmp_path / "a.ckpt")
-        assert torch.load(tmp_path / "a.ckpt", weights_only=True)["total_batch"] == 8
-        again = trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2)
-        with pytest.warns(UserWarning, match="trained with a total batch of 8, this run has 16"):
-            again.fit(tiny_task(**OPTIONS), batches(32), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
-
     def test_adamw_gets_the_groups_and_the_options(self, tmp_path):
         task = tiny_task(weight_decay=0.3, betas=[0.8, 0.95], backbone=TINY)
         runner = fit(task, tmp_path)
@@ -216,11 +209,25 @@ class TestInATrainer:
         want = names_of(task, parameter_groups(task, 1, 0.3))
         assert names_of(task, optimizer.param_groups) == want
 
-    def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(self, tmp_path):
-        task = tiny_task(**{**OPTIONS, "warmup_epochs": 9})
-        with pytest.warns(UserWarning, match=r"warm-up of 9 epochs is longer than the run \(2 epochs\)"):
-            rates = self.rates(tmp_path, count=16, task=task, max_epochs=2)
-        assert rates == pytest.approx([schedule(2, 2, 2)(step) for step in range(4)])
+    @pytest.mark.parametrize(
+        ("warmup", "cooldown", "epochs", "words"),
+        [
+            (9, 0, 2, r"warm-up of 9 epochs leaves no time for the cosine in a run of 2 epochs: it ends after 2\."),
+            (2, 0, 2, r"it ends after 2\."),
+            (3, 1, 3, r"in a run of 3 epochs, 1 of them cool-down: it ends after 2\. Lower --model\.warmup_epochs"),
+        ],
+        ids=str,
+    )
+    def test_a_warm_up_that_leaves_no_cosine_is_cut_with_a_warning(self, tmp_path, warmup, cooldown, epochs, words):
+        task = tiny_task(**{**OPTIONS, "warmup_epochs": warmup, "cooldown_epochs": cooldown})
+        with pytest.warns(UserWarning, match=words):
+            rates = self.rates(tmp_path, count=16, task=task, max_epochs=epochs)
+        assert rates == pytest.approx([schedule(2, 2, 2)(step) for step in range(2 * epochs)])
+        assert rates[4:] == [END] * 2 * cooldown
+
+    def test_a_warm_up_that_leaves_a_cosine_is_as_it_was_asked_for(self, tmp_path, recwarn):
+        self.rates(tmp_path, count=16, task=tiny_task(**OPTIONS, cooldown_epochs=1), max_epochs=3)
+        assert not [warning for warning in recwarn if "warm-up" in str(warning.message)]
 
     def test_a_run_without_an_end_is_the_users_mistake(self, tmp_path):
         with pytest.raises(linvit.UserError, match=r"needs an end: set trainer\.max_epochs or trainer\.max_steps"):
@@ -231,3 +238,72 @@ class TestInATrainer:
         runner = trainer(tmp_path, max_epochs=1, limit_train_batches=0)
         runner.fit(tiny_task(lr_batch=lr_batch), batches(8))
         assert runner.global_step == 0
+
+
+class Watching(Callback):
+    """Keeps the rates of every optimiser step, and the checkpoint after an epoch."""
+
+    def __init__(self, file=None, after=None):
+        self.rates, self.file, self.after = [], file, after
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch + 1 == self.after:
+            trainer.save_checkpoint(self.file)
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+class TestGoingOn:
+    """The rates of a run of 32 images that goes on after two epochs of 4 steps."""
+
+    @pytest.fixture
+    def task(self, layer_decay):
+        """The same task each time."""
+        options = {**OPTIONS, "lr_batch": 8, "lr_scaled": "all", "layer_decay": layer_decay}
+        return lambda: tiny_task(**options, backbone={**TINY, "depth": 2})
+
+    def run(self, task, folder, checkpoint=None, after=None, batch_size=8, **options):
+        watching = Watching(folder / "x.ckpt", after)
+        runner = trainer(folder, callbacks=[watching], **options)
+        runner.fit(task, batches(32, batch_size), ckpt_path=checkpoint, weights_only=True)
+        return runner, watching.rates
+
+    def wanted(self, task, rates, steps):
+        """What a schedule says, for every group."""
+        scales = [group["lr"] for group in parameter_groups(task, 1.0, 0.05, task.hparams["layer_decay"])]
+        assert len(set(scales)) == (1 if task.hparams["layer_decay"] is None else 4)
+        return [pytest.approx([rates(step) * scale for scale in scales], rel=1e-9) for step in steps]
+
+    def test_with_the_same_batch_it_is_as_if_it_had_never_ended(self, tmp_path, task):
+        straight, going_on = task(), task()
+        _, rates = self.run(straight, tmp_path, after=2, max_epochs=4)
+        _, rest = self.run(going_on, tmp_path, tmp_path / "x.ckpt", max_epochs=4)
+        assert rest == rates[8:]
+        for name, weight in straight.state_dict().items():
+            assert torch.equal(weight, going_on.state_dict()[name]), name
+
+    @pytest.mark.parametrize("change", [{"batch_size": 16}, {"accumulate_grad_batches": 2}], ids=str)
+    def test_with_another_batch_the_rates_are_its_own_from_the_same_epoch_on(self, tmp_path, task, change):
+        self.run(task(), tmp_path, after=2, max_epochs=6)
+        again = task()
+        runner, rates = self.run(again, tmp_path, tmp_path / "x.ckpt", max_epochs=6, **change)
+        larger = WarmupCosine(2 * PEAK, 2 * START, 2 * END, 1, 6, 2)
+        assert rates == self.wanted(again, larger, range(4, 12))
+        (optimizer,) = runner.optimizers
+        runner.save_checkpoint(tmp_path / "y.ckpt")
+        saved = torch.load(tmp_path / "y.ckpt", weights_only=True)
+        peaks = [2 * group["lr"] for group in parameter_groups(again, PEAK, 0.05, again.hparams["layer_decay"])]
+        assert [group["initial_lr"] for group in optimizer.param_groups] == pytest.approx(peaks)
+        assert saved["lr_schedulers"][0]["base_lrs"] == pytest.approx(peaks)
+        assert saved["total_batch"] == 16
+        _, rates = self.run(task(), tmp_path, tmp_path / "y.ckpt", max_epochs=8, **change)  # and on from there
+        longer = WarmupCosine(2 * PEAK, 2 * START, 2 * END, 1, 8, 2)
+        assert rates == self.wanted(again, longer, range(12, 16))
+
+    def test_a_run_that_its_steps_end_keeps_its_step(self, tmp_path, task):
+        self.run(task(), tmp_path, after=2, max_epochs=-1, max_steps=12)
+        again = task()
+        _, rates = self.run(again, tmp_path, tmp_path / "x.ckpt", max_epochs=-1, max_steps=12, batch_size=16)
+        assert rates == self.wanted(again, WarmupCosine(2 * PEAK, 2 * START, 2 * END, 1, 6, 2), range(8, 12))

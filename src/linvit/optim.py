@@ -87,6 +87,35 @@ class WarmupCosine:
         # A small share of a step, lest rounding in steps_per_epoch push the last step of an epoch into the next.
         return self.at(max(math.floor((step + 1e-3) / self.steps_per_epoch) - self.lag, 0))
 
-    def scheduler(self, optimizer: Optimizer) -> LambdaLR:
-        """To be stepped after every optimiser step; a group whose rate is a share of the peak keeps its share."""
-        return LambdaLR(optimizer, lambda step: self(step) / self.peak)
+    def scheduler(self, optimizer: Optimizer, keeps: Literal["epoch", "step"] = "epoch") -> LambdaLR:
+        """To be stepped after every optimiser step; a group whose rate is a share of the peak keeps its share.
+
+        Args:
+            optimizer: Its groups have their peaks as rates.
+            keeps: What a continued run keeps if its epochs have more or fewer steps than before: its place in "epoch"s,
+                where those end the run, or in "step"s.
+        """
+        return _Rates(optimizer, self, keeps)
+
+
+class _Rates(LambdaLR):
+    """The rates of a schedule. A continued run takes its place from the checkpoint, and the rates from its schedule.
+
+    LambdaLR's own `load_state_dict` brings back the peaks of the first run, which had perhaps another total batch.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: WarmupCosine, keeps: Literal["epoch", "step"]) -> None:
+        self.steps_per_epoch, self.keeps = schedule.steps_per_epoch, keeps
+        super().__init__(optimizer, lambda step: schedule(step) / schedule.peak)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """To be called after the optimiser's, whose rates it sets."""
+        own = {"base_lrs": self.base_lrs, "steps_per_epoch": self.steps_per_epoch, "keeps": self.keeps}
+        before = state_dict.get("steps_per_epoch", self.steps_per_epoch)
+        longer = self.steps_per_epoch / before if self.keeps == "epoch" else 1
+        super().load_state_dict({**state_dict, **own, "last_epoch": round(state_dict["last_epoch"] * longer)})
+        self._last_lr = [
+            peak * share(self.last_epoch) for peak, share in zip(self.base_lrs, self.lr_lambdas, strict=True)
+        ]
+        for group, peak, rate in zip(self.optimizer.param_groups, self.base_lrs, self._last_lr, strict=True):
+            group["initial_lr"], group["lr"] = peak, rate

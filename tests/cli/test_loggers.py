@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 
 import linvit as package
 from linvit.cli import loggers as module
 from linvit.cli.csv_logger import CsvLogger
-from linvit.cli.loggers import check_loggers, run_loggers
+from linvit.cli.loggers import Board, check_loggers, run_loggers
 from tests.cli.runs import QUICKSTART, flags, linvit, tiny
 
 MISSING = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
@@ -22,7 +22,7 @@ def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, given, monkeypa
     made = []
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: made.append(options) or "wandb")
     found = run_loggers(given, tmp_path / "quickstart", None, None)
-    assert [type(logger) for logger in found[:2]] == [TensorBoardLogger, CsvLogger]
+    assert [type(logger) for logger in found[:2]] == [Board, CsvLogger]
     assert found[1].file.parent == Path(found[0].log_dir) == tmp_path / "quickstart" / "version_0"
     if given in (None, True):
         assert len(found) == 2

@@ -220,6 +220,14 @@ class TestGoingOn:
         saved = yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())
         assert saved["trainer"]["max_epochs"] == 3
 
+    def test_its_hyper_parameters_are_those_of_the_run_that_goes_on(self, tmp_path):
+        run = train(tmp_path, *flags(trainer__max_epochs=1, model__lr_batch=16))
+        saved = run.folder / "hparams.yaml"
+        assert {"total_batch: 16", "peak_lr: 0.002"} <= set(saved.read_text().splitlines())
+        done = run.then("fit", *flags(trainer__max_epochs=2, data__batch_size=8), checkpoint="last")
+        assert done.code == 0, done.err
+        assert {"total_batch: 8", "peak_lr: 0.001", "backbone:"} <= set(saved.read_text().splitlines())
+
     def test_a_checkpoint_from_elsewhere_starts_a_new_run(self, run, tmp_path):
         copy = tmp_path / "downloaded.ckpt"
         copy.write_bytes(run.checkpoint("last").read_bytes())

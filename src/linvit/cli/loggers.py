@@ -8,6 +8,7 @@ import lightning.pytorch.loggers
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from linvit.cli.csv_logger import CsvLogger
 from linvit.errors import UserError, check_choice
@@ -16,6 +17,16 @@ KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}
 
 Loggers = Logger | str | list[Logger | str] | bool | None
+
+
+class Board(TensorBoardLogger):
+    """Lightning's, but a continued run replaces the hyper-parameters of the first one, too, in hparams.yaml."""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Lets `save` write anew: it leaves a file alone that is there."""
+        Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+        super().log_hyperparams(params, *args, **kwargs)
 
 
 def loggers_by_key(trainer: type[Trainer]) -> None:
@@ -53,7 +64,7 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
     loggers = [part for part in parts if isinstance(part, Logger)]
     if not loggers:
         number = (version or "").removeprefix("version_")
-        board = TensorBoardLogger(
+        board = Board(
             versions.parent,
             versions.name,
             int(number) if number.isdigit() else version,  # the number is what the progress bar shows

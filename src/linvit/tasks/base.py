@@ -16,7 +16,8 @@ from linvit.registry import backbones, parameters_of
 from linvit.tasks.average import Average, check_averaging
 from linvit.tasks.checks import check_optimisation
 from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
-from linvit.tasks.schedule import run_schedule, total_batch
+from linvit.tasks.schedule import run_schedule
+from linvit.tasks.total_batch import batch_warning, total_batch
 from linvit.weights.load import Report, load_pretrained
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
@@ -50,6 +51,7 @@ class Task(LightningModule):
         lr_batch: Total batch (all devices, accumulation included) that the rates are given for: they are multiplied by
             the run's total batch over this one. null takes them as they are.
         lr_scaled: Which of the rates that holds for: "all", or "peak" for `lr` alone.
+        published_batch: Total batch that the recipe was published with; a run with another one is warned. null is none.
         layer_decay: Factor on the rate per layer down from the last, for fine-tuning; null is none.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
@@ -78,6 +80,7 @@ class Task(LightningModule):
         lr_lag: int = 0,
         lr_batch: int | None = None,
         lr_scaled: Literal["all", "peak"] = "peak",
+        published_batch: int | None = None,
         layer_decay: float | None = None,
         ema_decay: float | None = None,
         predict_with: Literal["raw", "ema"] = "raw",
@@ -85,7 +88,9 @@ class Task(LightningModule):
         grad_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        check_optimisation(lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, layer_decay)
+        check_optimisation(
+            lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, published_batch, layer_decay
+        )
         check_choice("predict_with", predict_with, ["raw", "ema"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
@@ -120,7 +125,7 @@ class Task(LightningModule):
         return super().load_from_checkpoint(*args, **{"pretrained": None, **kwargs})
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW with linear warm-up and cosine decay."""
+        """AdamW with linear warm-up and cosine decay; warns once of a total batch that these are not meant for."""
         hp, schedule = self.hparams, run_schedule(self.hparams, self.trainer)
         groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"])
         optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
@@ -129,11 +134,14 @@ class Task(LightningModule):
             optimizer.register_step_post_hook(lambda *_: ema.update(self.backbone))
         batch = total_batch(self.trainer)
         rank_zero_info(f"total batch {batch}, learning rate {schedule.peak:.4g}")
+        if warning := batch_warning(hp, self.trainer, schedule, getattr(self, "_trained_with", None)):
+            rank_zero_warn(warning)
         for logger in self.loggers:
             logger.log_hyperparams({"total_batch": batch, "peak_lr": schedule.peak})
+        keeps: Literal["epoch", "step"] = "epoch" if self.trainer.max_steps == -1 else "step"
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
+            "lr_scheduler": {"scheduler": schedule.scheduler(optimizer, keeps), "interval": "step"},
         }
 
     def setup(self, stage: str) -> None:
@@ -161,16 +169,6 @@ class Task(LightningModule):
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
-
-    def on_fit_start(self) -> None:
-        """Warns if a continued run goes on with another total batch, and so, perhaps, other learning rates."""
-        before, now = getattr(self, "_trained_with", None), total_batch(self.trainer)
-        if before not in (None, now):
-            rank_zero_warn(
-                f"the checkpoint was trained with a total batch of {before}, this run has {now} "
-                f"(batch_size x devices x accumulate_grad_batches): results will differ. Set "
-                f"--trainer.accumulate_grad_batches or --data.batch_size to make it {before} again"
-            )
 
 
 def _load(backbone: nn.Module, pretrained: str | Mapping[str, Any]) -> Report:

@@ -1,6 +1,6 @@
 """Settings of a task that make no sense, told before anything is built."""
 
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 
 def check_optimisation(
@@ -11,6 +11,7 @@ def check_optimisation(
     lr_lag: int,
     lr_batch: int | None,
     lr_scaled: str,
+    published_batch: int | None,
     layer_decay: float | None,
 ) -> None:
     """Raises a `UserError` for a setting of the optimiser or the schedule that makes no sense."""
@@ -25,5 +26,7 @@ def check_optimisation(
     check_choice("lr_scaled", lr_scaled, ["all", "peak"])
     if lr_batch is not None and lr_batch < 1:
         raise UserError(f"lr_batch must be a number of images, such as 512, or null; got {lr_batch}")
+    if published_batch is not None:
+        check_number("published_batch", published_batch, at_least=1, whole=True, note=", or null for none")
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise UserError(f"layer_decay must lie in (0, 1], such as 0.75, or be null; got {layer_decay}")

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import DataLoader
 
 from linvit.errors import UserError
 from linvit.optim import WarmupCosine
+from linvit.tasks.total_batch import total_batch
 
 
 def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
@@ -37,16 +37,19 @@ def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
         per_epoch = steps  # the run as one epoch
     per_epoch = max(math.ceil(per_epoch), 1)
     epochs = steps / per_epoch
-    if hp["warmup_epochs"] > epochs:
-        rank_zero_warn(
-            f"the warm-up of {hp['warmup_epochs']} epochs is longer than the run ({epochs:.4g} epochs); it is cut "
-            f"to the run. Lower --model.warmup_epochs"
-        )
     cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]  # type: ignore[attr-defined]
     if cooldown and cooldown >= epochs:
         raise UserError(
             f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
             f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
+        )
+    total = epochs - cooldown
+    warmup = min(hp["warmup_epochs"], total)
+    if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        rank_zero_warn(
+            f"the warm-up of {hp['warmup_epochs']:g} epochs leaves no time for the cosine in a run of {epochs:.4g} epochs"
+            f"{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
+            f"--model.warmup_epochs or raise --trainer.max_epochs"
         )
     batch = total_batch(trainer) or hp["lr_batch"]  # without training batches nothing is scaled
     scale = 1.0 if hp["lr_batch"] is None else batch / hp["lr_batch"]
@@ -55,19 +58,9 @@ def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
         peak=hp["lr"] * scale,
         start=hp["warmup_lr"] * others,
         end=hp["min_lr"] * others,
-        warmup=min(hp["warmup_epochs"], epochs),
-        total=epochs - cooldown,
+        warmup=warmup,
+        total=total,
         steps_per_epoch=per_epoch,
         interval=hp["lr_interval"],
         lag=hp["lr_lag"],
     )
-
-
-def total_batch(trainer: Trainer) -> int:
-    """Images per optimiser step: over all devices, accumulation included; 0 for a run without training batches."""
-    trainer.fit_loop.setup_data()
-    loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
-    if loader is None:
-        return 0
-    batch: int = loader.batch_size or loader.batch_sampler.batch_size  # type: ignore[union-attr]
-    return batch * trainer.world_size * trainer.accumulate_grad_batches

@@ -1,0 +1,93 @@
+"""What a run says of a total batch that its learning rate is not meant for."""
+
+import pytest
+
+from tests.training import batches, fit, tiny_task, trainer
+
+
+def said(recwarn):
+    """Warnings of the batch or the rates, each once."""
+    messages = [str(warning.message) for warning in recwarn]
+    return [text for text in messages if "total batch" in text or "learning rate" in text]
+
+
+OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), the recipe was published with"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"published_batch": 32, "lr": 2e-3},
+            [
+                f"{OTHER} 32: results differ",
+                "The learning rate does not scale with it: 0.002 is meant for 32",
+                "--trainer.accumulate_grad_batches=4 makes the total batch 32",
+            ],
+        ),
+        (
+            {"published_batch": 32, "lr": 2e-3, "lr_batch": 16},
+            [f"{OTHER} 32", "scales with it: its peak is 0.001", "--trainer.accumulate_grad_batches=4"],
+        ),
+        (
+            {"published_batch": 1024, "lr": 2.7e-4, "lr_batch": 1024, "min_lr": 5e-5, "warmup_lr": 1e-5},
+            [
+                f"{OTHER} 1024",
+                "its peak is 2.109e-06",
+                "warmup_lr (1e-05) is above the peak learning rate (2.109e-06), so that the rate falls in the warm-up",
+                "min_lr (5e-05) is above the peak learning rate (2.109e-06), so that the rate rises after the warm-up",
+                "--trainer.accumulate_grad_batches=128 makes the total batch 1024",
+            ],
+        ),
+        (
+            {"lr": 2e-3, "lr_batch": 4096, "warmup_epochs": 0},
+            ["min_lr (1e-05) is above", "--trainer.accumulate_grad_batches=512 makes the total batch 4096"],
+        ),
+        ({"lr": 1e-7, "warmup_epochs": 0}, ["min_lr (1e-05) is above", "Lower --model.warmup_lr and --model.min_lr"]),
+        (
+            {"published_batch": 12},
+            [f"{OTHER} 12", "A --data.batch_size that divides 12 and --trainer.accumulate_grad_batches make"],
+        ),
+    ],
+    ids=str,
+)
+def test_one_warning_says_what_differs_what_comes_of_it_and_the_way_out(tmp_path, recwarn, options, words):
+    fit(tiny_task(**options), tmp_path)
+    (text,) = said(recwarn)
+    position = -1
+    for part in words:
+        assert text.find(part) > position
+        position = text.find(part)
+
+
+@pytest.mark.parametrize(
+    ("options", "running"),
+    [
+        ({}, {}),
+        ({"published_batch": 8}, {}),
+        ({"published_batch": 32}, {"accumulate_grad_batches": 4}),
+        ({"published_batch": 32}, {"fast_dev_run": True}),
+        ({"published_batch": 32}, {"limit_train_batches": 0}),
+        ({"lr_batch": 32}, {}),
+        ({"warmup_epochs": 0, "warmup_lr": 1.0}, {}),  # there is none
+    ],
+    ids=str,
+)
+def test_a_run_as_it_is_meant_gets_no_warning(tmp_path, recwarn, options, running):
+    fit(tiny_task(**options), tmp_path, 32, **running)
+    assert not said(recwarn)
+
+
+@pytest.mark.parametrize("published", [None, 64])
+def test_a_run_that_goes_on_is_held_against_the_one_before(tmp_path, recwarn, published):
+    runner = fit(tiny_task(), tmp_path)
+    runner.save_checkpoint(tmp_path / "a.ckpt")
+    assert not said(recwarn)
+    again = trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2)
+    task = tiny_task(published_batch=published)
+    again.fit(task, batches(32), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    (text,) = said(recwarn)
+    assert "total batch is 16" in text
+    assert "the checkpoint was trained with 8" in text
+    assert ("and the recipe was published with 64:" in text) == (published is not None)
+    assert "--trainer.accumulate_grad_batches=1 makes the total batch 8" in text
