@@ -3,7 +3,9 @@
 The numbers here are absolute, at the published total batch; the configurations give base rates and how they scale.
 """
 
+import re
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -14,9 +16,10 @@ import yaml
 
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
-from linvit.tasks.schedule import run_schedule, total_batch
+from linvit.tasks.schedule import run_schedule
+from linvit.tasks.total_batch import batch_warning, total_batch
 from tests.cli.runs import linvit
-from tests.test_configs import IMAGENET, ROOT
+from tests.test_configs import IMAGENET, ROOT, heading
 
 TRAINING_IMAGES = 1_281_167
 DEVICES = 8
@@ -138,6 +141,16 @@ def test_a_recipe_without_a_source_says_so(name):
     assert "not published in full" in text or "as remembered" in text
 
 
+@pytest.mark.parametrize("name", IMAGENET)
+def test_the_published_batch_is_that_of_the_heading(name):
+    hardware = heading(name)["Hardware"]
+    total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
+    assert total == devices * images
+    content = configuration(Path(name).stem)
+    assert content["model"]["init_args"]["published_batch"] == total
+    assert content["data"]["init_args"]["batch_size"] == images
+
+
 @published
 def test_rate_at_every_step(name):
     """The published formula, evaluated here for a whole run of ImageNet's length."""
@@ -160,6 +173,7 @@ def test_rate_at_every_step(name):
     )
     schedule = run_schedule(task.hparams, trainer)
     assert total_batch(trainer) == batch * DEVICES
+    assert batch_warning(task.hparams, trainer, schedule, before=None) == ""
     steps = np.arange(epochs * per_epoch)
     unit = per_epoch if recipe.per == "step" else 1
     index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)
