@@ -47,8 +47,8 @@ def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
     warmup = min(hp["warmup_epochs"], total)
     if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rank_zero_warn(
-            f"the warm-up of {hp['warmup_epochs']:g} epochs leaves no time for the cosine in a run of {epochs:.4g} epochs"
-            f"{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
+            f"the warm-up of {hp['warmup_epochs']:g} epochs leaves no time for the cosine in a run of {epochs:.4g} "
+            f"epochs{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
             f"--model.warmup_epochs or raise --trainer.max_epochs"
         )
     batch = total_batch(trainer) or hp["lr_batch"]  # without training batches nothing is scaled
