@@ -4,8 +4,9 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.cli.runs import events, flags, train
+from tests.cli.runs import events, flags, linvit, train
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,23 @@ def test_no_verb_misses_what_kept_the_average(averaged, recwarn, verb):
     done = averaged.then(verb, *flags(trainer__limit_val_batches=1, trainer__limit_test_batches=1))
     assert done.code == 0, done.err
     assert not [str(warning.message) for warning in recwarn if "callbacks" in str(warning.message)]
+
+
+def test_fine_tuning_starts_from_the_best_average(averaged, tmp_path):
+    source = averaged.checkpoint("best_ema")
+    tuned = train(tmp_path, f"--model.pretrained={{source: {source}, ema: true}}", "--trainer.fast_dev_run=true")
+    assert f"weights from '{source}': deit names, from state_dict.ema.network (beside it: backbone, " in tuned.done.log
+    assert "100.0% of the backbone" in tuned.done.log
+
+
+def test_the_average_becomes_a_file_of_weights(averaged, tmp_path):
+    source, output = averaged.checkpoint("best_ema"), tmp_path / "x.safetensors"
+    backbone = "{name: deit_nano, depth: 1, attention: focused}"
+    done = linvit("import-weights", source, "--ema", "--backbone", backbone, "-o", output, cwd=tmp_path)
+    assert done.code == 0, done.err
+    saved, written = kept(source)["state_dict"], load_file(output)
+    assert all(torch.equal(tensor, saved[f"ema.network.{name}"]) for name, tensor in written.items())
+    assert not all(torch.equal(tensor, saved[f"backbone.{name}"]) for name, tensor in written.items())
 
 
 def test_how_a_model_runs_is_not_the_checkpoints_to_decide(averaged, monkeypatch):

@@ -39,6 +39,15 @@ def test_options_reach_the_loader(first):
         tiny_task(pretrained={"source": str(path), "ema": True})
 
 
+def test_from_the_moving_average_of_a_run(tmp_path):
+    run = tiny_task(ema_decay=0.9, lr=1e-2, warmup_epochs=0)
+    fit(run, tmp_path).save_checkpoint(tmp_path / "x.ckpt")
+    assert not same(run.ema.network, run.backbone), "this shows nothing"
+    for ema, network in ((True, run.ema.network), (False, run.backbone), (None, run.backbone)):
+        task = tiny_task(pretrained={"source": str(tmp_path / "x.ckpt"), "ema": ema, "min_share": 1.0})
+        assert same(task.backbone, network)
+
+
 @pytest.mark.parametrize("pretrained", [{}, {"source": 3}, {"source": None}, {"min_share": 1}], ids=str)
 def test_a_mapping_without_a_source(pretrained):
     with pytest.raises(linvit.UserError, match="names no source"):

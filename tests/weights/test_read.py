@@ -65,14 +65,33 @@ def test_averaged_weights_are_a_choice(ema, taken):
     assert torch.equal(weights.state["w"], content[taken]["w"])
 
 
+TASK = {**wrapped("backbone._orig_mod.", WORSE), **wrapped("ema.network._orig_mod."), "metrics.total": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [(TASK, ""), ({"epoch": 1, "state_dict": TASK}, "state_dict.")],
+    ids=["state dict", "checkpoint"],
+)
+@pytest.mark.parametrize("ema", [None, True, False])
+def test_a_task_s_weights_and_their_average_lie_side_by_side(content, path, ema):
+    """Averaged weights are taken only if asked for, as when the task predicts."""
+    weights = read(content, ema)
+    taken, left = ("ema.network", "backbone") if ema else ("backbone", "ema.network")
+    assert (weights.taken, weights.others[0]) == (f"{path}{taken}", left)
+    assert list(weights.state) == ["w"]
+    assert torch.equal(weights.state["w"], (GOOD if ema else WORSE)["w"])
+
+
 @pytest.mark.parametrize(
     ("content", "ema", "message"),
     [
         (
             {"model": GOOD},
             True,
-            "holds no averaged weights (state_dict_ema or model_ema): it holds model; set ema: false",
+            "holds no averaged weights (state_dict_ema, model_ema or ema.network.*): it holds model; set ema: false",
         ),
+        ({"state_dict": wrapped("backbone.")}, True, "holds no averaged weights"),
         (GOOD, True, "holds no averaged weights"),
         ({"state_dict_ema": GOOD}, False, "holds no weights: it holds state_dict_ema"),
         ({"epoch": 3}, None, "holds no weights: it holds epoch"),

@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
         "--img-size", "--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out"
     )
     parser.add_argument(
-        "--ema", action=argparse.BooleanOptionalAction, help="take the averaged weights; left out: what was published"
+        "--ema",
+        action=argparse.BooleanOptionalAction,
+        help="take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights",
     )
     parser.add_argument(
         "--min-share",

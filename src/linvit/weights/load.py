@@ -25,7 +25,7 @@ class Report:
     Attributes:
         source: The source.
         layout: Whose names the file has: "pvt".
-        taken: Where in the file the weights were: "model", or "" if they were not wrapped.
+        taken: Where in the file the weights were: "model", "state_dict.ema.network", or "" if they were not wrapped.
         others: What else there was beside them.
         loaded: As they are in the file.
         resized: From one grid to another, with the shapes.
@@ -76,8 +76,9 @@ def load_pretrained(
         model: A backbone.
         source: A path (.pth, .pt, .bin, .safetensors, a linvit .ckpt), a state dict, or a repository of the hub
             (`hf-hub:owner/name`).
-        ema: Averaged weights (`state_dict_ema`): True takes them, False does not. None takes what the published numbers
-            were measured with: `model`, else the averaged weights, else `state_dict`.
+        ema: Averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt): True takes them, False does not.
+            None takes what the published numbers were measured with: `model`, else the averaged weights, else
+            `state_dict`; of a linvit .ckpt the plain weights, as `predict_with: raw` does.
         min_share: Least share of the backbone's numbers that the source must supply.
 
     Returns:

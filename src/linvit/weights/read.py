@@ -17,6 +17,7 @@ from linvit.weights.inert import StoredTensor
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
 AVERAGED = ("state_dict_ema", "model_ema")
+TRAINED, AVERAGE = "backbone.", "ema.network."  # before a task's weights and before their moving average
 WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
 
 
@@ -27,7 +28,7 @@ class Weights:
     Attributes:
         state: Names as in the source, without wrappers and prefixes.
         source: The source, for messages.
-        taken: Where in the source the state was: "model", or "" if it was not wrapped.
+        taken: Where in the source the state was: "model", "state_dict.ema.network", or "" if it was not wrapped.
         others: What else there was beside it.
         ours: Whether linvit wrote it, or somebody who handed over a state dict: tables may then be of any grid.
         file: The file, or None.
@@ -46,8 +47,9 @@ def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Wei
 
     Args:
         source: A path, a (wrapped) state dict, or a repository of the hub, `hf-hub:owner/name`.
-        ema: Averaged weights (`state_dict_ema`): True takes them, False does not. None takes what the published numbers
-            were measured with: `model`, else the averaged weights, else `state_dict`.
+        ema: Averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt): True takes them, False does not.
+            None takes what the published numbers were measured with: `model`, else the averaged weights, else
+            `state_dict`; of a linvit .ckpt the plain weights, as `predict_with: raw` does.
 
     Raises:
         UserError: If there is no such file, it cannot be read without running code, or it holds no weights.
@@ -100,24 +102,32 @@ def _weights(
     content: Mapping[str, Any], source: str, ema: bool | None, ours: bool, file: Path | None = None
 ) -> Weights:
     """Unwraps the content of a source."""
-    order = {None: ("model", *AVERAGED, "state_dict"), True: AVERAGED, False: ("model", "state_dict")}[ema]
+    orders = {None: ("model", *AVERAGED, "state_dict"), True: (*AVERAGED, "state_dict"), False: ("model", "state_dict")}
+    order = orders[ema]
     path: list[str] = []
     others: tuple[str, ...] = ()
+    inner = content
     while len(path) < 4:  # a file may contain itself
-        key = next((key for key in order if isinstance(content.get(key), Mapping)), None)
+        key = next((key for key in order if isinstance(inner.get(key), Mapping)), None)
         if key is None:
             break
         others = others if path else tuple(str(other) for other in content if other != key)
         path.append(key)
-        content = content[key]
+        inner = inner[key]
         order = ("model", "state_dict")
-    state = {str(key): _tensor(key, value, source) for key, value in content.items() if _is_tensor(value)}
-    if not state or (ema and not path):
+    tensors = {str(key): _tensor(key, value, source) for key, value in inner.items() if _is_tensor(value)}
+    plain = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
+    below = {prefix: _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
+    branch = AVERAGE if ema and not set(AVERAGED) & set(path) else TRAINED
+    if not plain or (branch == AVERAGE and not below[AVERAGE]):
         holds = ", ".join(map(str, list(content)[:10])) or "nothing"
-        wanted = f"averaged weights ({' or '.join(AVERAGED)})" if ema else "weights"
+        wanted = f"averaged weights ({', '.join(AVERAGED)} or {AVERAGE}*)" if ema else "weights"
         hint = "; set ema: false, or leave it out" if ema else ""
         raise UserError(f"{source} holds no {wanted}: it holds {holds}{hint}")
-    return Weights(_plain_names(state), source, ".".join(path), others, ours, file)
+    if all(below.values()):  # a task's weights and their average lie side by side
+        path.append(branch.rstrip("."))
+        others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
+    return Weights(below[branch] or plain, source, ".".join(path), others, ours, file)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -136,12 +146,15 @@ def _tensor(name: str, value: Tensor | StoredTensor, source: str) -> Tensor:
     return tensor
 
 
-def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what DDP (`module.`), torch.compile (`_orig_mod.`) and a task (`backbone.`) put before them."""
-    plain = {_without_wrappers(name): tensor for name, tensor in state.items()}
-    inner = {name: tensor for name, tensor in plain.items() if name.startswith("backbone.")}
-    return {_without_wrappers(name.removeprefix("backbone.")): tensor for name, tensor in (inner or plain).items()}
+def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a task keeps under a prefix, named as its backbone names it."""
+    return {
+        _without_wrappers(name.removeprefix(prefix)): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def _without_wrappers(name: str) -> str:
+    """A name without what DDP (`module.`) and torch.compile (`_orig_mod.`) put into it."""
     return re.sub(r"^(module\.)+", "", re.sub(r"(^|(?<=\.))_orig_mod\.", "", name))
