@@ -131,19 +131,37 @@ def test_the_scheduler_gives_every_group_its_share():
         scheduler.step()
 
 
+def rates_of(model, **options):
+    """Name of a parameter -> its peak, where the last layer's is 2."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, 2.0, 0.05, **options)
+    return {names[id(parameter)]: group["lr"] for group in groups for parameter in group["params"]}
+
+
 def test_layer_decay_falls_from_the_head_to_the_stem():
     task = tiny_task(backbone={**TINY, "depth": 3})
-    names = {id(parameter): name for name, parameter in task.named_parameters()}
-    rates = {
-        names[id(parameter)]: group["lr"]
-        for group in parameter_groups(task, 2.0, 0.05, layer_decay=0.5)
-        for parameter in group["params"]
-    }
+    rates = rates_of(task, layer_decay=0.5)
     assert rates.keys() == dict(task.named_parameters()).keys()
     assert rates["backbone.head.weight"] == 2
     assert rates["backbone.norm.weight"] == 1  # with the last block, as timm has it
     assert [rates[f"backbone.blocks.{i}.mlp.fc1.weight"] for i in range(3)] == [0.25, 0.5, 1]
     assert rates["backbone.pos_embed"] == rates["backbone.patch_embed.proj.weight"] == 0.125
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_the_body_has_a_share_of_the_classifier_s_rate(layer_decay):
+    task = tiny_task()
+    plain, scaled = (rates_of(task, layer_decay=layer_decay, body_lr_scale=scale) for scale in (1.0, 0.05))
+    heads = {"backbone.head.weight", "backbone.head.bias"}
+    assert {name for name in plain if plain[name] == scaled[name]} == heads
+    assert all(scaled[name] == pytest.approx(0.05 * plain[name]) for name in plain.keys() - heads)
+
+
+def test_what_is_beside_the_backbone_is_no_body():
+    model = nn.ModuleDict({"backbone": tiny_task().backbone, "decoder": nn.Linear(2, 2)})
+    rates = rates_of(model, body_lr_scale=0.5)
+    assert rates["decoder.weight"] == rates["backbone.head.weight"] == 2
+    assert rates["backbone.norm.weight"] == 1
 
 
 class TestInATrainer:
@@ -180,6 +198,23 @@ class TestInATrainer:
         rates = self.rates(tmp_path, count=16, task=task, max_epochs=5)
         assert rates == pytest.approx([schedule(1, 3, 2)(step) for step in range(10)])
         assert rates[6:] == [END] * 4
+
+    def test_the_body_s_rate_has_a_peak_of_its_own_and_the_ends_of_all(self, tmp_path):
+        task, found = tiny_task(**OPTIONS, body_lr_scale=0.05), []
+        step = task.optimizer_step
+
+        def listening(*args, **kwargs):
+            groups = task.optimizers().param_groups
+            found.append([group["lr"] for group in groups])
+            assert [group["peak_scale"] for group in groups] == [1, 1, 0.05, 0.05]
+            return step(*args, **kwargs)
+
+        task.optimizer_step = listening
+        fit(task, tmp_path, 32, max_epochs=3)
+        head, body = schedule(1, 3, 4), WarmupCosine(0.05 * PEAK, START, END, 1, 3, 4)
+        assert len(found) == 12
+        for number, rates in enumerate(found):
+            assert rates == pytest.approx([head(number)] * 2 + [body(number)] * 2)
 
     def test_per_epoch_with_a_lag_as_deit(self, tmp_path):
         task = tiny_task(**OPTIONS, lr_interval="epoch", lr_lag=1)

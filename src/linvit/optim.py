@@ -1,7 +1,7 @@
 """Parameter groups and learning-rate schedules: plain code, one place."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from timm.models import group_parameters
@@ -11,22 +11,30 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def parameter_groups(
-    model: nn.Module, lr: float, weight_decay: float, layer_decay: float | None = None
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    layer_decay: float | None = None,
+    body_lr_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Groups for an optimiser: decayed weights and what is never decayed, apart for every layer if the rate differs.
 
     Not decayed: 1-D tensors (norms, biases) and whatever a submodule names in its `no_weight_decay()`. Layer-wise
     decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the rate by `layer_decay` once per layer down
     from the last, for submodules that tell their layers (`group_matcher`, timm's contract); the rest keeps the rate.
+    What is not the classifier of a submodule that tells it (`get_classifier`, the same contract) has a peak of its own,
+    `body_lr_scale` times the classifier's, as in CSWin's fine-tuning (Dong et al. 2022).
 
     Args:
         model: Whose trainable parameters are grouped.
         lr: Peak learning rate of the last layer.
         weight_decay: Of the decayed groups.
         layer_decay: Factor per layer, in (0, 1]; None is 1.
+        body_lr_scale: Factor on the peak of all but the classifier.
     """
     spared: set[str] = set()
     scales: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for prefix, module in model.named_modules():
         start = f"{prefix}." if prefix else ""
         if callable(getattr(module, "no_weight_decay", None)):
@@ -35,13 +43,29 @@ def parameter_groups(
             layers = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
             last = max(layers.values())
             scales |= {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+        if callable(getattr(module, "get_classifier", None)):
+            head = _classifier(module)
+            peaks |= {
+                start + name: body_lr_scale
+                for name, parameter in module.named_parameters()
+                if id(parameter) not in head
+            }
+    groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scale, decayed = scales.get(name, 1.0), parameter.ndim > 1 and name not in spared
-            empty = {"params": [], "lr": lr * scale, "weight_decay": weight_decay if decayed else 0.0}
-            groups.setdefault((-scale, not decayed), empty)["params"].append(parameter)
+            scale, peak = scales.get(name, 1.0), peaks.get(name, 1.0)
+            decayed = parameter.ndim > 1 and name not in spared
+            decay = weight_decay if decayed else 0.0
+            empty = {"params": [], "lr": lr * peak * scale, "peak_scale": peak, "weight_decay": decay}
+            groups.setdefault((-peak, -scale, not decayed), empty)["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]
+
+
+def _classifier(module: nn.Module) -> set[int]:
+    """The ids of the parameters of a module's classifier, or classifiers."""
+    found = module.get_classifier()  # type: ignore[operator]
+    parts = found if isinstance(found, tuple | list) else (found,)
+    return {id(parameter) for part in parts for parameter in part.parameters()}
 
 
 @dataclass(frozen=True)
@@ -90,12 +114,18 @@ class WarmupCosine:
     def scheduler(self, optimizer: Optimizer, keeps: Literal["epoch", "step"] = "epoch") -> LambdaLR:
         """To be stepped after every optimiser step; a group whose rate is a share of the peak keeps its share.
 
+        A group with a `peak_scale` starts and ends with the others, and has only the peak in between to itself.
+
         Args:
             optimizer: Its groups have their peaks as rates.
             keeps: What a continued run keeps if its epochs have more or fewer steps than before: its place in "epoch"s,
                 where those end the run, or in "step"s.
         """
         return _Rates(optimizer, self, keeps)
+
+    def share(self, step: int) -> float:
+        """The rate of the update that comes after `step` optimiser steps, over the peak."""
+        return self(step) / self.peak
 
 
 class _Rates(LambdaLR):
@@ -106,7 +136,8 @@ class _Rates(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, schedule: WarmupCosine, keeps: Literal["epoch", "step"]) -> None:
         self.steps_per_epoch, self.keeps = schedule.steps_per_epoch, keeps
-        super().__init__(optimizer, lambda step: schedule(step) / schedule.peak)
+        peaks = [schedule.peak * group.get("peak_scale", 1.0) for group in optimizer.param_groups]
+        super().__init__(optimizer, [replace(schedule, peak=peak).share for peak in peaks])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """To be called after the optimiser's, whose rates it sets."""

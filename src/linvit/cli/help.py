@@ -26,7 +26,7 @@ TRAINER = {
     "default_root_dir": "Where run folders go; checkpoints by default.",
 }
 FINE = {  # set in recipes, seldom on a command line: only --help=all tells them
-    *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "published_batch"),
+    *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "published_batch", "body_lr_scale"),
     *("mix_prob", "mix_switch"),
     *("mean", "std", "image_column", "label_column", "val_fraction", "repeats", "seed"),
     *("crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom"),

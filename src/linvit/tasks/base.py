@@ -53,6 +53,7 @@ class Task(LightningModule):
         lr_scaled: Which of the rates that holds for: "all", or "peak" for `lr` alone.
         published_batch: Total batch that the recipe was published with; a run with another one is warned. null is none.
         layer_decay: Factor on the rate per layer down from the last, for fine-tuning; null is none.
+        body_lr_scale: Factor on `lr` for all but the classifier, for fine-tuning with a new one; `min_lr` stays.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
@@ -82,6 +83,7 @@ class Task(LightningModule):
         lr_scaled: Literal["all", "peak"] = "peak",
         published_batch: int | None = None,
         layer_decay: float | None = None,
+        body_lr_scale: float = 1.0,
         ema_decay: float | None = None,
         predict_with: Literal["raw", "ema"] = "raw",
         compile: bool = False,
@@ -89,7 +91,8 @@ class Task(LightningModule):
     ) -> None:
         super().__init__()
         check_optimisation(
-            lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, published_batch, layer_decay
+            *(lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, published_batch),
+            *(layer_decay, body_lr_scale),
         )
         check_choice("predict_with", predict_with, ["raw", "ema"])
         if predict_with == "ema" and ema_decay is None:
@@ -127,7 +130,7 @@ class Task(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with linear warm-up and cosine decay; warns once of a total batch that these are not meant for."""
         hp, schedule = self.hparams, run_schedule(self.hparams, self.trainer)
-        groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"])
+        groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"], hp["body_lr_scale"])
         optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
         if self.ema is not None:
             ema = self.ema

@@ -13,6 +13,7 @@ def check_optimisation(
     lr_scaled: str,
     published_batch: int | None,
     layer_decay: float | None,
+    body_lr_scale: float,
 ) -> None:
     """Raises a `UserError` for a setting of the optimiser or the schedule that makes no sense."""
     if lr <= 0:
@@ -30,3 +31,4 @@ def check_optimisation(
         check_number("published_batch", published_batch, at_least=1, whole=True, note=", or null for none")
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise UserError(f"layer_decay must lie in (0, 1], such as 0.75, or be null; got {layer_decay}")
+    check_number("body_lr_scale", body_lr_scale, above=0)
