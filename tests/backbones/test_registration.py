@@ -79,6 +79,7 @@ def test_preparation_of_images() -> None:
         ("flatten_swin_tiny", 224, 0.875, "squash"),
         ("flatten_swin_base_384", 384, 1.0, "squash"),
         ("pvt_tiny", 224, 0.875, "center"),
+        ("soft_norm_tiny", 224, 0.9, "center"),
     ]:
         config = timm.get_pretrained_cfg(name)
         assert (config.input_size, config.crop_pct, config.crop_mode) == ((3, size, size), crop, mode)
