@@ -21,7 +21,11 @@ class Box(NamedTuple):
 
 
 def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic") -> Tensor:
-    """Resizes 8-bit (3, H, W) to `size` (H, W), antialiased as PIL does it; equal to PIL's to one or two levels."""
+    """Resizes 8-bit (3, H, W) to `size` (H, W), antialiased, rows first: equal to PIL's two passes to two levels.
+
+    Pillow 13 begins with the columns where that is less work, as where the height shrinks and the width grows. There
+    bicubic differs, since each pass clips what overshoots: by up to 5 levels on photographs, by 30 on noise.
+    """
     if tuple(image.shape[1:]) == tuple(size):
         return image
     return F.interpolate(image[None], list(size), mode=interpolation, antialias=True)[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 JPEG = b"\xff\xd8\xff"
+WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
 
 
 def decode(data: bytes) -> Tensor:
@@ -18,7 +19,7 @@ def decode(data: bytes) -> Tensor:
     cropping and resizing like.
 
     Raises:
-        OSError: If it is no image, or not a whole one.
+        OSError: If it is no image, not a whole one, or of 32 bits per channel.
     """
     if not data.startswith(JPEG):
         picture = Image.open(io.BytesIO(data))
@@ -32,7 +33,14 @@ def decode(data: bytes) -> Tensor:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Any image as 8-bit RGB; 16-bit grey values are scaled, which PIL's own conversion would clip to white."""
+    """Any image of 8 or 16 bits as 8-bit RGB; 16-bit grey is scaled, which PIL's own conversion would clip to white.
+
+    Raises:
+        OSError: If its pixels are of 32 bits: nothing in a file says which of their values is white, and a guess from
+            the values would make a dark image bright.
+    """
+    if picture.mode in WIDE:
+        raise OSError(f"its pixels are {WIDE[picture.mode]}, of no agreed range; save it with 8 or 16 bits per channel")
     if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture) / 257).clip(0, 255).astype(np.uint8))
+        picture = Image.fromarray((np.asarray(picture) / 257).astype(np.uint8))
     return picture.convert("RGB")
