@@ -55,7 +55,7 @@ def test_other_files_go_through_pil(kind):
     assert torch.equal(decode(data), by_pil(data))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_grey_of_16_bits_is_scaled(kind):
     values = np.arange(256, dtype=np.uint16).reshape(16, 16)
     found = decode(stored(Image.fromarray(values * 257), kind))

@@ -23,6 +23,7 @@ def decode(data: bytes) -> Tensor:
     """
     if not data.startswith(JPEG):
         picture = Image.open(io.BytesIO(data))
+        check_range(picture)
         return torch.from_numpy(np.array(to_rgb(ImageOps.exif_transpose(picture)))).permute(2, 0, 1)
     try:
         # bytearray, because torch warns of memory that it cannot write to
@@ -33,14 +34,16 @@ def decode(data: bytes) -> Tensor:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Any image of 8 or 16 bits as 8-bit RGB; 16-bit grey is scaled, which PIL's own conversion would clip to white.
-
-    Raises:
-        OSError: If its pixels are of 32 bits: nothing in a file says which of their values is white, and a guess from
-            the values would make a dark image bright.
-    """
-    if picture.mode in WIDE:
-        raise OSError(f"its pixels are {WIDE[picture.mode]}, of no agreed range; save it with 8 or 16 bits per channel")
+    """Any image of 8 or 16 bits as 8-bit RGB; 16-bit grey is scaled, which PIL's own conversion would clip to white."""
     if picture.mode.startswith("I"):
         picture = Image.fromarray((np.asarray(picture) / 257).astype(np.uint8))
     return picture.convert("RGB")
+
+
+def check_range(picture: Image.Image) -> None:
+    """Raises an `OSError` for pixels of 32 bits.
+
+    Nothing in a file says which of their values is white, and a guess from the values would make a dark image bright.
+    """
+    if picture.mode in WIDE and (picture.mode, picture.format) != ("I", "PPM"):  # PGM's 16 bits come in 32
+        raise OSError(f"its pixels are {WIDE[picture.mode]}, of no agreed range; save it with 8 or 16 bits per channel")
