@@ -25,6 +25,13 @@ def test_an_accuracy_has_a_source() -> None:
         assert facts.top1 is None or 60 < facts.top1 < 90
 
 
+@pytest.mark.parametrize("name", [name for name, facts in model_facts().items() if facts.also])
+def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> None:
+    with torch.device("meta"):
+        model = linvit.create_backbone({"name": name, **model_facts()[name].also})
+    assert num_parameters(model) not in (0, model_facts()[name].parameters)
+
+
 def test_the_table_is_part_of_the_package() -> None:
     settings = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert '"backbones/models.csv"' in settings

@@ -2,8 +2,9 @@
 
 import csv
 import functools
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TABLE = Path(__file__).parent / "backbones" / "models.csv"
 
@@ -19,6 +20,7 @@ class ModelFacts(NamedTuple):
         top1_source: Where it is published, repository: file, or paper.
         crop_pct: Side of the evaluated crop over the side that the image is resized to.
         crop_mode: timm's word for that resizing: "center" keeps the aspect, "squash" makes a square.
+        also: Options of a second model that the accuracy may be of, where the authors contradict each other; else {}.
     """
 
     img_size: int
@@ -28,6 +30,7 @@ class ModelFacts(NamedTuple):
     top1_source: str
     crop_pct: float
     crop_mode: str
+    also: dict[str, Any]
 
 
 @functools.cache
@@ -43,6 +46,7 @@ def model_facts() -> dict[str, ModelFacts]:
                 top1_source=row["top1_source"],
                 crop_pct=float(row["crop_pct"]),
                 crop_mode=row["crop_mode"],
+                also=json.loads(row["also"] or "{}"),
             )
             for row in csv.DictReader(file)
         }

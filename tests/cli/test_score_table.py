@@ -35,11 +35,29 @@ def test_the_number_of_the_backbone_at_its_size():
 
 
 @pytest.mark.parametrize(
+    "backbone",
+    [
+        {"name": "swin_tiny", "depths": [2, 2, 6, 2], "window_size": 7},
+        {"name": "soft_small", "depths": [1, 3, 20, 4]},
+        {"name": "soft_small", "depths": [1, 3, 7, 4]},
+        {"name": "soft_norm_small", "depths": [1, 3, 7, 4]},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_other_model_keep_its_number(backbone):
+    """SOFT-Small is published with code of one size and a README that tells another's."""
+    assert published({**SETTINGS, "backbone": backbone}) == published({**SETTINGS, "backbone": backbone["name"]})
+    assert published({**SETTINGS, "backbone": backbone}) is not None
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"backbone": "deit_nano", "img_size": 32},
         {"backbone": "somebody_elses"},
-        {"backbone": {"name": "swin_tiny", "window": 14}},
+        {"backbone": {"name": "swin_tiny", "window_size": 14}},
+        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 5]}},
+        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 4], "mlp_ratio": 3}},
         {"attention": "linear"},
         {"num_classes": 100},
         {"img_size": 384},

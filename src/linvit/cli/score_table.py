@@ -1,10 +1,12 @@
 """What `linvit validate` and `linvit test` print: the scores, over how many images, and what was published."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from linvit.image_size import image_size
 from linvit.model_facts import model_facts
+from linvit.registry import backbones, parameters_of
 
 ORDER = ("score", "top1", "top5", "loss")  # of the rows; others follow
 
@@ -28,20 +30,26 @@ def score_table(scores: Mapping[str, float], images: int, known: tuple[float, st
 def published(settings: Mapping[str, Any]) -> tuple[float, str] | None:
     """The top-1 on ImageNet-1K in [0, 1] that the authors of a backbone published, and where.
 
-    None unless the model is theirs: the backbone as named, with its own attention, at the size of the number, with 1000
-    classes.
+    None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at the
+    size of the number, with 1000 classes.
 
     Args:
         settings: Hyper-parameters of the task.
     """
-    backbone = settings["backbone"]
-    name, options = (backbone, {}) if isinstance(backbone, str) else (backbone["name"], {**backbone})
-    if set(options) - {"name"} or settings["attention"] is not None or settings["num_classes"] != 1000:
-        return None
+    name, options = backbones.parse(settings["backbone"])
     facts = model_facts().get(name)
-    if facts is None or facts.top1 is None or image_size(settings["img_size"]) != (facts.img_size, facts.img_size):
+    if facts is None or facts.top1 is None or settings["attention"] is not None or settings["num_classes"] != 1000:
         return None
-    return facts.top1 / 100, facts.top1_source
+    if image_size(settings["img_size"]) != (facts.img_size, facts.img_size):
+        return None
+    usual = parameters_of(backbones.get(name))
+    changed = {option: given for option, given in options.items() if not _same(given, usual[option])}
+    return (facts.top1 / 100, facts.top1_source) if not changed or _same(changed, facts.also) else None
+
+
+def _same(given: Any, usual: Any) -> bool:
+    """Whether two options are equal, as lists or tuples."""
+    return json.dumps(given, default=repr) == json.dumps(usual, default=repr)
 
 
 def _place(tag: str) -> tuple[bool, int, str]:
