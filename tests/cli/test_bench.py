@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import linvit
 from linvit.cli import bench, main
@@ -55,9 +56,29 @@ def test_with_a_configuration_the_model_is_measured_too(rate, waits, monkeypatch
     monkeypatch.setattr(bench, "rate", lambda loader, images: rate)
     assert main(["bench", "data", "--config", str(ROOT / "configs/quickstart.yaml"), "--images=32", "--rounds=1"]) == 0
     printed = capsys.readouterr().out
-    assert "timm" not in printed  # which reads folders only
+    assert "timm's loader is left out; it does not do images outside a folder, crop_scale: null, " in printed
     assert re.search(r"the model trains on \d+ images/s \((cpu, 8|cuda, 32) per step\)", printed)
     assert waits in printed
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "lacking"),
+    [
+        ({"auto_augment": "3-augment", "color_jitter": 0.3}, "auto_augment: 3-augment"),
+        ({"crop_scale": None}, "crop_scale: null"),
+        ({"rotate": 10, "zoom": 0.1, "auto_augment": "rand-m9-mstd0.5-inc1"}, "rotate, zoom"),
+    ],
+    ids=str,
+)
+def test_a_recipe_that_timm_has_not_is_measured_without_timm(folder, tmp_path, capsys, augmentation, lacking):
+    data = {"source": str(folder), "img_size": 32, "batch_size": 16, "augmentation": augmentation}
+    content = {"data": {"init_args": data}}
+    config = tmp_path / "x.yaml"
+    config.write_text(yaml.safe_dump({"base": str(ROOT / "configs/imagenet/deit_tiny.yaml"), **content}))
+    assert main(["bench", "data", "--config", str(config), "--images=16", "--rounds=1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"\ntimm's loader is left out; it does not do {lacking}\n" in printed
+    assert len(re.findall(r"^  linvit.* \d+ +[\d.]+$", printed, re.MULTILINE)) == 2
 
 
 def test_a_folder_in_place_of_the_configuration_s_data_has_its_own_classes(folder, tmp_path, monkeypatch, capsys):

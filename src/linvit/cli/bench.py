@@ -17,7 +17,7 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from linvit.cli.bases import with_bases
-from linvit.cli.bench_loaders import ours, rate, timms
+from linvit.cli.bench_loaders import beyond_timm, ours, rate, timms
 from linvit.cli.parser import Parser, readable
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
@@ -91,7 +91,10 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
         "linvit, augment_on: device": ours(data, replace(augmentation, augment_on="device")),
     }
     folder = Path(data.source) / "train"
-    if folder.is_dir() and not (augmentation.rotate or augmentation.translate or augmentation.zoom):
+    beyond = beyond_timm(folder, augmentation)
+    if beyond:
+        print(f"timm's loader is left out; it does not do {', '.join(beyond)}\n")
+    else:
         loaders = {f"timm {timm.__version__}": timms(folder, data, augmentation)} | loaders
     rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
     rates = {name: statistics.median(one[name] for one in rounds) for name in loaders}

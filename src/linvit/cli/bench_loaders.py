@@ -9,6 +9,7 @@ import torch
 from timm.data import ImageDataset, auto_augment, create_loader
 
 from linvit.data import ClassificationData
+from linvit.data.randaugment import THREE_AUGMENT
 from linvit.data.transforms import Augmentation, TrainTransform
 
 
@@ -20,6 +21,16 @@ def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], A
         return data.train_dataloader()
 
     return loader
+
+
+def beyond_timm(folder: Path, given: Augmentation) -> list[str]:
+    """What timm's loader cannot do of a recipe: it would fail, or do something else."""
+    beyond = [] if folder.is_dir() else ["images outside a folder"]
+    if given.crop_scale is None:
+        beyond.append("crop_scale: null")
+    if given.auto_augment == THREE_AUGMENT:
+        beyond.append(f"auto_augment: {THREE_AUGMENT}")
+    return beyond + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 
 def timms(folder: Path, data: ClassificationData, given: Augmentation) -> Callable[[], Any]:

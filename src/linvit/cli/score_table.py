@@ -30,8 +30,8 @@ def score_table(scores: Mapping[str, float], images: int, known: tuple[float, st
 def published(settings: Mapping[str, Any]) -> tuple[float, str] | None:
     """The top-1 on ImageNet-1K in [0, 1] that the authors of a backbone published, and where.
 
-    None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at the
-    size of the number, with 1000 classes.
+    None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at
+    the size of the number, with 1000 classes.
 
     Args:
         settings: Hyper-parameters of the task.
