@@ -43,7 +43,7 @@ def parameter_groups(
             layers = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
             last = max(layers.values())
             scales |= {start + name: layer_decay ** (last - layer) for name, layer in layers.items()}
-        if callable(getattr(module, "get_classifier", None)):
+        if body_lr_scale != 1 and callable(getattr(module, "get_classifier", None)):
             head = _classifier(module)
             peaks |= {
                 start + name: body_lr_scale
