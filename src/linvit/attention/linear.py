@@ -31,8 +31,8 @@ class LinearAttention(Attention):
             bounds the output then: it grows with the third power of the input, and leaves float16 (65,504) at heads of
             32 channels of standard deviation 16, whatever it is computed in.
         eps: Added to the denominator.
-        relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0; with FLatten's
-            1e-6 it gives the mean of all values.
+        relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0 (NaN if eps is 0,
+            too); with FLatten's 1e-6 it gives the mean of all values.
     """
 
     complexity = "O(N)"
