@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit import Grid, UserError
+from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.efficient import EfficientAttention
 from tests.golden_files import Golden, both_precisions, of_case
@@ -211,8 +211,41 @@ def test_large_entries_choose_one_channel_and_one_key_each(dtype: torch.dtype) -
     assert all(x.grad.isfinite().all() for x in given)
 
 
+# The width of the keys
+
+
+@pytest.mark.parametrize(("key_ratio", "want"), [(1.0, 8), (0.5, 4), (0.3, 2), (2, 16), (0.07, 1)])
+def test_ratio_sets_the_width_of_the_keys(key_ratio: float, want: int) -> None:
+    grid = Grid((9, 11))
+    module = mechanism({"name": "efficient", "key_ratio": key_ratio}, grid)
+    q, k, v, _ = inputs(module, grid)
+    assert q.shape[-1] == k.shape[-1] == module.rank_bound(grid) == want
+    assert torch.equal(module(q, k, v, grid), mechanism("efficient", grid, key_dim=want)(q, k, v, grid))
+
+
+def test_hosts_project_as_many_keys_as_the_ratio_says() -> None:
+    layer = AttentionLayer(24, 3, Grid((3, 4)), attention={"name": "efficient", "key_ratio": 0.5})
+    assert layer.qkv.weight.shape == (12 + 12 + 24, 24)
+    assert layer(randn(2, 12, 24, dtype=torch.float32), Grid((3, 4))).shape == (2, 12, 24)
+
+
 # Errors
 
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", None], ids=str)
+def test_ratio_that_is_no_positive_number_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match=rf"key_ratio must be a number above 0; got {value!r}"):
+        EfficientAttention(24, 3, Grid((4, 4)), key_ratio=value)
+
+
+def test_ratio_that_leaves_no_keys_is_refused() -> None:
+    with pytest.raises(UserError, match=r"key_ratio=0.05 leaves no channel of the keys, which have 8 per head"):
+        EfficientAttention(24, 3, Grid((4, 4)), key_ratio=0.05)
+
+
+def test_two_widths_of_the_keys_are_refused() -> None:
+    with pytest.raises(UserError, match=r"key_dim=4 and key_ratio=0.5 both set the width of the keys; leave one"):
+        EfficientAttention(24, 3, Grid((4, 4)), key_dim=4, key_ratio=0.5)
 
 @pytest.mark.parametrize("given", ["scale", "soft_max", "", "Softmax"])
 def test_unknown_normalization_is_refused(given: str) -> None:

@@ -105,6 +105,15 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
 
 
+@pytest.mark.parametrize(("key_reduction", "want"), [(1, 8), (2, 4), (3, 2), (8, 1)])
+def test_reduction_narrows_the_keys(key_reduction: int, want: int) -> None:
+    grid = Grid((9, 11))
+    module = mechanism({"name": "taylor", "key_reduction": key_reduction}, grid)
+    q, k, v, _ = inputs(module, grid)
+    assert q.shape[-1] == k.shape[-1] == module.rank_bound(grid) - 1 == want
+    assert torch.equal(module(q, k, v, grid), mechanism("taylor", grid, key_dim=want)(q, k, v, grid))
+
+
 @pytest.mark.parametrize("key_dim", [3, 12])
 def test_equals_formula_with_keys_of_another_width(key_dim: int) -> None:
     module = mechanism("taylor", GRIDS[0], key_dim=key_dim)
@@ -258,7 +267,26 @@ def test_unknown_option_is_refused(option: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["eps", "norm_eps"])
-@pytest.mark.parametrize("value", [-1e-6, float("nan")])
-def test_negative_eps_is_refused(option: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"^{option} must be 0 or more; got {value}"):
+@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf"), False, "1e-6"], ids=str)
+def test_eps_that_is_no_size_is_refused(option: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"^{option} must be a number at least 0; got {value!r}"):
         TaylorAttention(24, 3, Grid((4, 4)), **{option: value})
+
+
+@pytest.mark.parametrize("value", [0, -8, 2.0, float("nan"), True, "8"], ids=str)
+def test_reduction_that_is_no_count_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match=f"^key_reduction must be a whole number at least 1; got {value!r}"):
+        TaylorAttention(24, 3, Grid((4, 4)), key_reduction=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key_reduction": 9}, "key_reduction=9 leaves no channel of the keys, which have 8 per head without it"),
+        ({"key_reduction": 2, "key_dim": 4}, "key_dim=4 and key_reduction=2 both set the width of the keys"),
+    ],
+    ids=str,
+)
+def test_reduction_that_does_not_fit_is_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TaylorAttention(24, 3, Grid((4, 4)), **options)

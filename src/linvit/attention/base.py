@@ -120,6 +120,23 @@ class Attention(nn.Module):
         self.key_dim = self.head_dim if key_dim is None else key_dim
         self.out_dim = dim
 
+    def set_key_dim(self, width: int, *, option: str, key_dim: int | None) -> None:
+        """Sets the width of q and k by another option than `key_dim`, in a constructor.
+
+        Args:
+            width: Channels of q and k per head.
+            option: The option and its value, for messages: "key_ratio=0.5".
+            key_dim: What the constructor got.
+
+        Raises:
+            UserError: If `key_dim` was given, too, or no channel is left.
+        """
+        if key_dim is not None:
+            raise UserError(f"key_dim={key_dim} and {option} both set the width of the keys; leave one of them out")
+        if width < 1:
+            raise UserError(f"{option} leaves no channel of the keys, which have {self.head_dim} per head without it")
+        self.key_dim = width
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
         """`forward`, once the tokens are as many as the grid says.
 

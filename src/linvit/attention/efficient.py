@@ -13,7 +13,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.precision import full_precision
-from linvit.errors import check_choice
+from linvit.errors import check_choice, check_number
 
 
 class EfficientAttention(Attention):
@@ -25,7 +25,8 @@ class EfficientAttention(Attention):
         dim: Channels C over all heads.
         num_heads: Heads h.
         grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        key_dim: Channels of q and k per head; None means `key_ratio` * C / h.
+        key_ratio: Channels of the keys over those of the values; the product is rounded.
         normalization: "softmax": queries over the channels of a head, keys over the tokens; "scaling": both divided by
             sqrt(M), the plain product over the number of keys.
     """
@@ -39,10 +40,14 @@ class EfficientAttention(Attention):
         grid: Grid,
         *,
         key_dim: int | None = None,
+        key_ratio: float = 1.0,
         normalization: Literal["softmax", "scaling"] = "softmax",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("key_ratio", key_ratio, above=0)
         check_choice("normalization", normalization, ["softmax", "scaling"])
+        if key_ratio != 1:
+            self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
 
     @full_precision

@@ -13,20 +13,23 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import unit
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError
+from linvit.errors import check_number
 
 
 class TaylorAttention(Attention):
     """Linear attention by the first-order Taylor expansion of softmax attention, O(N d^2).
 
-    The reference has one head, keys of C/8 channels (the host's `key_dim`) and adds the layer's input, which is the
-    host's business too.
+    The reference has one head, keys of C/8 channels (`key_reduction: 8`) and adds the layer's input, which is the
+    host's business. Its denominators have no lower bound; here they are at least M times the machine epsilon, or keys
+    that all oppose a query would give infinities of either sign. The paper's channel attention mixes channels and no
+    tokens, so it is no mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
         dim: Channels C over all heads.
         num_heads: Heads h.
         grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        key_dim: Channels of q and k per head; None means C / h // `key_reduction`.
+        key_reduction: Channels of the values over those of the keys; 8 in the reference.
         eps: Added to every channel of the key sum, as the reference does, not to the denominator as a whole.
         norm_eps: Smallest norm that q and k are divided by. The reference has none and gives NaN for a zero token.
         gamma: Multiply the output by a learnable scalar that begins at 0, the reference's start as the identity.
@@ -41,14 +44,17 @@ class TaylorAttention(Attention):
         grid: Grid,
         *,
         key_dim: int | None = None,
+        key_reduction: int = 1,
         eps: float = 1e-6,
         norm_eps: float = 1e-12,
         gamma: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         for name, value in (("eps", eps), ("norm_eps", norm_eps)):
-            if not value >= 0:
-                raise UserError(f"{name} must be 0 or more; got {value}")
+            check_number(name, value, at_least=0)
+        check_number("key_reduction", key_reduction, at_least=1, whole=True)
+        if key_reduction != 1:
+            self.set_key_dim(self.head_dim // key_reduction, option=f"key_reduction={key_reduction}", key_dim=key_dim)
         self.eps = eps
         self.norm_eps = norm_eps
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None

@@ -48,7 +48,7 @@ class Transplant(nn.Module):
         grid: Its nominal grid.
 
     Raises:
-        UserError: If the mechanism chooses its own heads, or a norm behind the output projection.
+        UserError: If the mechanism chooses its own heads or width of the keys, or a norm behind the output projection.
     """
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
@@ -60,6 +60,11 @@ class Transplant(nn.Module):
                 f"a timm model keeps its {heads} heads of {dim // heads} channels and its output projection without a "
                 f"norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
                 f"proj_norm '{self.mechanism.proj_norm}'. Leave these options out, or take one of linvit's backbones"
+            )
+        if self.mechanism.key_dim != self.mechanism.head_dim:
+            raise UserError(
+                f"the keys of a timm model have {self.mechanism.head_dim} channels per head, and its projections are "
+                f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
             )
         self.mechanism.to(source.proj.weight)
         self.projections = self.mechanism.projections
