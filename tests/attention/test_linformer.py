@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.linformer import LinformerAttention
+from linvit.backbones.base import tie_mechanisms
 from tests.attention.test_focused import cubic_resize
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
@@ -100,6 +101,7 @@ OPTIONS = [
     {},
     {"k": 3},
     {"share": "kv", "k": 3},
+    {"share": "layerwise", "k": 3},
     {"share": "none", "k": 3},
     {"share_kv_weights": True, "k": 3},
     {"share": "none", "share_kv_weights": True, "k": 3},
@@ -234,15 +236,17 @@ def test_slice_takes_the_first_columns() -> None:
     assert torch.equal(given(module, grid), given(twin, grid))
 
 
-def test_layers_may_share_one_matrix() -> None:
-    """What to do for the paper's layerwise sharing."""
+# One matrix for all layers
+
+LAYERWISE = {"name": "linformer", "share": "layerwise", "k": 3}
+
+
+def test_layers_share_one_matrix_and_add_their_gradients() -> None:
     grid = Grid((3, 4))
-    layers = torch.nn.Sequential(
-        *(AttentionLayer(8, 2, grid, attention={"name": "linformer", "share": "kv", "k": 3}) for _ in range(3))
-    )
+    layers = torch.nn.ModuleList(AttentionLayer(8, 2, grid, attention=LAYERWISE) for _ in range(3))
     before = sum(p.numel() for p in layers.parameters())
-    for layer in layers:
-        layer.mechanism.proj_k = layers[0].mechanism.proj_k
+    tie_mechanisms(layers)
+    assert all(layer.mechanism.proj_k is layers[0].mechanism.proj_k for layer in layers)
     assert before - sum(p.numel() for p in layers.parameters()) == 2 * 3 * 12
     x = randn(2, 12, 8, dtype=torch.float32)
     sum(layer(x, grid).sum() for layer in layers).backward()
@@ -253,6 +257,30 @@ def test_layers_may_share_one_matrix() -> None:
         layer(x, grid).sum().backward()
         alone.append(layer.mechanism.proj_k.grad.clone())
     assert_near(together, sum(alone), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("other", "grid", "tied"),
+    [
+        ({}, GRID, True),
+        ({"attn_drop": 0.1, "one_kv_head": True}, GRID, True),  # of the layer's own, and no matter of the matrix
+        ({"k": 4}, GRID, False),
+        ({"share": "kv"}, GRID, False),
+        ({}, GRID._replace(size=(3, 6)), False),
+        ({}, GRID._replace(kv_size=(3, 2)), False),  # as many keys, which lie elsewhere
+    ],
+    ids=str,
+)
+def test_only_layers_of_the_same_matrix_share_it(other: dict[str, object], grid: Grid, tied: bool) -> None:
+    first, second = mechanism(LAYERWISE, GRID), mechanism({**LAYERWISE, **other}, grid)
+    second.tie([mechanism("softmax", GRID), mechanism({"name": "linformer", "k": 3}, GRID), first])
+    assert (second.proj_k is first.proj_k) == tied
+
+
+def test_only_layers_of_the_same_width_share_a_matrix() -> None:
+    first, second = (mechanism(LAYERWISE, GRID, dim=dim) for dim in (24, 48))
+    second.tie([first])
+    assert second.proj_k is not first.proj_k
 
 
 # Half precision
@@ -292,12 +320,17 @@ def test_matrices_begin_as_in_the_references(init: str, std: float) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, "k, the number of projected keys, must be at least 1; got 0"),
-        ({"share": "layerwise"}, "a mechanism knows only its own layer. Use share='kv'"),
-        ({"share": "head"}, "share must be one of headwise, kv, none, layerwise; got 'head'. Did you mean 'headwise'"),
+        *(
+            ({"k": k}, f"k, the number of projected keys, must be a whole number at least 1; got {k!r}")
+            for k in (0, 2.5, float("nan"), float("inf"), True, "64")
+        ),
+        ({"share": "head"}, "share must be one of headwise, kv, layerwise, none; got 'head'. Did you mean 'headwise'"),
         ({"init": "normal"}, "init must be one of uniform, normal002; got 'normal'. Did you mean 'normal002'"),
         ({"resize": "crop"}, "resize must be one of interpolate, slice; got 'crop'"),
-        ({"attn_drop": 1.5}, "attn_drop is a rate between 0 and 1; got 1.5"),
+        *(
+            ({"attn_drop": rate}, f"attn_drop must be a number at least 0 and at most 1; got {rate!r}")
+            for rate in (1.5, -0.1, float("nan"), True, "0.1")
+        ),
     ],
     ids=str,
 )

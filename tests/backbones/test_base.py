@@ -1,13 +1,19 @@
-"""What backbones share: feature indices, sizes, initial values."""
+"""What backbones share: feature indices, sizes, initial values, parameters of several layers."""
+
+import copy
+from typing import Any
 
 import pytest
 import timm.models._features
 import torch
 from torch import Tensor, nn
 
+import linvit
 from linvit import Attention, Grid, UserError
 from linvit.backbones.base import feature_indices, init_vit
 from linvit.backbones.deit import patch_grid
+from linvit.optim import parameter_groups
+from tests.helpers import perturb, randn
 
 
 @pytest.mark.parametrize("indices", [None, 1, 3, 4, [0], [-1], [0, 2], [-2, 1], (3,)])
@@ -64,3 +70,69 @@ def test_init_reaches_linears_and_leaves_mechanisms_alone() -> None:
     assert own.gate.bias.eq(6).all()
     assert norm.weight.eq(1).all()
     assert norm.bias.eq(0).all()
+
+
+# Parameters that layers share
+
+PYRAMID = {"depths": (2, 2, 2, 2), "num_heads": (1, 1, 2, 2)}
+FAMILIES: list[tuple[dict[str, Any], int, int]] = [  # with their mechanisms, and what these have of different matrices
+    ({"name": "deit_nano", "depth": 3}, 3, 1),
+    ({"name": "pvt_tiny", "embed_dims": (8, 8, 16, 16), **PYRAMID}, 8, 4),  # one channel count, two grids
+    ({"name": "pvt_v2_b0", "embed_dims": (8, 8, 16, 16), **PYRAMID}, 8, 4),
+    ({"name": "swin_tiny", "embed_dim": 8, **PYRAMID}, 8, 4),
+    (
+        {"name": "cswin_tiny", "embed_dim": 16, **PYRAMID, "num_heads": (2, 2, 2, 2)},
+        12,
+        6,
+    ),  # two stages of two branches
+    ({"name": "soft_tiny", "embed_dims": (8, 8, 16, 16), **PYRAMID}, 8, 4),
+    ({"name": "timm", "model": "test_vit", "img_size": 64}, 6, 1),
+]
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family[0]["name"])
+def layerwise(request: pytest.FixtureRequest) -> tuple[dict[str, Any], int, int]:
+    spec, layers, matrices = request.param
+    return {**spec, "attention": {"name": "linformer", "share": "layerwise", "k": 4}}, layers, matrices
+
+
+def create(spec: dict[str, Any]) -> nn.Module:
+    torch.manual_seed(0)
+    return perturb(linvit.create_backbone({"img_size": 64, "num_classes": 5, **spec}), scale=0.1).eval()
+
+
+def matrices_of(model: nn.Module) -> list[nn.Parameter]:
+    return [module.proj_k for module in model.modules() if isinstance(module, Attention)]
+
+
+def test_layers_share_one_matrix_per_stage(layerwise: tuple[dict[str, Any], int, int]) -> None:
+    spec, layers, matrices = layerwise
+    model = create(spec)
+    assert len(matrices_of(model)) == layers
+    assert len(set(matrices_of(model))) == matrices
+    alone = create({**spec, "attention": {"name": "linformer", "share": "kv", "k": 4}})
+    counts = [sum(parameter.numel() for parameter in one.parameters()) for one in (alone, model)]
+    own = sum(matrix.numel() for matrix in matrices_of(model))
+    assert counts[0] - counts[1] == own - sum(matrix.numel() for matrix in set(matrices_of(model)))
+
+
+@torch.no_grad()
+def test_what_is_shared_survives_copies_and_files(layerwise: tuple[dict[str, Any], int, int]) -> None:
+    spec, _, matrices = layerwise
+    model, fresh = create(spec), create(spec)
+    perturb(fresh, seed=50, scale=0.1)
+    fresh.load_state_dict(model.state_dict())
+    x = randn(2, 3, 64, 64, dtype=torch.float32)
+    for twin in (copy.deepcopy(model), fresh, model.double().float()):
+        assert len(set(matrices_of(twin))) == matrices
+        assert torch.equal(twin(x), model(x))
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.7])
+def test_what_is_shared_is_optimised_once(
+    layerwise: tuple[dict[str, Any], int, int], layer_decay: float | None
+) -> None:
+    model = create(layerwise[0])
+    grouped = [parameter for group in parameter_groups(model, 1e-3, 0.05, layer_decay) for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == set(model.parameters())

@@ -154,6 +154,21 @@ def test_mistakes_leave_nothing_behind(folder, arguments, message):
     assert (folder / "there.safetensors").read_text() == "precious"
 
 
+def test_layers_that_share_a_parameter_have_each_its_own_in_the_file(folder):
+    spec = FAKES["deit"].spec
+    attention = {"name": "linformer", "share": "layerwise"}
+    made, other = (linvit.create_backbone(spec, attention=attention) for _ in range(2))
+    torch.save(made.state_dict(), folder / "x.pth")
+    done = importing(
+        folder, "-o", "out.safetensors", f"--options={json.dumps({**FAKES['deit'].options, 'attention': attention})}"
+    )
+    assert done.code == 0, done.err
+    report = linvit.load_pretrained(other, folder / "out.safetensors")
+    assert len(report.loaded) == len(made.state_dict())
+    assert len([name for name in report.loaded if name.endswith("proj_k")]) > 1
+    assert torch.equal(other.blocks[1].attn.mechanism.proj_k, made.blocks[0].attn.mechanism.proj_k)
+
+
 def test_overwriting(folder):
     (folder / "out.safetensors").write_text("old")
     assert importing(folder, "-o", "out.safetensors", "--force").code == 0

@@ -1,6 +1,6 @@
 """The contract that every attention mechanism meets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -154,6 +154,13 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, out_dim / h)."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def tie(self, earlier: Sequence["Attention"]) -> None:
+        """Shares parameters with other layers, for a mechanism that does. A backbone calls it once, when it is built.
+
+        Args:
+            earlier: The mechanisms before this one, from the first on, whatever their classes and grids are.
+        """
 
     def cost(self, grid: Grid) -> Cost | None:
         """Analytic cost of one forward pass on one image in evaluation mode; None if the mechanism does not tell."""

@@ -9,7 +9,8 @@ E and F have as many columns as the nominal grid has keys, prefix tokens include
 """
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
 from linvit.attention.functional import resize_tokens
 from linvit.attention.precision import full_precision
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 
 class LinformerAttention(Attention):
@@ -32,8 +33,9 @@ class LinformerAttention(Attention):
         key_dim: Channels of q and k per head; None means C / h.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels.
         share: Who shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
-            matrix for all heads, keys and values; "none": an E and an F for each head. The paper's "layerwise" is
-            beyond a single layer and refused: use "kv" and let the layers hold one parameter `proj_k`.
+            matrix for all heads, keys and values; "layerwise": that matrix for all layers of a backbone, too, as far
+            as they have the same channels, k and nominal grid (in a pyramid: of a stage); "none": an E and an F for
+            each head.
         share_kv_weights: F is E, whatever `share` says of the heads: with "none" this is Nystromformer's Linformer.
             (lucidrains' `share_kv` also makes the keys the values, which is for the host's projections to do.)
         one_kv_head: All heads read the keys and values of the first head; a host may supply that one alone.
@@ -62,19 +64,13 @@ class LinformerAttention(Attention):
         attn_drop: float = 0.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        if k < 1:
-            raise UserError(f"k, the number of projected keys, must be at least 1; got {k}")
-        if share == "layerwise":
-            raise UserError(
-                "share='layerwise' is one matrix for all layers, and a mechanism knows only its own layer. "
-                "Use share='kv' and give every layer the first one's parameter: mechanism.proj_k = first.proj_k"
-            )
-        check_choice("share", share, ["headwise", "kv", "none", "layerwise"])
+        check_number("k, the number of projected keys,", k, at_least=1, whole=True)
+        check_number("attn_drop", attn_drop, at_least=0, at_most=1)
+        check_choice("share", share, ["headwise", "kv", "layerwise", "none"])
         check_choice("init", init, ["uniform", "normal002"])
         check_choice("resize", resize, ["interpolate", "slice"])
-        if not 0 <= attn_drop <= 1:
-            raise UserError(f"attn_drop is a rate between 0 and 1; got {attn_drop}")
         self.k = min(k, grid.num_keys)
+        self.share = share
         self.one_kv_head = one_kv_head
         self.resize = resize
         self.attn_drop = attn_drop
@@ -82,12 +78,24 @@ class LinformerAttention(Attention):
 
         shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
         self.proj_k = nn.Parameter(torch.empty(shape))
-        self.proj_v = None if share == "kv" or share_kv_weights else nn.Parameter(torch.empty(shape))
+        self.proj_v = None if share in ("kv", "layerwise") or share_kv_weights else nn.Parameter(torch.empty(shape))
         for matrix in self.parameters():
             if init == "uniform":
                 nn.init.uniform_(matrix, -(self.k**-0.5), self.k**-0.5)
             else:
                 nn.init.normal_(matrix, std=0.02)
+
+    def tie(self, earlier: Sequence[Attention]) -> None:
+        """With "layerwise", takes the matrix of the first layer that has one for the same channels, k and grid."""
+        if self.share == "layerwise":
+            self.proj_k = next((other.proj_k for other in earlier if self._fits(other)), self.proj_k)
+
+    def _fits(self, other: Attention) -> TypeGuard["LinformerAttention"]:
+        return (
+            isinstance(other, LinformerAttention)
+            and other.share == "layerwise"
+            and (other.dim, other.k, other.grid) == (self.dim, self.k, self.grid)
+        )
 
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every backbone shares: timm's contract and initialisation."""
+"""What every backbone shares: timm's contract, initialisation, parameters that layers have in common."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
@@ -39,6 +39,11 @@ class Backbone(nn.Module):
         self.check_pool(global_pool)
         self.global_pool = global_pool
         self.grad_checkpointing = False
+
+    def initialise(self, part: nn.Module | None = None) -> None:
+        """What ends a constructor: initial values, of the whole model or of a part alone, and ties between layers."""
+        init_vit(self if part is None else part)
+        tie_mechanisms(self)
 
     def check_pool(self, global_pool: str) -> None:
         """Raises a `UserError` unless the pooling is known and, for "token", there is a class token."""
@@ -201,6 +206,13 @@ def init_vit(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     for child in module.children():
         init_vit(child)
+
+
+def tie_mechanisms(network: nn.Module) -> None:
+    """Lets each mechanism share parameters with those of earlier layers, if it does so; see `Attention.tie`."""
+    mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
+    for i, mechanism in enumerate(mechanisms):
+        mechanism.tie(mechanisms[:i])
 
 
 def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:

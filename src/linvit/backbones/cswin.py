@@ -11,7 +11,7 @@ from functools import partial
 from torch import nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
@@ -102,7 +102,7 @@ class CSWin(Backbone):
         self.norm = nn.LayerNorm(dims[-1])
         self.head = classifier(dims[-1], num_classes)
         self.feature_info = pyramid_info(dims)
-        init_vit(self)
+        self.initialise()
 
 
 _wide_stripes = (1, 2, 12, 12)  # at 384 pixels

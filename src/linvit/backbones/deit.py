@@ -17,7 +17,7 @@ from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, classifier, init_vit
+from linvit.backbones.base import Backbone, classifier
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import run_blocks
 from linvit.errors import UserError
@@ -102,7 +102,7 @@ class DeiT(Backbone):
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
         ]
 
-        init_vit(self)
+        self.initialise()
         for table in (self.pos_embed, self.cls_token, self.dist_token):
             if table is not None:
                 trunc_normal_(table, std=0.02)

@@ -14,7 +14,7 @@ from torch import nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.pvt import reductions
 from linvit.backbones.stage import Stage, stage_grids
@@ -104,7 +104,7 @@ class PVTv2(Backbone):
         self.norm = nn.Identity()
         self.head = classifier(embed_dims[-1], num_classes)
         self.feature_info = pyramid_info(embed_dims)
-        init_vit(self)
+        self.initialise()
         init_convs(self)
 
 

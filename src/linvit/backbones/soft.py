@@ -21,7 +21,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
@@ -114,7 +114,7 @@ class SOFT(Backbone):
         self.head = classifier(embed_dims[-1], num_classes)
         self.feature_info = pyramid_info(embed_dims)
 
-        init_vit(self.stages[3] if torch_init else self)
+        self.initialise(self.stages[3] if torch_init else None)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed; position tables are, as in the reference."""

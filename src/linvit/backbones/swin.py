@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, init_vit, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
@@ -109,7 +109,7 @@ class Swin(Backbone):
         self.norm = nn.LayerNorm(dims[-1], norm_eps)
         self.head = classifier(dims[-1], num_classes)
         self.feature_info = pyramid_info(dims, patch_size)
-        init_vit(self)
+        self.initialise()
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed: the tables of relative positions."""

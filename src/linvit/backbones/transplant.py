@@ -7,6 +7,7 @@ from timm.layers import Attention, AttentionRope
 from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
+from linvit.backbones.base import tie_mechanisms
 from linvit.backbones.blocks import specs_per_block
 from linvit.backbones.transplanted import (
     PatchGrid,
@@ -66,6 +67,7 @@ def transplant(network: nn.Module, attention: Spec | Sequence[Spec], img_size: i
             height, width = image_size(img_size)
             replacement = ReducedTransplant(source, spec, (-(-height // stride), -(-width // stride)))
         setattr(network.get_submodule(parent), leaf, replacement)
+    tie_mechanisms(network)
     return network
 
 

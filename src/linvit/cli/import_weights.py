@@ -81,7 +81,8 @@ def main(argv: list[str]) -> int:
     print(report)
 
     state = model.state_dict()
-    written = {key: state[key].contiguous() for key in (*report.loaded, *report.resized)}
+    # Copies: layers may share a parameter, which the format cannot.
+    written = {key: state[key].clone().contiguous() for key in (*report.loaded, *report.resized)}
     metadata = {
         "format": "pt",
         WRITTEN_BY: version("linvit"),
