@@ -13,6 +13,7 @@ from linvit import Attention, Grid, UserError
 from linvit.backbones.base import feature_indices, init_vit
 from linvit.backbones.deit import patch_grid
 from linvit.optim import parameter_groups
+from tests.families import families, small
 from tests.helpers import perturb, randn
 
 
@@ -70,6 +71,23 @@ def test_init_reaches_linears_and_leaves_mechanisms_alone() -> None:
     assert own.gate.bias.eq(6).all()
     assert norm.weight.eq(1).all()
     assert norm.bias.eq(0).all()
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("name", sorted({*families().values()} - {"timm"}))
+def test_dropout_follows_every_attention(name: str) -> None:
+    calm, dropping = (create({**small(name), "proj_drop": rate}) for rate in (0.0, 0.25))
+    layers = [module for module in dropping.modules() if hasattr(module, "projections") and hasattr(module, "proj")]
+    assert layers
+    assert all(layer.proj_drop.p == 0.25 for layer in layers)
+    x = randn(1, 3, 64, 64, dtype=torch.float32)
+    assert torch.equal(calm(x), dropping(x))
+    assert not torch.equal(calm.train()(x), dropping.train()(x))
+    for rate in (1.5, True, "0.1"):
+        with pytest.raises(UserError, match=f"proj_drop must be a number at least 0 and at most 1; got {rate!r}"):
+            create({**small(name), "proj_drop": rate})
 
 
 # Parameters that layers share

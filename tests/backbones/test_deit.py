@@ -180,6 +180,22 @@ def test_weight_decay_and_layer_groups_are_timms() -> None:
     assert settings(ours, groups[0]) == settings(theirs, groups[1])
 
 
+def test_relative_positions_are_an_option() -> None:
+    """Tables of zeros are no tables; others move the output, follow another grid and are not decayed."""
+    plain, model = deit(), deit(rel_pos_bias=True)
+    tables = {f"blocks.{i}.attn.relative_position_bias_table" for i in range(len(plain.blocks))}
+    assert {*model.state_dict()} - {*plain.state_dict()} == tables
+    assert model.no_weight_decay() == plain.no_weight_decay() | tables
+    model.load_state_dict({**plain.state_dict(), **{name: 0 * model.state_dict()[name] for name in tables}})
+    for size in [(48, 32), (32, 80)]:
+        x = image(*size, dtype=torch.float32)
+        assert_near(model(x), plain(x), 1e-5)
+    perturb(model.blocks[0].attn, scale=1)
+    assert relative_error(model(x), plain(x)) > 1e-2
+    with pytest.raises(UserError, match=r"rel_pos_bias is for a mechanism that takes a bias.*got FocusedAttention"):
+        deit(rel_pos_bias=True, attention="focused")
+
+
 # Variants
 
 

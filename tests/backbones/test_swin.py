@@ -377,6 +377,18 @@ def test_no_weight_decay_for_relative_positions() -> None:
     assert names == {f"stages.1.blocks.{i}.attn.relative_position_bias_table" for i in range(2)}
 
 
+def test_relative_positions_are_an_option() -> None:
+    with_tables, without = swin(), swin(rel_pos_bias=False)
+    tables = with_tables.no_weight_decay()
+    assert len(tables) == sum(len(stage.blocks) for stage in with_tables.stages)
+    assert {*with_tables.state_dict()} - {*without.state_dict()} == tables
+    state = {name: torch.zeros_like(t) if name in tables else t for name, t in with_tables.state_dict().items()}
+    with_tables.load_state_dict(state)
+    without.load_state_dict(state, strict=False)
+    x = image(64, 52, dtype=torch.float32)
+    assert_near(without(x), with_tables(x), 1e-5)
+
+
 def test_initial_values() -> None:
     torch.manual_seed(0)
     model = Swin(embed_dim=96, depths=[1, 1], num_heads=[3, 6], feature_norms=True)

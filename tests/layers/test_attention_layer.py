@@ -1,8 +1,11 @@
 """The host: what it projects and hands to a mechanism, whatever the mechanism declares; its errors."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid, UserError
 from tests.helpers import assert_near, perturb, randn
@@ -150,6 +153,53 @@ def test_output_is_dropped_in_training_only() -> None:
     x = torch.randn(2, GRID.num_queries, 24)
     assert 0.3 < (layer(x, GRID) == 0).float().mean() < 0.7
     assert (layer.eval()(x, GRID) != 0).all()
+
+
+def test_layer_adds_a_bias_of_relative_positions() -> None:
+    """Entry by entry: of two patches that of their offset, of the prefix none; besides a bias of the call."""
+    layer = perturb(AttentionLayer(24, 3, GRID, rel_pos_bias=True).double())
+    plain = AttentionLayer(24, 3, GRID).double()
+    state = layer.state_dict()
+    table = state.pop("relative_position_bias_table")
+    assert table.shape == (7 * 11, 3)
+    plain.load_state_dict(state)
+    bias = torch.zeros(3, GRID.num_queries, GRID.num_keys, dtype=torch.float64)
+    for i, j in itertools.product(range(24), repeat=2):
+        bias[:, 1 + i, 1 + j] = table[(i // 6 - j // 6 + 3) * 11 + i % 6 - j % 6 + 5]
+    x, given = randn(2, GRID.num_queries, 24), randn(2, 3, GRID.num_queries, GRID.num_keys, seed=1)
+    assert_near(layer(x, GRID), plain(x, GRID, bias[None]), 1e-13)
+    assert_near(layer(x, GRID, given), plain(x, GRID, bias + given), 1e-13)
+
+
+def test_relative_positions_follow_another_grid() -> None:
+    layer = perturb(AttentionLayer(24, 3, GRID, rel_pos_bias=True).double())
+    grid = Grid((5, 3), num_prefix=1)
+    plane = layer.relative_position_bias_table.T.unflatten(1, (7, 11))[None]
+    resized = F.interpolate(plane, size=(9, 5), mode="bicubic")[0].flatten(1).T
+    twin = AttentionLayer(24, 3, grid, rel_pos_bias=True).double()
+    twin.load_state_dict({**layer.state_dict(), "relative_position_bias_table": resized})
+    x = randn(2, grid.num_queries, 24)
+    assert_near(layer(x, grid), twin(x, grid), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attention": "linear"}, "LinearAttention, sr_ratio=1 and sr_pool=0"),
+        ({"sr_ratio": 2}, "SoftmaxAttention, sr_ratio=2 and sr_pool=0"),
+        ({"sr_pool": 3}, "SoftmaxAttention, sr_ratio=1 and sr_pool=3"),
+    ],
+    ids=str,
+)
+def test_relative_positions_where_they_have_no_place_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=f"rel_pos_bias is for a mechanism that takes a bias.*; got {said}. Leave it"):
+        AttentionLayer(24, 3, GRID, rel_pos_bias=True, **options)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan"), True, "0.1"], ids=str)
+def test_dropout_that_is_no_rate_is_refused(rate: object) -> None:
+    with pytest.raises(UserError, match=f"proj_drop must be a number at least 0 and at most 1; got {rate!r}"):
+        AttentionLayer(24, 3, GRID, proj_drop=rate)
 
 
 def test_bias_for_a_mechanism_that_takes_none_is_refused() -> None:

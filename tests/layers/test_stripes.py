@@ -226,12 +226,20 @@ def test_parameter_names() -> None:
     assert StripeAttention(12, 4, Grid((4, 4)), 2, qkv_bias=False).qkv.bias is None
 
 
+def test_output_is_dropped_in_training_only() -> None:
+    layer = StripeAttention(12, 4, Grid((4, 4)), 2, proj_drop=0.5)
+    x = randn(2, 16, 12, dtype=torch.float32)
+    assert 0.3 < (layer(x, Grid((4, 4))) == 0).float().mean() < 0.7
+    assert (layer.eval()(x, Grid((4, 4))) != 0).all()
+
+
 # Errors
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"proj_drop": 1.5}, "proj_drop must be a number at least 0 and at most 1; got 1.5"),
         ({"width": 0}, "the width of a stripe must be at least 1, or None for the whole plane; got 0"),
         ({"num_heads": 3}, r"both are even; got 3 heads and 12 channels. Change them, or let one stripe cover"),
         ({"dim": 9, "num_heads": 2}, "got 2 heads and 9 channels"),

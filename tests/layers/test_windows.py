@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import linvit
 from linvit import AttentionLayer, Grid, UserError
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
-from linvit.layers.windows import WindowAttention, Windows, relative_position_bias
+from linvit.layers.relative_positions import relative_position_bias
+from linvit.layers.windows import WindowAttention, Windows
 from linvit.weights.swin import SWIN
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
+from tests.layers.test_relative_positions import bicubic
 
 DIM, HEADS = 12, 3
 
@@ -220,23 +221,28 @@ def test_whole_map_with_softmax_has_a_bias_that_follows_the_map() -> None:
     assert layer.relative_position_bias_table.shape == (5 * 7, HEADS)
     x = tokens(5, 3)
     bias = relative_position_bias(layer.relative_position_bias_table, (3, 4), (5, 3))
-    assert_near(layer(x, Grid((5, 3))), AttentionLayer.forward(layer, x, Grid((5, 3)), bias[None]), 1e-14)
+    plain = AttentionLayer(DIM, HEADS, Grid((3, 4))).double().eval()
+    plain.load_state_dict({name: t for name, t in layer.state_dict().items() if "table" not in name})
+    assert_near(layer(x, Grid((5, 3))), plain(x, Grid((5, 3)), bias[None]), 1e-14)
 
 
-def test_relative_position_bias_of_rectangles() -> None:
-    """Entry by entry; another window's table is interpolated."""
-    table = randn(5 * 7, 2)
-    bias = relative_position_bias(table, (3, 4), (3, 4))
-    for (i, (r, c)), (j, (r2, c2)) in itertools.product(enumerate(itertools.product(range(3), range(4))), repeat=2):
-        assert torch.equal(bias[:, i, j], table[(r - r2 + 2) * 7 + (c - c2 + 3)])
-    square = randn(7 * 7, 2)
-    resized = bicubic(square, (7, 7), (5, 9))
-    assert_near(relative_position_bias(square, (4, 4), (3, 5)), relative_position_bias(resized, (3, 5), (3, 5)), 1e-12)
+# Options
 
 
-def bicubic(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """A table of relative positions, every head a plane, interpolated."""
-    return F.interpolate(table.T.unflatten(1, old)[None], size=new, mode="bicubic")[0].flatten(1).T
+@pytest.mark.parametrize("shifted", [False, True])
+def test_without_positions_there_is_no_table_and_still_a_mask(shifted: bool) -> None:
+    layer, zero = (window_attention((7, 9), window=4, shifted=shifted, rel_pos_bias=wanted) for wanted in (False, True))
+    assert "relative_position_bias_table" not in layer.state_dict()
+    zero.load_state_dict({**layer.state_dict(), "relative_position_bias_table": torch.zeros(49, HEADS)})
+    x = tokens(7, 9, grad=True)
+    want = naive(zero, x, (7, 9), 4, 2 if shifted else 0)
+    assert_same_gradients(layer(x, Grid((7, 9))), want, [x], 1e-10)
+
+
+def test_output_is_dropped_in_training_only() -> None:
+    layer = window_attention((6, 6), window=3, proj_drop=0.5).train()
+    assert 0.3 < (layer(tokens(6, 6), Grid((6, 6))) == 0).double().mean() < 0.7
+    assert (layer.eval()(tokens(6, 6), Grid((6, 6))) != 0).all()
 
 
 # Mechanisms
@@ -289,13 +295,6 @@ def test_holds_nothing_but_parameters() -> None:
     assert torch.equal(copy.deepcopy(layer)(x, Grid((7, 9))), want)
     assert layer.bfloat16()(x.bfloat16(), Grid((7, 9))).dtype == torch.bfloat16
     assert relative_error(layer(x.bfloat16(), Grid((7, 9))), want) < 0.1
-
-
-def test_initial_table_is_normal() -> None:
-    torch.manual_seed(0)
-    table = WindowAttention(96, 12, Grid((56, 56)), window=12).relative_position_bias_table
-    assert table.std().item() == pytest.approx(0.02, rel=0.03)
-    assert table.abs().max() > 0.05
 
 
 @pytest.mark.parametrize("window", [0, -7])

@@ -73,6 +73,11 @@ def test_the_side_of_a_table(rows, prefix, found):
     [
         ("deit_tiny", (224, 320), {"pos_embed": Table((14, 20), 1)}),
         (
+            {"name": "deit_tiny", "depth": 1, "rel_pos_bias": True},
+            (224, 320),
+            {"pos_embed": Table((14, 20), 1), "blocks.0.attn.relative_position_bias_table": Table((27, 39))},
+        ),
+        (
             "flatten_deit_tiny",
             224,
             {"pos_embed": Table((14, 14)), "blocks.0.attn.mechanism.positional_encoding": Table((14, 14))},

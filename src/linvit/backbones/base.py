@@ -158,8 +158,8 @@ class Backbone(nn.Module):
                 module.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed."""
-        return set()
+        """Parameters of more than one dimension that are not decayed: the tables of relative positions."""
+        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer-wise learning-rate decay: one per block, or one per stage if `coarse`."""

@@ -45,6 +45,7 @@ class CSWin(Backbone):
         mlp_ratio: Hidden width of the feed-forward layer over C.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
         feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
             (CSWin's dense models). The last stage's is the final norm.
     """
@@ -63,6 +64,7 @@ class CSWin(Backbone):
         mlp_ratio: float = 4.0,
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
         feature_norms: bool = False,
     ) -> None:
         count = len(depths)
@@ -88,6 +90,7 @@ class CSWin(Backbone):
                             split_size[i] if i < count - 1 else None,
                             attention=spec,
                             qkv_bias=qkv_bias,
+                            proj_drop=proj_drop,
                         ),
                         feed_forward(ffn, dim, int(dim * mlp_ratio)),
                         rate,

@@ -47,6 +47,8 @@ class DeiT(Backbone):
         mlp_ratio: Hidden width of the feed-forward layer over C.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
         class_token: Prepend a learnable class token.
         distilled: Add the distillation token behind the class token, with a classifier of its own; the logits are the
             mean of both classifiers'.
@@ -69,6 +71,8 @@ class DeiT(Backbone):
         mlp_ratio: float = 4.0,
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        rel_pos_bias: bool = False,
         class_token: bool = True,
         distilled: bool = False,
         global_pool: str = "token",
@@ -88,7 +92,15 @@ class DeiT(Backbone):
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,
-                AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, qkv_bias=qkv_bias),
+                AttentionLayer(
+                    embed_dim,
+                    num_heads,
+                    self.grid,
+                    attention=spec,
+                    qkv_bias=qkv_bias,
+                    proj_drop=proj_drop,
+                    rel_pos_bias=rel_pos_bias,
+                ),
                 feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
                 rate,
                 norm_eps=1e-6,
@@ -153,7 +165,8 @@ class DeiT(Backbone):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed."""
-        return {"pos_embed", "cls_token", "dist_token"} & dict(self.named_parameters()).keys()
+        tokens = {"pos_embed", "cls_token", "dist_token"} & dict(self.named_parameters()).keys()
+        return tokens | super().no_weight_decay()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer-wise learning-rate decay."""

@@ -48,6 +48,7 @@ class PVT(Backbone):
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
             8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
         qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
         class_token: Prepend a learnable class token in stage 4.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         final_norm: Apply the final norm. False keeps its parameters for the files' sake, neither applied nor trained.
@@ -67,6 +68,7 @@ class PVT(Backbone):
         ffn: FeedForward = "mlp",
         sr_ratios: Sequence[int] | None = None,
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
         class_token: bool = True,
         global_pool: str = "token",
         final_norm: bool = True,
@@ -83,7 +85,15 @@ class PVT(Backbone):
             blocks = [
                 Block(
                     dim,
-                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, sr_ratio=ratio),
+                    AttentionLayer(
+                        dim,
+                        num_heads[i],
+                        grid,
+                        attention=spec,
+                        qkv_bias=qkv_bias,
+                        proj_drop=proj_drop,
+                        sr_ratio=ratio,
+                    ),
                     feed_forward(ffn, dim, int(dim * mlp_ratios[i])),
                     rate,
                     norm_eps=1e-6,

@@ -49,6 +49,7 @@ class PVTv2(Backbone):
         linear: The linear variant (b2_li): in all stages keys and values come from patches pooled to 7 x 7, where the
             mechanism allows it, and a ReLU precedes the MLP's convolution. `sr_ratios` must then be None.
         qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PVTv2(Backbone):
         sr_ratios: Sequence[int] | None = None,
         linear: bool = False,
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
     ) -> None:
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
         if linear and sr_ratios is not None:
@@ -88,6 +90,7 @@ class PVTv2(Backbone):
                         Grid(size),
                         attention=spec,
                         qkv_bias=qkv_bias,
+                        proj_drop=proj_drop,
                         sr_ratio=ratio,
                         sr_pool=7 if linear and reducible(spec) else 0,
                     ),

@@ -45,7 +45,10 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
         **options: Any,
     ) -> nn.Module:
         if drop_rate:
-            raise UserError(f"'{name}' of linvit has no dropout; got drop_rate={drop_rate}. Use drop_path_rate")
+            raise UserError(
+                f"'{name}' of linvit drops no features of the classifier; got drop_rate={drop_rate}. "
+                f"Use drop_path_rate or proj_drop"
+            )
         if pretrained:
             raise UserError(
                 f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "

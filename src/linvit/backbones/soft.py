@@ -72,6 +72,7 @@ class SOFT(Backbone):
         num_heads: Heads of the stages.
         depths: Blocks of the stages.
         mlp_ratio: Hidden width of the MLPs of stage 4 over its channels; 4 in the other stages.
+        proj_drop: Dropout after the output projection of each attention.
         stochastic_depth: Drop whole branches in stages 1 to 3 too (ours).
         torch_init: Leave the blocks of stages 1 to 3 at PyTorch's initial values, as the code of SOFT++ does.
     """
@@ -87,6 +88,7 @@ class SOFT(Backbone):
         num_heads: Sequence[int] = (2, 4, 10, 16),
         depths: Sequence[int] = (1, 2, 3, 2),
         mlp_ratio: float = 4.0,
+        proj_drop: float = 0.0,
         stochastic_depth: bool = False,
         torch_init: bool = False,
     ) -> None:
@@ -101,7 +103,7 @@ class SOFT(Backbone):
             grid = Grid(grids[i], num_prefix=int(last))
             blocks: list[nn.Module] = []
             for spec, rate in zip(specs[i], rates[i], strict=True):
-                attn = AttentionLayer(dim, heads, grid, attention=spec)
+                attn = AttentionLayer(dim, heads, grid, attention=spec, proj_drop=proj_drop)
                 if last:
                     blocks.append(Block(dim, attn, Mlp(dim, int(dim * mlp_ratio)), rate, norm_eps=1e-6))
                 else:

@@ -48,6 +48,8 @@ class Swin(Backbone):
         mlp_ratio: Hidden width of the feed-forward layer over C.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        rel_pos_bias: A learnable bias of relative positions in every block whose attention takes a bias (softmax).
         norm_eps: Of all LayerNorms.
         feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
             (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
@@ -69,6 +71,8 @@ class Swin(Backbone):
         mlp_ratio: float = 4.0,
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        rel_pos_bias: bool = True,
         norm_eps: float = 1e-5,
         feature_norms: bool = False,
     ) -> None:
@@ -92,6 +96,8 @@ class Swin(Backbone):
                         shifted=j % 2 == 1,
                         attention=spec,
                         qkv_bias=qkv_bias,
+                        proj_drop=proj_drop,
+                        rel_pos_bias=rel_pos_bias,
                     ),
                     feed_forward(ffn, dim, int(dim * mlp_ratio)),
                     rate,
@@ -110,10 +116,6 @@ class Swin(Backbone):
         self.head = classifier(dims[-1], num_classes)
         self.feature_info = pyramid_info(dims, patch_size)
         self.initialise()
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed: the tables of relative positions."""
-        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
 
 class PatchMerging(nn.Module):

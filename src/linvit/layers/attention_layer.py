@@ -1,10 +1,12 @@
 """The host of a mechanism: projections, spatial reduction, output projection, dropout."""
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
+from linvit.layers.relative_positions import position_table, relative_position_bias
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
 from linvit.registry import Spec, attentions
 
@@ -23,6 +25,8 @@ class AttentionLayer(nn.Module):
         proj_drop: Dropout after the output projection.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
+        rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
+            not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
 
     Example:
         >>> layer = linvit.AttentionLayer(192, 3, linvit.Grid((14, 14)), attention="focused")
@@ -43,8 +47,10 @@ class AttentionLayer(nn.Module):
         proj_drop: float = 0.0,
         sr_ratio: int = 1,
         sr_pool: int = 0,
+        rel_pos_bias: bool = False,
     ) -> None:
         super().__init__()
+        check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if sr_ratio < 1 or sr_pool < 0:
             raise UserError(f"sr_ratio must be at least 1 and sr_pool at least 0; got {sr_ratio} and {sr_pool}")
         if sr_ratio > 1 and sr_pool:
@@ -72,6 +78,14 @@ class AttentionLayer(nn.Module):
             self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
         self.proj = output_projection([self.mechanism], dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
+        self.relative_position_bias_table: nn.Parameter | None = None
+        if rel_pos_bias:
+            if not self.mechanism.takes_bias or self.sr is not None:
+                raise UserError(
+                    f"rel_pos_bias is for a mechanism that takes a bias, such as softmax, without spatial reduction; "
+                    f"got {type(self.mechanism).__name__}, sr_ratio={sr_ratio} and sr_pool={sr_pool}. Leave it out here"
+                )
+            self.relative_position_bias_table = position_table(grid.size, self.mechanism.num_heads)
 
     @property
     def projections(self) -> str:
@@ -84,7 +98,7 @@ class AttentionLayer(nn.Module):
         Args:
             x: Tokens (B, N, C), prefix first, then the patches row by row.
             grid: Their grid.
-            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one.
+            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one, besides that of the layer.
         """
         if x.shape[1] != grid.num_queries:
             raise UserError(
@@ -97,8 +111,17 @@ class AttentionLayer(nn.Module):
         else:
             k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
             q = self.q(x)
-        out = attend(self.mechanism, q, k, v, grid, x=x, bias=bias)  # (B, N, out_dim)
+        out = attend(self.mechanism, q, k, v, grid, x=x, bias=self._with_positions(bias, grid))  # (B, N, out_dim)
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+
+    def _with_positions(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
+        """A bias and that of the layer's table, if it has one, together."""
+        if self.relative_position_bias_table is None:
+            return bias
+        own = relative_position_bias(self.relative_position_bias_table, self.mechanism.grid.size, grid.size)[None]
+        if grid.num_prefix:
+            own = F.pad(own, (grid.num_prefix, 0, grid.num_prefix, 0))  # (1, h, N, N)
+        return own if bias is None else own + bias
 
     def _reduced(self, grid: Grid) -> Grid:
         return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))

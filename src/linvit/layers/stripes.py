@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.registry import Spec, attentions
 
@@ -125,6 +125,7 @@ class StripeAttention(nn.Module):
         attention: Name or `{name: ..., option: value}`.
         key_dim: Channels of q and k per head; None means C / h.
         qkv_bias: Bias in the input projection.
+        proj_drop: Dropout after the output projection.
 
     Raises:
         UserError: If the width is not positive, two branches cannot share the heads, or the grid has prefix tokens.
@@ -140,8 +141,10 @@ class StripeAttention(nn.Module):
         attention: Spec = "softmax",
         key_dim: int | None = None,
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if width is not None and width < 1:
             raise UserError(f"the width of a stripe must be at least 1, or None for the whole plane; got {width}")
         if grid.num_prefix:
@@ -164,6 +167,7 @@ class StripeAttention(nn.Module):
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         self.branches = nn.ModuleList(branches)
         self.proj = output_projection([branch.mechanism for branch in branches], dim)
+        self.proj_drop = nn.Dropout(proj_drop)
 
     @property
     def projections(self) -> str:
@@ -180,4 +184,4 @@ class StripeAttention(nn.Module):
             branch(own, part, grid)
             for branch, own, part in zip(self.branches, parts, x.chunk(count, dim=-1), strict=True)
         ]
-        return self.proj(torch.cat(mixed, dim=-1))  # type: ignore[no-any-return]
+        return self.proj_drop(self.proj(torch.cat(mixed, dim=-1)))  # type: ignore[no-any-return]

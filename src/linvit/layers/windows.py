@@ -6,14 +6,13 @@ Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using
 from typing import NamedTuple
 
 import torch
-from timm.layers import trunc_normal_
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.functional import resize_tokens
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
 
@@ -77,7 +76,8 @@ class WindowAttention(AttentionLayer):
     too. A map whose smaller side is not larger than the window has windows of that side and no shift, as in the
     reference for classification.
 
-    A mechanism that takes a bias gets a learnable bias for every relative position in the window, and under the shift
+    A mechanism that takes a bias gets a learnable bias for every relative position in the window, if wanted, and under
+    the shift
     a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the reference's focused
     blocks: under the shift their windows at the border mix tokens of opposite sides of the map.
 
@@ -90,6 +90,8 @@ class WindowAttention(AttentionLayer):
         shifted: Roll the map by half a window first.
         attention: Name or `{name: ..., option: value}`.
         qkv_bias: Bias in the input projections.
+        proj_drop: Dropout after the output projection.
+        rel_pos_bias: The bias of relative positions, for a mechanism that takes one.
     """
 
     def __init__(
@@ -102,24 +104,23 @@ class WindowAttention(AttentionLayer):
         shifted: bool = False,
         attention: Spec = "softmax",
         qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        rel_pos_bias: bool = True,
     ) -> None:
         if window is not None and window < 1:
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
         nominal = grid.size if window is None else square(window, grid.size)
-        super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias)
+        super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.whole_map = window is None
         self.window = nominal
         self.shifted = shifted
-        self.relative_position_bias_table: nn.Parameter | None = None
-        if self.mechanism.takes_bias:
-            entries = (2 * nominal[0] - 1) * (2 * nominal[1] - 1)
-            self.relative_position_bias_table = nn.Parameter(torch.zeros(entries, self.mechanism.num_heads))
-            trunc_normal_(self.relative_position_bias_table, std=0.02)
+        if rel_pos_bias and self.mechanism.takes_bias:
+            self.relative_position_bias_table = position_table(nominal, self.mechanism.num_heads)
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own bias
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
         """(B, N, C) -> (B, N, C)."""
         windows = self.windows(grid.size)
-        out = super().forward(windows.partition(x), Grid(windows.window), self.bias(windows, x.shape[0]))
+        out = super().forward(windows.partition(x), Grid(windows.window), self.mask(windows, x.shape[0]))
         return windows.reverse(out)
 
     def windows(self, size: tuple[int, int]) -> Windows:
@@ -128,37 +129,15 @@ class WindowAttention(AttentionLayer):
         fits = min(size) <= window[0]
         return Windows(size, window, 0 if fits or not self.shifted else window[0] // 2)
 
-    def bias(self, windows: Windows, batch: int) -> Tensor | None:
-        """What is added to the logits, (1, h, h w, h w), or (B n, h, h w, h w) under a shift."""
-        if self.relative_position_bias_table is None:
+    def mask(self, windows: Windows, batch: int) -> Tensor | None:
+        """What a shift adds to the logits, (B n, h, h w, h w): -100 between tokens that are no neighbours, 0 else."""
+        if not (windows.shift and self.mechanism.takes_bias):
             return None
-        bias = relative_position_bias(self.relative_position_bias_table, self.window, windows.window)[None]
-        if not windows.shift:
-            return bias
-        bias = torch.where(windows.apart(bias.device), bias - 100, bias)  # (n, h, h w, h w)
-        return bias.repeat(batch, 1, 1, 1)
+        apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
+        return (-100 * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
 
 
 def square(side: int, size: tuple[int, int]) -> tuple[int, int]:
     """A window of that side, or of the smaller side of a map that is smaller."""
     side = min(side, *size)
     return side, side
-
-
-def relative_position_bias(table: Tensor, nominal: tuple[int, int], window: tuple[int, int]) -> Tensor:
-    """Bias (h, N, M) between all tokens of a window from a table of relative positions.
-
-    Args:
-        table: One entry per relative position, query less key, and head: ((2 H - 1) (2 W - 1), h), row by row from
-            (1 - H, 1 - W).
-        nominal: The window (H, W) that the table is made for. Another window gets the table resized (bicubic), as
-            the official fine-tuning at another size does.
-        window: The window of the bias.
-    """
-    height, width = window
-    span = 2 * height - 1, 2 * width - 1
-    table = resize_tokens(table[None], (2 * nominal[0] - 1, 2 * nominal[1] - 1), span)[0]
-    rows, columns = (torch.arange(side, device=table.device) for side in window)
-    down = (rows[:, None] - rows + height - 1)[:, None, :, None]  # (H, 1, H, 1)
-    right = (columns[:, None] - columns + width - 1)[:, None]  # (W, 1, W)
-    return table.mT[:, (down * span[1] + right).view(height * width, height * width)]

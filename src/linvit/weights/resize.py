@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention
 from linvit.attention.functional import resize_tokens
 from linvit.backbones.stage import Stage
+from linvit.layers.attention_layer import AttentionLayer
 
 
 class Table(NamedTuple):
@@ -42,7 +43,7 @@ def table_of(model: nn.Module, name: str, own: Tensor) -> Table | None:
         return Table(tuple(size), own.shape[1] - math.prod(size), "bilinear" if isinstance(owner, Stage) else "bicubic")
     if leaf == "positional_encoding" and isinstance(owner, Attention):
         return Table(owner.grid.keys_size)
-    window = getattr(owner, "window", None) or getattr(owner, "window_size", None)
+    window = owner.mechanism.grid.size if isinstance(owner, AttentionLayer) else getattr(owner, "window_size", None)
     if leaf == "relative_position_bias_table" and window is not None:
         return Table((2 * window[0] - 1, 2 * window[1] - 1))
     return None

@@ -1,0 +1,36 @@
+"""Relative position bias: a learnable number per head for every way that one patch lies from another.
+
+Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Eq. 4.
+"""
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from linvit.attention.functional import resize_tokens
+
+
+def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:
+    """A table for a plane (H, W) with Swin's initial values, ((2 H - 1) (2 W - 1), h)."""
+    table = nn.Parameter(torch.zeros((2 * size[0] - 1) * (2 * size[1] - 1), num_heads))
+    trunc_normal_(table, std=0.02)
+    return table
+
+
+def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Bias (h, N, M) between all patches of a plane from a table of relative positions.
+
+    Args:
+        table: One entry per relative position, query less key, and head: ((2 H - 1) (2 W - 1), h), row by row from
+            (1 - H, 1 - W).
+        nominal: The plane (H, W) that the table is made for. Another plane gets the table resized (bicubic), as the
+            official fine-tuning at another size does.
+        size: The plane (H, W) of the bias.
+    """
+    height, width = size
+    span = 2 * height - 1, 2 * width - 1
+    table = resize_tokens(table[None], (2 * nominal[0] - 1, 2 * nominal[1] - 1), span)[0]
+    rows, columns = (torch.arange(side, device=table.device) for side in size)
+    down = (rows[:, None] - rows + height - 1)[:, None, :, None]  # (H, 1, H, 1)
+    right = (columns[:, None] - columns + width - 1)[:, None]  # (W, 1, W)
+    return table.mT[:, (down * span[1] + right).view(height * width, height * width)]
