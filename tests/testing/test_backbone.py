@@ -34,6 +34,12 @@ def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches
     assert report.passed, f"\n{report}"
 
 
+def test_layers_may_share_a_parameter() -> None:
+    """It has the rate of the first of them."""
+    report = check_backbone(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, img_size=16, quick=True)
+    assert report.passed, f"\n{report}"
+
+
 def test_callables() -> None:
     report = check_backbone(Sound, ["linear", "softmax"], img_size=(32, 16), quick=True)
     assert report.subject == "tests.testing.wrong_backbones:Sound"

@@ -136,18 +136,16 @@ def _activations(model: nn.Module, x: Tensor) -> int:
 
 
 def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Parameter]]:
-    """The parameters in the order in which their modules are first called."""
-    found: list[tuple[str, nn.Parameter]] = []
+    """The parameters, each once, in the order in which their modules are first called."""
+    found: dict[nn.Parameter, str] = {}
     called: set[nn.Module] = set()
 
     def note(prefix: str) -> Any:
         def hook(module: nn.Module, _: Any) -> None:
             if module not in called:
                 called.add(module)
-                found.extend(
-                    (f"{prefix}.{name}".lstrip("."), parameter)
-                    for name, parameter in module.named_parameters(recurse=False)
-                )
+                for name, parameter in module.named_parameters(recurse=False):
+                    found.setdefault(parameter, f"{prefix}.{name}".lstrip("."))
 
         return hook
 
@@ -157,4 +155,4 @@ def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Paramete
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return [(name, parameter) for parameter, name in found.items()]
