@@ -76,10 +76,9 @@ class WindowAttention(AttentionLayer):
     too. A map whose smaller side is not larger than the window has windows of that side and no shift, as in the
     reference for classification.
 
-    A mechanism that takes a bias gets a learnable bias for every relative position in the window, if wanted, and under
-    the shift
-    a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the reference's focused
-    blocks: under the shift their windows at the border mix tokens of opposite sides of the map.
+    A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
+    under the shift a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the
+    reference's focused blocks: under the shift their windows at the border mix tokens of opposite sides of the map.
 
     Args:
         dim: Channels C.
