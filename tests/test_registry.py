@@ -216,6 +216,23 @@ def test_an_argument_that_the_constructor_does_not_take_is_refused():
         linvit.create_backbone("deit_tiny", windows=7)
 
 
+def test_a_constructor_without_what_the_host_supplies_is_told_what_it_lacks(widgets):
+    class TakesOnlyDim(linvit.Attention):
+        def __init__(self, dim):
+            super().__init__(dim, 1, Grid((2, 2)))
+
+    mechanisms = Registry("attention", "linvit.none", supplied=("dim", "num_heads", "grid", "key_dim"))
+    mechanisms.register("mine")(TakesOnlyDim)
+    for options in ({}, {"heads": 3}):
+        with pytest.raises(UserError) as error:
+            mechanisms.create({"name": "mine", **options}, **SIZES)
+        assert str(error.value) == (
+            "attention 'mine': its constructor must take dim, num_heads, grid; it lacks num_heads, grid"
+        )
+    with pytest.raises(UserError, match="must take dim, num_heads, grid, key_dim; it lacks num_heads, grid, key_dim"):
+        mechanisms.create("mine", **SIZES, key_dim=4)
+
+
 def test_a_spec_without_a_name():
     with pytest.raises(UserError) as error:
         linvit.create_attention({"focusing_factor": 4}, **SIZES)

@@ -68,12 +68,14 @@ class Registry:
         kind: What is registered, for messages: "attention".
         group: The entry-point group in which packages announce theirs: "linvit.attentions".
         base: `package.module:Class` that everything registered must subclass, or None.
+        supplied: Arguments of the constructor that hosts supply, and not the user.
     """
 
-    def __init__(self, kind: str, group: str, base: str | None = None) -> None:
+    def __init__(self, kind: str, group: str, base: str | None = None, supplied: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.group = group
         self.base = base
+        self.supplied = supplied
         self._registered: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -140,11 +142,18 @@ class Registry:
             context: Arguments that the caller (a host, a task) supplies, such as `dim` or `img_size`.
 
         Raises:
-            UserError: If the spec has no name or an unknown one, or an option that the constructor does not take.
+            UserError: If the spec has no name or an unknown one, or an option that the constructor does not take, or if
+                the constructor does not take what every host supplies.
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
         parameters = parameters_of(constructor)
+        supplied = [argument for argument in self.supplied if argument in context]
+        lacking = [argument for argument in supplied if argument not in parameters]
+        if lacking:
+            raise UserError(
+                f"{self.kind} '{name}': its constructor must take {', '.join(supplied)}; it lacks {', '.join(lacking)}"
+            )
         for option in options:
             if option not in parameters or option in context:
                 raise UserError(self._no_option(name, option, parameters, context))
@@ -261,6 +270,11 @@ def _owner(distribution: str, version: str) -> str:
     return distribution if distribution == "linvit" else f"{distribution} {version}"
 
 
-attentions = Registry("attention", "linvit.attentions", base="linvit.attention.base:Attention")
+attentions = Registry(
+    "attention",
+    "linvit.attentions",
+    base="linvit.attention.base:Attention",
+    supplied=("dim", "num_heads", "grid", "key_dim"),
+)
 backbones = Registry("backbone", "linvit.backbones")
 heads = Registry("head", "linvit.heads")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Attention, Grid
+from linvit import Attention, Grid, UserError
 from linvit.analysis import attention_matrix
 from tests.helpers import assert_near, inputs, mechanism, randn
 
@@ -157,3 +157,43 @@ def test_input_reaches_a_mechanism_that_takes_it() -> None:
     matrix = attention_matrix(module, q, k, GRID, x=extra["x"])
     want = extra["x"].mean(-1)[:, None, :, None] / GRID.num_keys
     assert_near(matrix, want.expand_as(matrix), 1e-12)
+
+
+class TwiceAsWide(Attention):
+    """Linear in v, with an output of twice as many channels."""
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+        super().__init__(dim, num_heads, grid)
+        self.out_dim = 2 * dim
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return torch.cat([v, v], dim=-1)
+
+
+class Untold(TwiceAsWide):
+    probeable = False
+
+
+class Told(Untold):
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
+        return torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TwiceAsWide, r"TwiceAsWide: out_dim differs from dim \(12 and 6\), .*: declare probeable = False and give "),
+        (Untold, r"Untold declares probeable = False and has no attention_matrix\(q, k, v, grid\)"),
+    ],
+)
+def test_what_has_no_matrix_to_read_is_a_user_error(kind: type[Attention], message: str) -> None:
+    module = kind(6, 3, GRID)
+    given = inputs(module, GRID)
+    with pytest.raises(UserError, match=message):
+        attention_matrix(module, given.q, given.k, GRID)
+
+
+def test_an_output_of_another_width_with_its_own_matrix_is_taken() -> None:
+    module = Told(6, 3, GRID)
+    given = inputs(module, GRID)
+    assert attention_matrix(module, given.q, given.k, GRID).shape == (*given.q.shape[:2], 13, 13)

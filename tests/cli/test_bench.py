@@ -106,3 +106,15 @@ def test_fewer_images_than_a_batch_are_refused(tmp_path):
     image_folder(tmp_path, ["train", "val"])
     with pytest.raises(linvit.UserError, match=r"has 6 training images, less than one batch of 64; add some"):
         bench.main(["data", str(tmp_path)])
+
+
+def test_options_may_stand_between_what_is_measured_and_where(folder, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "rate", lambda loader, images: 1.0)
+    assert main(["bench", "data", "--images", "1", "--rounds", "1", str(folder)]) == 0
+    assert f"1 of 80 images of {folder}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--images", "--rounds"])
+def test_a_round_has_an_image_and_a_run_has_a_round(option, tmp_path):
+    with pytest.raises(linvit.UserError, match=f"{option} must be a whole number at least 1; got 0"):
+        bench.main(["data", str(tmp_path), option, "0"])

@@ -212,3 +212,14 @@ def test_no_torch_for_what_needs_none(arguments):
     )
     done = python("-c", code, *arguments)
     assert done.returncode == 0, done.stderr
+
+
+def test_options_may_stand_between_the_kind_and_the_name(capsys):
+    assert main(["attentions", "--timeout", "5", "hydra"]) == 0
+    assert capsys.readouterr().out.startswith("hydra (attention)")
+
+
+@pytest.mark.parametrize("timeout", ["-1", "0", "nan"])
+def test_an_import_is_given_time(timeout):
+    with pytest.raises(linvit.UserError, match=r"--timeout must be a number above 0; got "):
+        main(["--check", f"--timeout={timeout}"])

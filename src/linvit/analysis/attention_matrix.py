@@ -40,7 +40,21 @@ def attention_matrix(
 
     Returns:
         (B, h, N, M), or (B, h, d, N, M) if the mechanism is `channelwise`. The additive bias is not part of it.
+
+    Raises:
+        UserError: If the mechanism can neither be probed nor has a matrix of its own.
     """
+    name = type(mechanism).__name__
+    if not mechanism.probeable and not hasattr(mechanism, "attention_matrix"):
+        raise UserError(
+            f"{name} declares probeable = False and has no attention_matrix(q, k, v, grid), so its matrix cannot be "
+            f"had; give it that method"
+        )
+    if mechanism.probeable and mechanism.out_dim != mechanism.dim:
+        raise UserError(
+            f"{name}: out_dim differs from dim ({mechanism.out_dim} and {mechanism.dim}), so no one matrix takes the "
+            f"values to the output: declare probeable = False and give attention_matrix(q, k, v, grid)"
+        )
     twin = _silent_copy(mechanism).double().eval()
     q, k = q.double(), k.double()
     extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}

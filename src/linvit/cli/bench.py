@@ -22,7 +22,7 @@ from linvit.cli.parser import Parser, readable
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.transforms import Augmentation
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.tasks import Task
 from linvit.tasks.base import FACTS
 
@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--source", dest="instead", metavar="SOURCE", help="the same as the first argument")
     parser.add_argument("--images", type=int, default=512, help="images per round and loader (512)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (5)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)  # linvit bench data --images 64 FOLDER
+    check_number("--images", args.images, at_least=1, whole=True)
+    check_number("--rounds", args.rounds, at_least=1, whole=True)
     source = args.source or args.instead
     if source is None and args.config is None:
         raise UserError("linvit bench data needs images: linvit bench data FOLDER, or --config FILE")

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from linvit import source
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 from linvit.model_facts import model_facts
 from linvit.registry import Entry, Registry, attentions, backbones, heads, parameters_of
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 COLUMNS = {"attentions": ("cost", "paper"), "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"), "heads": ()}
-SUPPLIED = {"attentions": ("dim", "num_heads", "grid", "key_dim")}  # by the host of the mechanism, not by its user
 
 EPILOG = """examples:
   linvit list                                    everything, a broken plug-in with its reason
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
     """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0.
 
     Raises:
-        UserError: If the kind or the name is unknown, or the named plug-in cannot be imported.
+        UserError: If the kind or the name is unknown, the named plug-in cannot be imported, or there is no time to.
     """
     parser = argparse.ArgumentParser(
         "linvit list", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -53,7 +52,8 @@ def main(argv: list[str]) -> int:
         "--check", action="store_true", help="import every plug-in and report; exit code 1 if one fails"
     )
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="for one import (default: 60)")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)  # linvit list attentions --timeout 5 hydra
+    check_number("--timeout", args.timeout, above=0)
 
     if args.kind is not None:
         check_choice("kind", args.kind, REGISTRIES)
@@ -149,7 +149,7 @@ def _one(kind: str, name: str) -> Iterator[str]:
     yield ""
     yield source.documentation(entries[0].target) or "(no documentation)"
     yield ""
-    options = {key: value for key, value in parameters.items() if key not in SUPPLIED.get(kind, ())}
+    options = {key: value for key, value in parameters.items() if key not in registry.supplied}
     yield "options:" if options else "options: none"
     for option, default in options.items():
         yield f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}"
