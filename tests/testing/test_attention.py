@@ -63,6 +63,7 @@ def test_a_crash_in_the_constructor_is_a_failure() -> None:
         ({"name": "focused", "focusing": 4}, "attention 'focused' takes no option 'focusing'."),
         ({"name": "focused", "focusing_factor": 0.5}, "focusing_factor must be a number at least 1"),
         ("tests.testing.wrong:Missing", "attention class 'tests.testing.wrong:Missing' cannot be imported"),
+        ("tests.testing.wrong_declarations:TakesOnlyDim", "must take dim, num_heads, grid; it lacks num_heads, grid"),
         (torch.nn.Linear, "Linear is not a subclass of linvit.Attention"),
     ],
 )
@@ -78,6 +79,15 @@ def test_random_numbers_threads_and_warnings_of_the_caller_stay() -> None:
     check_attention(wrong.Random, quick=True)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+def test_ctrl_c_is_the_users() -> None:
+    class Interrupted(wrong.Sound):
+        def forward(self, *args: object) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_attention(Interrupted, quick=True)
 
 
 def test_a_quick_run_leaves_out_the_compiler() -> None:

@@ -1,7 +1,10 @@
 """The table."""
 
+import pytest
+
+from linvit import UserError
 from linvit.testing import Line, Report, Verdict
-from linvit.testing.report import at, crash
+from linvit.testing.report import Finding, at, crash, refusable
 
 LINES = (
     Line("grids", Verdict.PASS, "7x9", 0.31),
@@ -38,6 +41,22 @@ def test_a_crash_says_what_and_where():
     except ValueError as error:
         finding = crash(error)
     assert finding == (Verdict.FAIL, "ValueError: first second (at 7x9)")
+
+
+def test_an_exit_is_a_crash_with_its_place() -> None:
+    with pytest.raises(SystemExit) as caught, at("7x9"):
+        raise SystemExit(3)
+    assert crash(caught.value) == (Verdict.FAIL, "SystemExit: 3 (at 7x9)")
+
+
+def test_a_refusal_is_a_declaration_and_a_crash_is_not() -> None:
+    @refusable
+    def check(error: Exception) -> Finding:
+        raise error
+
+    assert check(UserError("at most 1000 tokens")) == (Verdict.UNSUPPORTED, "at most 1000 tokens")
+    with pytest.raises(ValueError, match="no reason"):
+        check(ValueError("no reason"))
 
 
 def test_a_crash_without_words_or_with_too_many():

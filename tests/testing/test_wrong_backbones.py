@@ -32,6 +32,7 @@ WRONG = {  # class -> the lines that it fails, all of them, and words of the fir
         "stages.0: (2, 16, 8, 8), feature_info announces (2, 16, 16, 16)",
     ),
     "CountsFromTheEnd": ({"intermediates"}, "indices=[-1], stop_early=False gives other features"),
+    "ExitsWhenPruned": ({"pruning"}, "SystemExit: 0"),
     "PrunesNothing": ({"pruning"}, "pruning to level 0 drops no parameter"),
     "PrunesTooMuch": ({"pruning"}, "the feature of level 0 is another after pruning"),
     "FixedSize": ({"any input"}, "RuntimeError: The size of tensor a"),
@@ -84,6 +85,7 @@ def test_a_wrong_one_fails_its_line_and_no_other(name: str, sound: Report) -> No
     ("name", "words"),
     [
         ("Crashes", "RuntimeError: out of luck and more"),
+        ("Exits", "SystemExit: 0"),
         ("TakesNoImageSize", "it takes no img_size"),
         ("HundredClasses", "num_classes has the default 100 instead of 1000"),
     ],
@@ -95,11 +97,14 @@ def test_what_cannot_be_built_by_the_contract_has_no_other_lines(name: str, word
     assert words in report["constructor"].note
 
 
-@pytest.mark.parametrize("name", ["DropsInEvaluation", "WritesToItsImages"])
-def test_what_spoils_other_lines_too_fails_its_own(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("DropsInEvaluation", "two calls in evaluation differ by"), ("WritesToItsImages", "it writes to its images")],
+)
+def test_what_spoils_other_lines_too_fails_its_own(name: str, words: str) -> None:
     report = check(name)
     assert report["determinism"].verdict is Verdict.FAIL
-    assert "two calls in evaluation differ by" in report["determinism"].note
+    assert words in report["determinism"].note
 
 
 def test_a_size_that_is_refused_by_name_is_declared() -> None:

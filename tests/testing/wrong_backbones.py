@@ -1,5 +1,6 @@
 """One sound backbone, and one for each way of being wrong that changes a single thing in it."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,17 @@ class Crashes(Sound):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         raise RuntimeError("out of luck\nand more")
+
+
+class Exits(Sound):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        sys.exit(0)
+
+
+class ExitsWhenPruned(Sound):
+    def prune_intermediate_layers(self, *args: Any, **kwargs: Any) -> Any:
+        sys.exit(0)
 
 
 class TakesNoImageSize(Sound):

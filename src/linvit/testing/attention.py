@@ -9,15 +9,17 @@ from linvit.testing import (
     checks_behaviour,
     checks_compile,
     checks_cost,
+    checks_declarations,
     checks_growth,
     checks_matrix,
     checks_numerics,
     checks_shape,
 )
 from linvit.testing.inputs import Subject
-from linvit.testing.report import Line, Report, crash
+from linvit.testing.report import CRASHES, Line, Report, Verdict, crash
 from linvit.testing.runner import Check, run
 
+DECLARATIONS: Check[Subject] = Check("declarations", checks_declarations.declarations)
 CHECKS: tuple[Check[Subject], ...] = (
     Check("shape and dtype", checks_shape.shape),
     Check("grids", checks_shape.grids),
@@ -54,8 +56,10 @@ def check_attention(
 ) -> Report:
     """Holds a mechanism to the contract of `linvit.Attention`, on the CPU.
 
-    What the mechanism declares is what it is held to: see the attributes of `linvit.Attention`. Parameters are moved
-    away from their initial values first. An exception inside a check is that check's failure.
+    What the mechanism declares is what it is held to: see the attributes of `linvit.Attention`. Where a declaration
+    cannot be read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from
+    their initial values first. An exception inside a check, `sys.exit` included, is that check's failure; a size that
+    is refused by a `UserError` is "not supported".
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
@@ -78,8 +82,10 @@ def check_attention(
         subject.build()
     except UserError:
         raise
-    except Exception as error:  # whatever a constructor does
+    except CRASHES as error:
         lines.append(Line("construction", *crash(error)))
     else:
-        lines += run(CHECKS, subject, quick)
+        lines += run([DECLARATIONS], subject, quick)
+        if lines[0].verdict is Verdict.PASS:
+            lines += run(CHECKS, subject, quick)
     return Report(str(subject), tuple(lines), time.perf_counter() - start)

@@ -16,7 +16,7 @@ from linvit.testing import (
     checks_backbone_training,
 )
 from linvit.testing.images import Subject
-from linvit.testing.report import Line, Report, crash
+from linvit.testing.report import CRASHES, Line, Report, crash
 from linvit.testing.runner import Check, run
 
 CONSTRUCTOR: Check[Subject] = Check("constructor", checks_backbone_shape.constructor)
@@ -56,8 +56,8 @@ def check_backbone(
 ) -> Report:
     """Holds a backbone to timm's contract, and to any input and any attention, on the CPU.
 
-    Parameters are moved away from their initial values first. An exception inside a check is that check's failure; a
-    size that the backbone refuses by a `UserError` that names it is "not supported".
+    Parameters are moved away from their initial values first. An exception inside a check, `sys.exit` included, is that
+    check's failure; a size that the backbone refuses by a `UserError` that names it is "not supported".
 
     Args:
         spec_or_callable: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class or
@@ -85,7 +85,7 @@ def check_backbone(
         subject.model  # noqa: B018 (built once, here, so that what it raises is no check's failure)
     except UserError:
         raise
-    except Exception as error:  # whatever a constructor does
+    except CRASHES as error:
         lines = [Line("constructor", *crash(error))]
     else:
         lines += run(CHECKS, subject, quick)

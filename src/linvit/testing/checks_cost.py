@@ -14,14 +14,12 @@ COSTED = (NOMINAL, Grid((14, 14), num_prefix=1), Grid((14, 14), (7, 7)))
 
 def cost(subject: Subject) -> Finding:
     """The matmul part is what torch counts, and the parameters are those there are."""
-    said = ""
-    for grid in COSTED:
+    said, mechanism = "", subject.build()
+    reducible = mechanism.fewer_keys and mechanism.projections == "qkv"
+    for grid in COSTED if reducible else COSTED[:-1]:
         try:
             mechanism = subject.build(grid)
-            given = inputs(mechanism, grid, batch=1)
-            if mechanism.projections != "qkv" and grid.kv_size is not None:
-                continue
-            counted = macs(mechanism, given, grid)
+            counted = macs(mechanism, inputs(mechanism, grid, batch=1), grid)
         except UserError:  # the checks of shapes report it
             continue
         declared = mechanism.cost(grid)

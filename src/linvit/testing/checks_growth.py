@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from linvit.attention.base import Attention, Grid
 from linvit.testing.checks_cost import macs
 from linvit.testing.inputs import Inputs, Subject, inputs, normal
-from linvit.testing.report import Finding, at, failed, not_declared, passed
+from linvit.testing.report import Finding, at, failed, not_declared, passed, refusable
 
 SIDES = (28, 56)  # N = 784, 3136
 LARGE_SIDE = 112  # N = 12544
@@ -27,6 +27,7 @@ ROUNDS, REPEATS = 3, 5
 LEAST_SECONDS = 0.01  # one measurement; the clock of a process ticks in microseconds
 
 
+@refusable
 def growth_of_work(subject: Subject) -> Finding:
     """Bytes written in a training step and MACs of a forward pass, counted, against the declared complexity.
 
@@ -49,6 +50,7 @@ def growth_of_work(subject: Subject) -> Finding:
     return _judged(mechanism, max(exponents.values(), default=0), COUNTED, said)
 
 
+@refusable
 def growth_of_time(subject: Subject) -> Finding:
     """Processor time of a forward pass on one thread against the declared complexity.
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from linvit.analysis.attention_matrix import attention_matrix
 from linvit.analysis.rank import rank
 from linvit.attention.base import Attention
+from linvit.testing.checks_behaviour import neighbours_effect
 from linvit.testing.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, relative_error
 from linvit.testing.report import Finding, at, failed, not_declared, passed
 
@@ -101,7 +102,12 @@ def _with_values(mechanism: Attention, given: Inputs, v: Tensor) -> Tensor:
 
 
 def _why(mechanism: Attention, given: Inputs) -> str:
-    """What the mechanism ought to have declared."""
+    """What the mechanism ought to mend or to have declared. Probing is for what repeats, sample by sample."""
+    once, again = (_with_values(mechanism, given, given.v) for _ in range(2))
+    if not relative_error(again, once) <= EXACT:
+        return "two calls in evaluation differ, so mend determinism first"
+    if not neighbours_effect(mechanism, given) <= EXACT:
+        return "a sample's output depends on the others of its batch, so mend batch independence first"
     bias, once, twice = (_with_values(mechanism, given, factor * given.v) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
         return "not linear in v, so declare probeable = False"

@@ -13,7 +13,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.inputs import Inputs, Subject, flat, inputs, normal, relative_error
-from linvit.testing.report import Finding, at, failed, passed, place
+from linvit.testing.report import Finding, at, failed, not_supported, passed, place
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"scale 2^{power}": partial(torch.mul, other=2.0**power) for power in (-10, -5, 0, 3, 6)},
@@ -82,7 +82,7 @@ def finite(precision: Precision) -> Callable[[Subject], Finding]:
                 values += sum(tensor.numel() for tensor in run.results.values())
                 sizes.add(side * side)
         said = f"{values} outputs and gradients, N in {sorted(sizes)}, {', '.join(CASES)}"
-        return passed("; ".join([said, *sorted(refused)]))
+        return not_supported("; ".join([*sorted(refused), said])) if refused else passed(said)
 
     return check
 
@@ -92,16 +92,22 @@ def error(precision: Precision) -> Callable[[Subject], Finding]:
 
     def check(subject: Subject) -> Finding:
         limit = FAR_OFF * precision.goal
-        said, outputs = [], []
+        said, outputs, refused = [], [], []
         for side in _sides(subject)[2:]:
             with at(f"N={side * side}"):
-                run = _run(subject, precision, side, torch.clone)
+                try:
+                    run = _run(subject, precision, side, torch.clone)
+                except UserError as error:
+                    refused.append(f"not N={side * side}: {place(error)}")
+                    continue
                 exact = _exact(run)
             errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
             outputs.append(errors.pop("output"))
             said.append(f"output {outputs[-1]:.1e}, gradients {max(errors.values(), default=0):.1e} at N={side * side}")
-        note = f"{'; '.join(said)}; goal for outputs {precision.goal:.0e}"
-        return passed(note) if all(output <= limit for output in outputs) else failed(f"{note}, at most {limit:.0e}")
+        note = f"{'; '.join([*refused, *said])}; goal for outputs {precision.goal:.0e}"
+        if not all(output <= limit for output in outputs):
+            return failed(f"{note}, at most {limit:.0e}")
+        return not_supported(note) if refused else passed(note)
 
     return check
 

@@ -1,5 +1,8 @@
 """Shapes, grids, prefix tokens, position bias, and the host."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -7,7 +10,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.testing.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
-from linvit.testing.report import Finding, at, failed, not_supported, passed, place
+from linvit.testing.report import CRASHES, Finding, at, crash, failed, not_supported, passed, place, refusable
 
 GRIDS = [Grid((14, 14)), Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 WITH_PREFIX = Grid((14, 14), num_prefix=2)
@@ -36,11 +39,10 @@ def grids(subject: Subject) -> Finding:
     refused = []
     for grid in GRIDS:
         try:
-            mechanism = subject.build(grid)
+            wrong = _wrong_output(subject.build(grid), grid)
         except UserError as error:
             refused.append(f"{shown(grid)}: {place(error)}")
             continue
-        wrong = _wrong_output(mechanism, grid)
         if wrong:
             return failed(f"{wrong} at {shown(grid)}")
     return not_supported("; ".join(refused)) if refused else passed(", ".join(map(shown, GRIDS)))
@@ -67,15 +69,13 @@ def another_size(subject: Subject) -> Finding:
     return not_supported("; ".join(refused)) if refused else passed(f"{sizes} through an instance for {shown(NOMINAL)}")
 
 
+@refusable
 def prefix_tokens(subject: Subject) -> Finding:
     """Patches see every prefix token, and every prefix token sees the patches."""
     grid, prefix = WITH_PREFIX, WITH_PREFIX.num_prefix
-    try:
-        mechanism = subject.build(grid)
-        given = inputs(mechanism, grid)
-        before = given(mechanism, grid)
-    except UserError as error:
-        return not_supported(place(error))
+    mechanism = subject.build(grid)
+    given = inputs(mechanism, grid)
+    before = given(mechanism, grid)
     wrong = wrong_shape(before, mechanism, grid, 2)
     if wrong:
         return failed(f"{wrong} at {shown(grid)}")
@@ -91,31 +91,35 @@ def prefix_tokens(subject: Subject) -> Finding:
     return passed(f"least effect {size:.0e}") if size > SEEN else failed(f"the effect {least} is {size:.0e}")
 
 
+@refusable
 def spatial_reduction(subject: Subject) -> Finding:
     """Fewer keys than queries."""
-    if subject.build().projections != "qkv":
+    mechanism = subject.build()
+    if mechanism.projections != "qkv":
         return not_supported("the projections tie keys to queries")
-    try:
-        mechanism = subject.build(REDUCED)
-        wrong = _wrong_output(mechanism, REDUCED)
-    except UserError as error:
-        return not_supported(place(error))
-    return failed(f"{wrong} at {shown(REDUCED)}") if wrong else passed(shown(REDUCED))
+    if not mechanism.fewer_keys:
+        return not_supported("fewer_keys is False")
+    wrong = _wrong_or_crash(partial(subject.build, REDUCED), REDUCED)
+    if wrong:
+        return failed(f"{wrong} at {shown(REDUCED)}; if keys must be as many as queries, declare fewer_keys = False")
+    return passed(shown(REDUCED))
 
 
+@refusable
 def narrow_keys(subject: Subject) -> Finding:
     """Queries and keys of half the width, where the constructor takes `key_dim`."""
     if not subject.takes("key_dim"):
         return not_supported("the constructor takes no key_dim")
+    if not subject.build().narrow_keys:
+        return not_supported("narrow_keys is False")
     width = max(1, subject.dim // subject.num_heads // 2)
-    try:
-        mechanism = subject.build(key_dim=width)
-    except UserError as error:
-        return not_supported(place(error))
-    if mechanism.key_dim != width:
-        return failed(f"the attribute key_dim is {mechanism.key_dim} after key_dim={width}")
-    wrong = _wrong_output(mechanism, NOMINAL)
-    return failed(f"{wrong} with key_dim={width}") if wrong else passed(f"key_dim={width}")
+    narrow = partial(subject.build, key_dim=width)
+    wrong = _wrong_or_crash(narrow, NOMINAL)
+    if not wrong and narrow().key_dim != width:
+        wrong = "the attribute key_dim is another"
+    if wrong:
+        return failed(f"{wrong} with key_dim={width}; if keys must be as wide as values, declare narrow_keys = False")
+    return passed(f"key_dim={width}")
 
 
 def position_bias(subject: Subject) -> Finding:
@@ -163,6 +167,16 @@ def _wrong_output(mechanism: Attention, grid: Grid) -> str:
     wrong = wrong_shape(out, mechanism, grid, 2)
     lost = int((~out.isfinite()).sum())
     return wrong or (f"{lost} of {out.numel()} outputs not finite" if lost else "")
+
+
+def _wrong_or_crash(build: Callable[[], Attention], grid: Grid) -> str:
+    """What is wrong with the output of an instance for a grid, a crash included, or nothing."""
+    try:
+        return _wrong_output(build(), grid)
+    except UserError:
+        raise
+    except CRASHES as error:
+        return crash(error).note
 
 
 def _change(mechanism: Attention, given: Inputs, before: Tensor, tokens: slice) -> Tensor:

@@ -1,11 +1,20 @@
 """What the checks found: a verdict and the offending numbers per line."""
 
 import contextlib
+import functools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from linvit.errors import UserError
+
+S = TypeVar("S")
+
+
+CRASHES = (Exception, SystemExit)
+"""What a subject may end a check with: a `sys.exit` in it is its failure, the user's Ctrl-C is not."""
 
 
 class Verdict(Enum):
@@ -107,22 +116,35 @@ def not_supported(note: str) -> Finding:
     return Finding(Verdict.UNSUPPORTED, note)
 
 
+def refusable(check: Callable[[S], Finding]) -> Callable[[S], Finding]:
+    """A check of which the subject may say, by a `UserError`, that it cannot."""
+
+    @functools.wraps(check)
+    def run(subject: S) -> Finding:
+        try:
+            return check(subject)
+        except UserError as error:
+            return not_supported(place(error))
+
+    return run
+
+
 @contextlib.contextmanager
 def at(place: str) -> Iterator[None]:
     """Notes on an exception where it happened, such as "7x9" or "N=3136, scale 2^6"."""
     try:
         yield
-    except Exception as error:
+    except CRASHES as error:
         error.add_note(place)
         raise
 
 
-def crash(error: Exception) -> Finding:
+def crash(error: BaseException) -> Finding:
     """A check that an exception ended has failed: the error's message and where it happened."""
     return failed(f"{type(error).__name__}: {place(error)}")
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """The beginning of an error's message, and the place that `at` noted."""
     message = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
     notes: list[str] = getattr(error, "__notes__", [])

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from linvit.testing.report import Finding, Line, crash
+from linvit.testing.report import CRASHES, Finding, Line, crash
 
 S = TypeVar("S")
 
@@ -39,6 +39,6 @@ def _line(check: Check[S], subject: S) -> Line:
         torch.manual_seed(0)
         try:
             finding = check.run(subject)
-        except Exception as error:  # whatever a subject does
+        except CRASHES as error:
             finding = crash(error)
     return Line(check.name, *finding, seconds=time.perf_counter() - start)

@@ -1,0 +1,71 @@
+"""What exits, remembers, refuses or couples is told by the line that it concerns, with the cause."""
+
+import pytest
+
+from linvit.testing import Verdict, check_attention
+from linvit.testing.checks_numerics import PRECISIONS, error, finite
+from linvit.testing.inputs import Subject
+from tests.testing import wrong_behaviour
+from tests.testing.helpers import verdicts
+
+WRONG = {  # class -> the lines that it fails, all of them, and words of the last
+    "ExitsAtConstruction": ({"construction"}, "SystemExit: 0"),
+    "ExitsInForward": ({"declarations"}, "SystemExit: no licence (at forward)"),
+    "ExitsAtPrefix": ({"prefix tokens"}, "SystemExit: (no message)"),
+    "CountsItsTraining": ({"copies"}, "a fresh instance with its state dict differs by"),
+    "CentresTheBatch": (
+        {"batch independence", "equivalent matrix"},
+        "a sample's output depends on the others of its batch, so mend batch independence first",
+    ),
+    "DropsAndCouplesInTraining": ({"batch independence"}, "in training, at one seed among others (at most 1e-09)"),
+    "RefusesLargeAndIsCoarse": ({"error, bfloat16", "error, autocast bfloat16"}, "at most 1e-01"),
+}
+SIZED = {"growth of work", "growth of time"}
+REFUSED = "not N=3136: at most 1000 tokens; got 3136; "
+THIN = {"grids", "another size", *(f"finite, {precision.name}" for precision in PRECISIONS)}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_one_fails_its_lines_and_no_other(name: str) -> None:
+    lines, words = WRONG[name]
+    report = check_attention(getattr(wrong_behaviour, name), quick=True)
+    assert set(report.failures) == lines, f"\n{report}"
+    assert words in [line.note for line in report.lines if line.name in lines][-1]
+
+
+def test_noise_in_evaluation_is_no_matter_of_declarations() -> None:
+    report = check_attention(wrong_behaviour.DropsInEvaluation, quick=True)
+    assert report["determinism"].verdict is Verdict.FAIL
+    assert "two calls in evaluation differ, so mend determinism first" in report["equivalent matrix"].note
+
+
+def test_dropout_in_training_passes() -> None:
+    report = check_attention(wrong_behaviour.DropsInTraining, quick=True)
+    assert report.passed, f"\n{report}"
+    assert report["batch independence"].note.endswith("random in training, so compared there at one seed among others")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "words"),
+    [
+        ("RefusesThin", THIN, "a grid has at least two rows and columns"),
+        ("RefusesLargeCalls", SIZED, "at most 1000 tokens; got 3136"),
+        ("RefusesToBeLarge", SIZED, "at most 1000 tokens; got 3136"),
+    ],
+)
+def test_a_refused_size_is_not_supported_in_every_line(name: str, lines: set[str], words: str) -> None:
+    report = check_attention(getattr(wrong_behaviour, name), quick=True)
+    assert report.passed, f"\n{report}"
+    assert verdicts(report, Verdict.UNSUPPORTED) == {*lines, "position bias"}
+    assert all(words in report[line].note for line in lines)
+
+
+@pytest.mark.parametrize("name", ["RefusesLargeCalls", "RefusesToBeLarge"])
+@pytest.mark.parametrize("check", [finite, error])
+def test_a_refused_size_leaves_the_numbers_of_the_others(name: str, check: object) -> None:
+    subject = Subject(getattr(wrong_behaviour, name), 32, 2, quick=False)
+    verdict, note = check(PRECISIONS[0])(subject)
+    assert verdict is Verdict.UNSUPPORTED
+    refused, rest = note[: len(REFUSED)], note[len(REFUSED) :]
+    assert refused == REFUSED
+    assert "N=196" in rest or "N in [1, 49, 196]" in rest
