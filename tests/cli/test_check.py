@@ -69,11 +69,11 @@ def test_a_failure_is_exit_code_1_and_names_its_line(mine, capsys, arguments):
     assert failures(out) == ["equivalent matrix"]
 
 
-def test_an_exit_in_a_mechanism_is_a_failure_with_a_report():
-    done = python("-m", "linvit", "check", "tests.testing.wrong_behaviour:ExitsInForward", "--quick")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert failures(done.stdout) == ["declarations"]
-    assert "SystemExit: no licence" in done.stdout
+def test_an_exit_in_a_mechanism_is_a_failure_with_a_report(capsys):
+    assert main(["tests.testing.wrong_behaviour:ExitsInForward", "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert failures(out) == ["declarations"]
+    assert "SystemExit: no licence" in out
 
 
 @pytest.mark.parametrize(

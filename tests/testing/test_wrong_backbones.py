@@ -32,7 +32,7 @@ WRONG = {  # class -> the lines that it fails, all of them, and words of the fir
         "stages.0: (2, 16, 8, 8), feature_info announces (2, 16, 16, 16)",
     ),
     "CountsFromTheEnd": ({"intermediates"}, "indices=[-1], stop_early=False gives other features"),
-    "ExitsWhenPruned": ({"pruning"}, "SystemExit: 0"),
+    "ExitsWhenPruned": ({"pyramid", "pruning"}, "SystemExit: 0"),
     "PrunesNothing": ({"pruning"}, "pruning to level 0 drops no parameter"),
     "PrunesTooMuch": ({"pruning"}, "the feature of level 0 is another after pruning"),
     "FixedSize": ({"any input"}, "RuntimeError: The size of tensor a"),
