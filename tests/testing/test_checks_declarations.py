@@ -9,6 +9,7 @@ from tests.testing.helpers import verdicts
 UNREADABLE = {
     "ComplexityInWords": "complexity must be one of O(N), O(N^2); got 'linear'.",
     "OtherProjections": "projections must be one of qkv, qv, kv; got 'qq'.",
+    "OtherNorm": "proj_norm must be one of none, bn2d; got 'ln'.",
     "FlagInWords": "takes_bias must be True or False; got 'no'",
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "UnevenWidth": "out_dim 33 is not divisible by num_heads 2",

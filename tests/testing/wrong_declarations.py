@@ -72,6 +72,10 @@ class OtherProjections(Sound):
     projections = "qq"
 
 
+class OtherNorm(Sound):
+    proj_norm = "ln"
+
+
 class FlagInWords(Sound):
     takes_bias = "no"
 

@@ -11,6 +11,7 @@ from linvit.testing.report import Finding, at, failed, passed, place
 
 PROJECTIONS = ("qkv", "qv", "kv")
 COMPLEXITIES = ("O(N)", "O(N^2)")
+PROJECTION_NORMS = ("none", "bn2d")
 FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable")
 
 
@@ -28,6 +29,7 @@ def declarations(subject: Subject) -> Finding:
 
 def _check_attributes(mechanism: Attention) -> None:
     check_choice("projections", mechanism.projections, PROJECTIONS)
+    check_choice("proj_norm", mechanism.proj_norm, PROJECTION_NORMS)
     if mechanism.complexity is not None:
         check_choice("complexity", mechanism.complexity, COMPLEXITIES)
     for name in FLAGS:
