@@ -5,6 +5,7 @@ import io
 import os
 from itertools import chain
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.bad_images import FLOOR, BadImageError, BadImages, load, read
+from linvit.data.bad_images import FLOOR, BadImageError, BadImages, load, name_of, read
 from linvit.data.draws import Draw
 from tests.data.damaged import bomb, damaged, encoded, photo
 from tests.data.images import image_folder
@@ -116,9 +117,22 @@ class TestFiles:
         (tmp_path / "x").write_bytes(b"abc")
         assert load({"bytes": None, "path": f"file://{tmp_path}/x"}) == b"abc"
 
-    def test_no_image_at_all(self):
-        with pytest.raises(BadImageError):
-            read({"bytes": None, "path": None}, "x")
+    @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)
+    def test_no_image_at_all(self, nothing):
+        assert reason(nothing) == "no image: the cell is empty"
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ({"bytes": None, "path": "a/b.jpg"}, "a/b.jpg"),
+        ({"bytes": b"", "path": "image.jpg"}, "row 3 (image.jpg)"),
+        ({"bytes": b"", "path": None}, "row 3 (stored in the table)"),
+        (None, "row 3 (stored in the table)"),
+    ],
+)
+def test_an_image_is_called_by_what_finds_it(stored, name):
+    assert name_of(stored, "row 3") == name
 
 
 class Rows(Dataset):
@@ -284,6 +298,21 @@ class TestData:
             with pytest.raises(linvit.UserError) as error:
                 list(loader)
             assert f"image {file} cannot be decoded: an empty file" in str(error.value)
+
+    def test_rows_without_an_image_and_rows_of_one_path_are_listed_one_by_one(self, tmp_path):
+        images = [{"bytes": encoded(photo(row), "PNG"), "path": "image.png"} for row in range(8)]
+        images[2]["bytes"], images[5] = b"no image", None
+        kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 4}, features=kinds)
+        datasets.DatasetDict({"train": rows, "val": rows.select([0, 1])}).save_to_disk(tmp_path / "set")
+        data = self.data(tmp_path / "set", bad_budget=0.5)
+        data.setup("fit")
+        data.bad_images.report = tmp_path / "bad_images.csv"
+        assert [len(batch["label"]) for batch in data.train_dataloader()] == [8]
+        assert sorted(named(data.bad_images.report)[1:]) == [
+            ["row 2 (image.png)", "not an image"],
+            ["row 5 (stored in the table)", "no image: the cell is empty"],
+        ]
 
     def test_raise_in_training(self, root, expected):
         data = self.data(root, bad_images="raise")

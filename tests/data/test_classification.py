@@ -273,7 +273,7 @@ class TestImages:
         rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1]}, features=features)
         datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "set")
         samples = ready(tmp_path / "set").val_set
-        assert "image 1 (stored in the table) cannot be decoded" in error_of(lambda: samples[1])
+        assert "image row 1 (stored in the table) cannot be decoded" in error_of(lambda: samples[1])
 
 
 def test_training_images_are_augmented_and_the_others_are_not(tmp_path):

@@ -246,8 +246,16 @@ class TestBadRows:
         assert not {3, 7} & set(flat(found))
 
     def test_evaluation_raises(self, broken):
-        with pytest.raises(linvit.UserError, match=r"image 3\.png cannot be decoded"):
+        with pytest.raises(linvit.UserError, match=r"image row 3 \(3\.png\) cannot be decoded"):
             batches(broken)
+
+    def test_rows_without_an_image_are_skipped(self, tmp_path):
+        images = [{"bytes": png(picture(row)), "path": None} if row % 3 else None for row in range(12)]
+        Dataset.from_dict({"image": images, "label": [0] * 12}, features=FEATURES).to_parquet(tmp_path / "x.parquet")
+        shards = load_streams(str(tmp_path))["train"]
+        assert not {0, 3, 6, 9} & set(flat(batches(shards, seed=1, batch_size=3)))
+        with pytest.raises(linvit.UserError, match=r"row 0 \(stored in the table\) cannot be decoded: no image"):
+            batches(shards)
 
     def test_nothing_but_bad_rows_does_not_go_on_for_ever(self, tmp_path):
         images = [{"bytes": b"no image", "path": None}] * 4
@@ -257,7 +265,9 @@ class TestBadRows:
 
 
 def test_a_label_outside_the_classes_is_named(shards):
-    with pytest.raises(linvit.UserError, match=r"the label of '2\.png' in 's' is 2, but there are 2 classes: 0 to 1"):
+    with pytest.raises(
+        linvit.UserError, match=r"the label of 'row 2 \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1"
+    ):
         list(stream(shards["parquet"], num_classes=2))
 
 

@@ -23,6 +23,8 @@ ATTEMPTS = 100  # replacements in a row that are tried before the data itself mu
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
 Policy = Literal["raise", "skip"]
+Stored = dict[str, Any] | None
+"""An undecoded image: {"bytes": ..., "path": ...}, either of which may be None; or nothing."""
 
 
 class BadImageError(Exception):
@@ -132,18 +134,41 @@ class BadImages:
                 csv.writer(file).writerows(([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
 
 
-def load(stored: dict[str, Any]) -> bytes:
-    """The file of an image, `{"bytes": ..., "path": ...}`; a path may be an address that fsspec knows."""
-    data: bytes | None = stored["bytes"]
+def name_of(stored: Stored, place: str) -> str:
+    """What messages call an image: its path, or where a table stores it ("row 3"), since paths may repeat there."""
+    data, path = _parts(stored)
+    return path if path and data is None else f"{place} ({path or 'stored in the table'})"
+
+
+def load(stored: Stored) -> bytes:
+    """The file of an image; a path may be an address that fsspec knows.
+
+    Raises:
+        OSError: If it cannot be read, is empty, or there is none.
+    """
+    data, path = _parts(stored)
     if data is None:
-        path = stored["path"]
+        if not path:
+            raise OSError("no image: the cell is empty")
         with fsspec.open(path, "rb") if "://" in path else open(path, "rb") as file:
             data = file.read()
+    if not data:
+        raise OSError("an empty file")
     return data
 
 
-def read(stored: dict[str, Any], name: str, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Loads and decodes an image, `{"bytes": ..., "path": ...}`, to 8-bit RGB (3, H, W).
+def reason_of(error: Exception) -> str:
+    """What an error of loading or decoding says is wrong with the image, in one line."""
+    if isinstance(error, BadImageError):
+        return error.reason
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    told = error.strerror if isinstance(error, OSError) else None
+    return " ".join((told or str(error) or type(error).__name__).split())
+
+
+def read(stored: Stored, name: str, max_pixels: int = MAX_PIXELS) -> Tensor:
+    """Loads and decodes an image to 8-bit RGB (3, H, W).
 
     Raises:
         BadImageError: If it cannot be read, is no whole image, or is too large or too thin.
@@ -160,11 +185,11 @@ def read(stored: dict[str, Any], name: str, max_pixels: int = MAX_PIXELS) -> Ten
     except MemoryError:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
-        if isinstance(error, UnidentifiedImageError):
-            reason = "not an image" if data else "an empty file"
-        else:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadImageError(name, " ".join(str(reason or type(error).__name__).split())) from error
+        raise BadImageError(name, reason_of(error)) from error
+
+
+def _parts(stored: Stored) -> tuple[bytes | None, str | None]:
+    return (stored["bytes"], stored["path"]) if stored else (None, None)
 
 
 def _place() -> int:

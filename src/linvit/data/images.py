@@ -7,7 +7,7 @@ import datasets
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.bad_images import BadImages, read
+from linvit.data.bad_images import BadImages, name_of, read
 from linvit.data.changes import Plans
 from linvit.data.draws import Draw
 
@@ -57,8 +57,8 @@ class Images(Dataset[Sample]):
 
     def _sample(self, index: int, key: int) -> Sample:
         row = self.rows[index]  # a table of one row
-        stored: dict[str, Any] = row[self.image][0].as_py()  # {"bytes": ..., "path": ...}
-        picture = read(stored, stored["path"] or f"{index} (stored in the table)", self.bad.max_pixels)
+        stored = row[self.image][0].as_py()
+        picture = read(stored, name_of(stored, f"row {index}"), self.bad.max_pixels)
         sample = self.transform(picture, key) | {"index": index, "id": stored["path"] or str(index)}
         if self.label is not None:
             sample["label"] = row[self.label][0].as_py()

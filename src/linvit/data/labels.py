@@ -4,6 +4,7 @@ import datasets
 import numpy as np
 import pyarrow.compute
 
+from linvit.data.bad_images import name_of
 from linvit.errors import UserError
 
 SHOWN = 5  # rows that an error names
@@ -29,8 +30,7 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
         return
     paths = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
     first = ", ".join(
-        f"row {row} ({paths[row][image]['path'] or 'stored in the table'}) has {column[row].as_py()}"
-        for row in wrong[:SHOWN].tolist()
+        f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()
     )
     more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     raise UserError(

@@ -15,6 +15,7 @@ from linvit.data.sources import EMBEDDED, HUB, embedded, existing, kind_of, name
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
+ROWS = 2**32  # more than a shard has: numbers its rows where nobody knows how many the shards before it have
 
 
 class Shards(NamedTuple):
@@ -86,7 +87,7 @@ def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Par
 
 def whole(order: np.ndarray, consumer: int, consumers: int) -> list[Part]:
     """Every `consumers`-th shard, for streams that do not tell how many rows a shard has."""
-    return [Part(shard, 0, None, shard << 32) for shard in order[consumer::consumers].tolist()]
+    return [Part(shard, 0, None, shard * ROWS) for shard in order[consumer::consumers].tolist()]
 
 
 def _saved(path: Path) -> dict[str, datasets.Dataset]:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from linvit.data.bad_images import BadImageError, BadImages, read
+from linvit.data.bad_images import BadImageError, BadImages, name_of, read
 from linvit.data.draws import keys
 from linvit.data.images import Sample, collate
-from linvit.data.shards import Part, Shards, assign, permutation, whole, worker_share
+from linvit.data.shards import ROWS, Part, Shards, assign, permutation, whole, worker_share
 from linvit.data.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
 
@@ -145,14 +145,15 @@ class Stream(IterableDataset[Sample]):
         """Decoded and transformed; images that cannot be decoded are refused or left out, as `bad` says."""
         for number, row in self._shuffled(self._rows(parts), epoch, parts):
             stored = row[self.image]
-            name = stored["path"] or str(number)
+            counted = self.shards.counts is not None
+            name = name_of(stored, f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}")
             try:
                 picture = read(stored, name, self.bad.max_pixels)
             except BadImageError as error:
                 self.bad.refuse(error, number)
                 continue
             key = 0 if self.seed is None else int(keys(np.array([number]), self.seed, epoch)[0])
-            sample = self.transform(picture, key) | {"index": number, "id": name}
+            sample = self.transform(picture, key) | {"index": number, "id": stored["path"] or str(number)}
             if self.label is not None:
                 sample["label"] = self._checked(row[self.label], name)
             yield sample

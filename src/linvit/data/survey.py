@@ -5,7 +5,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import numpy as np
@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from linvit.data.bad_images import BadImageError, load, read
+from linvit.data.bad_images import Stored, load, name_of, read, reason_of
 
 CHUNK = 32  # images that a process hands over at once
 
@@ -104,7 +104,7 @@ class _Examined(Dataset[Finding]):
 
     def __getitem__(self, index: int) -> Finding:
         stored = self.rows[index][self.image]
-        return examine(stored, self.split, stored["path"] or f"row {index}", self.max_pixels)
+        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels)
 
 
 def survey(
@@ -131,8 +131,8 @@ def survey(
     return found
 
 
-def examine(stored: dict[str, Any], split: str, name: str, max_pixels: int) -> Finding:
-    """Looks at one image, `{"bytes": ..., "path": ...}`, with the decoder of training."""
+def examine(stored: Stored, split: str, name: str, max_pixels: int) -> Finding:
+    """Looks at one image with the decoder of training, and at what its file says beyond the pixels."""
     digest = b""
     try:
         data = load(stored)
@@ -145,7 +145,7 @@ def examine(stored: dict[str, Any], split: str, name: str, max_pixels: int) -> F
                 frames = getattr(picture, "n_frames", 1)
                 kind = picture.format or ""
                 return Finding(split, name, "", digest, kind, picture.mode, *picture.size, turned, frames)
-    except OSError as error:
-        return Finding(split, name, error.strerror or str(error), digest)
-    except BadImageError as error:
-        return Finding(split, name, error.reason, digest)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file makes PIL raise nearly anything, in reading its frames and tags too
+        return Finding(split, name, reason_of(error), digest)
