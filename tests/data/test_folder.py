@@ -45,7 +45,7 @@ TREES = {
     "nested": ["train/red/ant/0.jpg", "train/red/bee/0.jpg", "train/blue/ant/1.jpg", "val/red/bee/2.jpg"],
     "one class": ["train/ant/0.jpg", "train/ant/1.jpg"],
     "flat": ["train/0.jpg", "train/1.jpg"],
-    "different depths": [*CLASSES, "val/0.jpg"],
+    "different depths": ["train/ant/0.jpg", "train/bee/0.jpg", "train/0.jpg"],
     "an empty split": CLASSES[:3],
 }
 
@@ -142,10 +142,29 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
     assert len(rows) == 2
 
 
-def test_images_at_different_depths_are_said_to_have_no_classes(tmp_path):
-    fill(tmp_path, TREES["different depths"])
-    with pytest.warns(UserWarning, match=r"lie at different depths, such as in '.*/val' and in '.*/train/ant'"):
-        image_folder(tmp_path, {name: tmp_path / name for name in ("train", "val")})
+@pytest.mark.parametrize("more", [["test/0.jpg", "test/1.jpg"], ["test/ant/0.jpg", "test/1.jpg"]], ids=str)
+def test_a_split_without_classes_takes_none_from_the_others(tmp_path, more):
+    fill(tmp_path, [*CLASSES, *more])
+    tables = image_folder(tmp_path, {name: tmp_path / name for name in ("train", "val", "test")})
+    assert tables["train"].features["label"].names == ["ant", "bee"]
+    assert [rows["label"][:] for rows in (tables["train"], tables["val"])] == [[0, 0, 1], [1]]
+    assert list(tables["test"].features) == ["image"]
+
+
+def test_what_may_be_wrong_is_said_at_each_start(tmp_path):
+    fill(tmp_path, CLASSES)
+    (tmp_path / "train" / "cow").mkdir()
+    settle(tmp_path)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="no images lie in '.*/train/cow'"):
+            image_folder(tmp_path, {"train": tmp_path / "train"})
+
+
+def test_a_name_that_is_not_utf_8_is_told(tmp_path):
+    fill(tmp_path, CLASSES)
+    os.close(os.open(os.fsencode(tmp_path / "train" / "ant") + b"/\xff.jpg", os.O_CREAT))
+    with pytest.raises(linvit.UserError, match=r"the name of the file '.*/train/ant/\\udcff.jpg' is not UTF-8"):
+        image_folder(tmp_path, {"train": tmp_path / "train"})
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):

@@ -11,9 +11,9 @@ from lightning.pytorch import Trainer
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.labels import check_labels, check_same_classes
+from linvit.data.labels import check_labels, check_same_classes, check_trained_classes
 from linvit.tasks import ClassificationTask
-from tests.data.images import image_folder, picture, plain_table, png
+from tests.data.images import image_folder, picture, plain_table, png, save
 
 
 def table(labels, paths=True):
@@ -80,8 +80,94 @@ def test_splits_that_call_classes_differently(names, others, message):
     check_same_classes({"train": splits["train"], "val": splits["train"]}, "label", "x")
 
 
+class TestTrainedClasses:
+    """Classes that only some splits have."""
+
+    NAMES = ("cat", "cats", "dog")
+
+    def check(self, names=NAMES, **labels):
+        splits = {split: datasets.Dataset.from_dict({"label": given}) for split, given in labels.items()}
+        return check_trained_classes(splits, "label", list(names), "here")
+
+    @pytest.mark.parametrize("split", ["val", "test"])
+    def test_one_without_training_images_is_an_error(self, split):
+        labels = {"train": [0, 0, 2], "val": [0, 2], "test": [0, 2], split: [1, 2, 1]}
+        assert error_of(lambda: self.check(**labels)) == (
+            f"1 of the classes in the {split} split of 'here' have no training image: 'cats'. Did you mean 'cat'? "
+            f"Name them as train does, add training images, or move them elsewhere"
+        )
+
+    def test_one_without_validation_images_is_told(self):
+        assert self.check(train=[0, 1, 2, 2], val=[1, 1], test=[2]) == (
+            "2 of the classes in the train split of 'here' have no validation image: 'cat', 'dog'"
+        )
+
+    def test_many_are_not_all_named(self):
+        names = [str(index) for index in range(20)]
+        text = error_of(lambda: self.check(names, train=[0], val=range(20)))
+        assert (
+            "19 of the classes in the val split of 'here' have no training image: '1', '2', '3', '4', '5' and" in text
+        )
+        assert "'5' and 14 more. Name them" in text
+
+    def test_nothing_to_say(self):
+        assert self.check(train=[0, 1, 2, None], val=[2, 1, 0, -1, None], test=[-1, -1]) is None
+        assert self.check(train=[0, 2], test=[2]) is None
+
+
 class TestData:
     """Of the data module."""
+
+    def test_a_misspelt_class_folder(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["cats", "dog"])
+        data = ClassificationData(str(folder), num_workers=0, img_size=8)
+        assert "have no training image: 'cats'. Did you mean 'cat'?" in error_of(data.setup, "fit")
+        data.setup("predict")
+
+    def test_a_class_without_validation_images_is_a_warning(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["dog"])
+        with pytest.warns(UserWarning, match="1 of the classes in the train split .* no validation image: 'cat'"):
+            ClassificationData(str(folder), num_workers=0, img_size=8).setup("fit")
+
+    @pytest.mark.parametrize("split", ["train", "val", "test"])
+    def test_labels_are_asked_of_the_splits_in_use(self, tmp_path, split):
+        labelled = {"train", "val", "test"} - {split}
+        folder = image_folder(tmp_path / "data", labelled)
+        for number in range(3):
+            save(picture(number), folder / split / f"{number}.png")
+        for stage, uses in (("fit", {"train", "val"}), ("validate", {"val"}), ("test", {"test"}), ("predict", set())):
+            data = ClassificationData(str(folder), num_workers=0, img_size=8)
+            assert data.class_names == ["ant", "bee"]
+            if split in uses:
+                text = error_of(data.setup, stage)
+                assert text.startswith(f"the {split} split of data source '{folder}' has no labels")
+                assert f"images directly in {split}/ have no class" in text
+            else:
+                data.setup(stage)
+
+    def test_split_folders_are_no_classes(self, tmp_path):
+        for split in ("train", "val"):
+            save(picture(0), tmp_path / split / "0.png")
+        data = ClassificationData(str(tmp_path), num_workers=0, img_size=8)
+        assert data.class_names is None
+        assert "images directly in train/ have no class" in error_of(data.setup, "fit")
+
+    def test_a_test_split_of_other_columns_harms_only_tests(self, tmp_path):
+        rows = datasets.load_dataset("parquet", data_files=str(plain_table(tmp_path / "x.parquet", label=[0, 1] * 5)))
+        rows = rows["train"].cast_column("image", datasets.Image())
+        for name, test in (("label", rows.remove_columns("label")), ("image", rows.rename_column("image", "scan"))):
+            datasets.DatasetDict({"train": rows, "val": rows, "test": test}).save_to_disk(tmp_path / name)
+            data = ClassificationData(str(tmp_path / name), num_workers=0, img_size=8)
+            data.setup("fit")
+            assert data.train_set[0]["label"] == 0
+            assert "the test split of data source" in error_of(data.setup, "test")
+
+    def test_too_few_images_to_hold_some_out(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 1, label=[0])
+        data = ClassificationData(str(path), num_workers=0, img_size=8)
+        assert "has no validation split, and a share of 0.1 of its 1 training images" in error_of(data.setup, "fit")
 
     def test_a_class_that_only_the_validation_split_has(self, tmp_path):
         plain_table(tmp_path / "train-0.parquet", 10, label=[0, 1] * 5)

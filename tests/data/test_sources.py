@@ -2,11 +2,11 @@
 
 import datasets
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 import linvit
 from linvit.data import sources
-from linvit.data.sources import as_indices, column, embedded, load_splits
+from linvit.data.sources import embedded, hold_out, load_splits
 from tests.data.images import image_folder, picture, plain_table, png, save
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee"])})
@@ -182,54 +182,34 @@ class TestMistakes:
         assert text == "data source 'hub:owner/name' has the splits left, right; expected at least 'train'"
 
 
-class TestColumns:
-    """Finding the image and the label column."""
-
-    def rows(self, **kinds):
-        return Dataset.from_dict({name: [] for name in kinds}, features=Features(kinds))
-
-    @pytest.mark.parametrize(
-        ("kinds", "expected"),
-        [
-            ({"a": Value("int64"), "image": datasets.Image()}, "image"),
-            ({"a": Value("int64"), "scan": datasets.Image()}, "scan"),
-            ({"scan": datasets.Image(), "image": datasets.Image()}, "image"),
-            ({"first": datasets.Image(), "second": datasets.Image()}, "first"),
-            ({"a": Value("int64")}, None),
-        ],
-        ids=lambda value: str(value) if value is None or isinstance(value, str) else " ".join(value),
-    )
-    def test_by_its_usual_name_else_by_its_type(self, kinds, expected):
-        assert column(self.rows(**kinds), None, datasets.Image, ["image", "img"], "x") == expected
-
-    def test_a_given_one_is_taken(self):
-        rows = self.rows(image=datasets.Image(), depth=datasets.Image())
-        assert column(rows, "depth", datasets.Image, ["image"], "x") == "depth"
-
-    def test_a_misspelt_one_is_a_user_error(self):
-        with pytest.raises(linvit.UserError) as error:
-            column(self.rows(image=datasets.Image()), "imgae", datasets.Image, ["image"], "somewhere")
-        assert str(error.value) == (
-            "data source 'somewhere' has no column 'imgae'. Did you mean 'image'? It has: image"
-        )
-
-
-class TestWords:
-    """Labels that are words."""
-
-    def test_they_become_indices_over_all_splits(self, tmp_path):
-        splits = {
-            "train": Dataset.from_dict({"label": ["bee", "cat", "bee"]}),
-            "test": Dataset.from_dict({"label": ["ant", "cat"]}),
-        }
-        found = as_indices(splits, "label", "here")
-        assert {name: rows["label"][:] for name, rows in found.items()} == {"train": [1, 2, 1], "test": [0, 2]}
-        assert found["test"].features["label"].names == ["ant", "bee", "cat"]
-
-    def test_numbers_stay(self):
-        splits = {"train": Dataset.from_dict({"label": [3, 1]})}
-        assert as_indices(splits, "label", "here")["train"]["label"][:] == [3, 1]
-
-
 def test_a_table_of_another_program(tmp_path):
     assert lengths(plain_table(tmp_path / "data.parquet", 4, label=[0, 1, 0, 1])) == {"train": 4}
+
+
+class TestHoldingOut:
+    """Data without a validation split."""
+
+    def test_the_halves_are_the_whole_and_always_the_same(self):
+        rows = table(10)
+        halves = hold_out(rows, 0.25, "x")
+        assert {name: len(half) for name, half in halves.items()} == {"train": 7, "val": 3}
+        images = [image["bytes"] for half in halves.values() for image in undecoded(half)]
+        assert sorted(images) == sorted(image["bytes"] for image in undecoded(rows))
+        assert [undecoded(half) for half in hold_out(rows, 0.25, "x").values()] == [
+            undecoded(half) for half in halves.values()
+        ]
+
+    def test_nothing_is_written(self, tmp_path):
+        table(10).save_to_disk(tmp_path / "set")
+        before = sorted((tmp_path / "set").iterdir())
+        hold_out(load_splits(str(tmp_path / "set"))["train"], 0.5, "x")
+        assert sorted((tmp_path / "set").iterdir()) == before
+
+    @pytest.mark.parametrize(("count", "share"), [(0, 0.1), (1, 0.1), (3, 0.9)])
+    def test_something_must_be_left_to_train_on(self, count, share):
+        with pytest.raises(linvit.UserError, match=f"a share of {share} of its {count} training images .* leave none"):
+            hold_out(table(count), share, "x")
+
+
+def undecoded(rows):
+    return rows.cast_column("image", datasets.Image(decode=False))["image"][:]

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 import datasets
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from linvit.data.bad_images import MAX_PIXELS, BadImages, Policy
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageData
+from linvit.data.columns import as_images, as_indices, column, features_of
 from linvit.data.images import Images, Sample
-from linvit.data.labels import check_labels, check_model_classes, check_same_classes
+from linvit.data.labels import check_labels, check_model_classes, check_same_classes, check_trained_classes
 from linvit.data.shards import Shards, load_streams
-from linvit.data.sources import as_images, as_indices, column, load_splits
+from linvit.data.sources import hold_out, load_splits
 from linvit.data.stream import Stream
 from linvit.data.stream_checks import check_stream_labels, check_stream_options, stream_classes
 from linvit.data.transforms import Augmentation, EvalTransform, TrainTransform
@@ -102,13 +103,14 @@ class ClassificationData(ImageData):
         """The rows of each split that the data has, images and labels in the form that training needs."""
         streams = self.stream_options is not None
         splits = {name: part.rows for name, part in self._shards.items()} if streams else load_splits(self.source)
-        rows = next(iter(splits.values()))
-        splits = as_images(splits, self._image_column(rows), self.source)
-        label = self._label_column(rows)
+        splits = as_images(splits, self._image_column(splits), self.source)
+        label = self._label_column(splits)
         if label is None:
             return splits
-        check_same_classes(splits, label, self.source)
-        return check_stream_labels(splits, label, self.source) if streams else as_indices(splits, label, self.source)
+        labelled = {name: rows for name, rows in splits.items() if label in rows.features}
+        check_same_classes(labelled, label, self.source)
+        indices = check_stream_labels if streams else as_indices
+        return splits | indices(labelled, label, self.source)
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:
@@ -117,25 +119,33 @@ class ClassificationData(ImageData):
     @cached_property
     def columns(self) -> tuple[str, str | None]:
         """Names of the image column and of the label column (None: no labels)."""
-        rows = next(iter(self.splits.values()))
-        return self._image_column(rows), self._label_column(rows)
+        return self._image_column(self.splits), self._label_column(self.splits)
 
-    def _image_column(self, rows: datasets.Dataset) -> str:
-        found = column(rows, self.image_column, datasets.Image, ["image", "img"], self.source)
+    @property
+    def labelled(self) -> dict[str, datasets.Dataset]:
+        """The splits that have labels."""
+        label = self.columns[1]
+        return {name: rows for name, rows in self.splits.items() if label in rows.features}
+
+    def _image_column(self, splits: dict[str, datasets.Dataset]) -> str:
+        features = features_of(splits)
+        found = column(features, self.image_column, datasets.Image, ["image", "img"], self.source)
         if found is None:
             raise UserError(
-                f"data source '{self.source}' has no image column among {', '.join(rows.features)}; "
+                f"data source '{self.source}' has no image column among {', '.join(features)}; "
                 f"name it with --data.image_column"
             )
         return found
 
-    def _label_column(self, rows: datasets.Dataset) -> str | None:
-        return column(rows, self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source)
+    def _label_column(self, splits: dict[str, datasets.Dataset]) -> str | None:
+        return column(
+            features_of(splits), self.label_column, datasets.ClassLabel, ["label", "labels", "fine_label"], self.source
+        )
 
     @cached_property
-    def _halves(self) -> datasets.DatasetDict:
-        """The training rows cut in two, always the same way, for data without a validation split."""
-        return self.splits["train"].train_test_split(test_size=self.val_fraction, seed=0)
+    def _halves(self) -> dict[str, datasets.Dataset]:
+        """The training rows cut in two, for data without a validation split."""
+        return hold_out(self.splits["train"], self.val_fraction, self.source)
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -148,7 +158,7 @@ class ClassificationData(ImageData):
         if label is None:
             return self.expected_classes
         names = self.class_names
-        rows = self.splits.get("train", next(iter(self.splits.values())))
+        rows = self.labelled.get("train", next(iter(self.labelled.values())))
         if names is None and self.stream_options is not None:
             return stream_classes(self.expected_classes, self.source)
         found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
@@ -165,7 +175,7 @@ class ClassificationData(ImageData):
     def class_names(self) -> list[str] | None:
         """Names of the classes in the order of their indices, if the data has them."""
         label = self.columns[1]
-        feature = None if label is None else next(iter(self.splits.values())).features[label]
+        feature = None if label is None else next(iter(self.labelled.values())).features[label]
         return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
 
     def setup(self, stage: str) -> None:
@@ -180,11 +190,27 @@ class ClassificationData(ImageData):
             rank_zero_info(f"data source '{self.source}' has {self.num_classes} classes")
         if stage in ("fit", "validate"):
             self.val_set = self._images("val", self.eval_transform)
+        if stage == "fit":
+            self._check_classes()
         if stage == "test":
             self.test_set = self._images(self._held_out({*self.splits, "val"}), self.eval_transform)
         if stage == "predict":
             split = self._held_out({*self.splits})
             self.predict_set = self._set(split, self.splits[split], self.eval_transform, None)
+
+    def _check_classes(self) -> None:
+        """Warns of trained classes without validation images; the labels of a stream are not known beforehand.
+
+        Raises:
+            UserError: If a class has images of other splits, but none of training.
+        """
+        label = self.columns[1]
+        if label is None or self.stream_options is not None:
+            return
+        classes = self.class_names or [str(index) for index in range(self.num_classes or 0)]
+        doubt = check_trained_classes(self.labelled, label, classes, self.source)
+        if doubt:
+            rank_zero_warn(doubt)
 
     def _held_out(self, available: set[str]) -> str:
         split = next(name for name in ("test", "val", "train") if name in available)
@@ -195,10 +221,12 @@ class ClassificationData(ImageData):
     def _images(self, split: str, transform: Callable[[Tensor, int], Sample]) -> Images | Stream:
         """A labelled split; without a validation split, train and val are the two halves of train."""
         label = self.columns[1]
-        if label is None:
+        if label is None or (split in self.splits and split not in self.labelled):
+            whose = "" if label is None else f"the {split} split of "
             raise UserError(
-                f"data source '{self.source}' has no labels, so it can only be predicted (linvit predict). "
-                f"Name their column with --data.label_column, or sort the images into one folder per class"
+                f"{whose}data source '{self.source}' has no labels, so it can only be predicted (linvit predict). Name "
+                f"their column with --data.label_column, or sort the images into one folder per class, such as "
+                f"{split}/CLASS/*.jpg: images directly in {split}/ have no class"
             )
         streams = self.stream_options is not None
         if split in ("train", "val") and "train" in self.splits and "val" not in self.splits and not streams:
@@ -207,8 +235,7 @@ class ClassificationData(ImageData):
                     f"data source '{self.source}' has no validation split; a share of {self.val_fraction} of its train "
                     f"split is held out (--data.val_fraction)"
                 )
-            half = self._halves["train" if split == "train" else "test"]
-            return self._set(split, half, transform, label)
+            return self._set(split, self._halves[split], transform, label)
         if split not in self.splits:
             way = "; a stream is not cut in two: add one, or set --data.streaming=false" if streams else ""
             raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}{way}")
@@ -223,6 +250,11 @@ class ClassificationData(ImageData):
     ) -> Images | Stream:
         """Rows as samples, their labels checked; images of training alone may be skipped."""
         image, training = self.columns[0], transform is self.train_transform
+        if image not in rows.features:
+            raise UserError(
+                f"the {split} split of data source '{self.source}' has no column '{image}', where the others have "
+                f"their images; it has: {', '.join(rows.features)}. Rename its column"
+            )
         bad = self.bad_images if training else self.strict
         if self.stream_options is None:
             if label is not None:

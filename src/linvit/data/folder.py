@@ -10,13 +10,13 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import datasets
 import pyarrow as pa
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from lightning.pytorch.utilities import rank_zero_warn
 
+from linvit.data.class_folders import Classes, Listing, find_classes
 from linvit.errors import UserError
 
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)
@@ -25,33 +25,25 @@ SETTLED = 2.0  # seconds; a folder that changed later than this before its scan 
 THREADS = 16  # folders that are read at once: on a network file system one waits for answers
 
 
-class Listing(NamedTuple):
-    """What lies directly in one folder."""
-
-    images: list[str]  # names
-    folders: list[str]  # names
-    others: bool  # whether there are files that only `datasets` knows how to use: metadata, archives
-    changed: int  # of the folder, in nanoseconds
-
-
 def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
     """The images below some folders with their classes, which are the names of the folders that they lie in.
 
-    There are classes if all images lie equally deep and in more than one folder. The result is kept in the cache of
-    `datasets` and holds as long as no folder's date changes: adding, removing and renaming files changes it.
+    Classes are judged split by split: the images of one must lie equally deep, and below its folder. The result is kept
+    in the cache of `datasets` and holds as long as no folder's date changes: adding, removing and renaming files
+    changes it. Where something may be wrong nothing is kept: each start warns of it, and sees when it is mended.
 
     Args:
         path: The data set, for messages and as the name of the cache.
         splits: The folder of each split.
 
     Returns:
-        A table per split that has images: `image` (a path) and, if there are classes, `label`; None if the folder
+        A table per split that has images: `image` (a path) and, if they have classes, `label`; None if the folder
         holds metadata files or archives, which are for `datasets` to read.
 
     Raises:
-        UserError: If a folder may not be read, or there are no images.
+        UserError: If a folder may not be read, there are no images, or the name of one is not UTF-8.
     """
-    key = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
+    key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "linvit" / "folders" / key
     found = _cached(cache, splits)
     if found is not None:
@@ -66,9 +58,12 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/"
         )
-    tables = _tables(files, path)
+    classes = find_classes(listings, str(path))
+    tables = _tables(files, classes)
+    for doubt in classes.doubts:
+        rank_zero_warn(doubt)
     newest = max(listing.changed for listing in everything) / 1e9
-    if started - newest > SETTLED:
+    if started - newest > SETTLED and not classes.doubts:
         dates = {name: {folder: listing.changed for folder, listing in tree.items()} for name, tree in listings.items()}
         return _keep(cache, dates, tables)
     return tables
@@ -86,7 +81,7 @@ def _walk(root: str) -> dict[str, Listing]:
 
 
 def _list(folder: str) -> Listing:
-    images, folders, others = [], [], False
+    images, folders, broken, others = [], [], [], False
     try:
         changed = os.stat(folder).st_mtime_ns  # before reading: a change while reading makes the listing old
         with os.scandir(folder) as entries:
@@ -101,12 +96,14 @@ def _list(folder: str) -> Listing:
                     images.append(name)
                 elif name in METADATA or name.lower().endswith(".zip"):
                     others = True
+                elif entry.is_symlink() and not os.path.exists(entry.path):
+                    broken.append(name)
     except OSError as error:
         raise UserError(
             f"cannot read the folder '{folder}': {error.strerror}. Its images would be missing without a word; "
             f"make it readable (chmod -R a+rX), or move it away"
         ) from error
-    return Listing(images, folders, others, changed)
+    return Listing(images, folders, broken, others, changed)
 
 
 def _leads_up(link: str) -> bool:
@@ -119,30 +116,24 @@ def _files(tree: dict[str, Listing]) -> list[str]:
     return sorted(f"{folder}/{name}" for folder, listing in tree.items() for name in listing.images)
 
 
-def _tables(files: dict[str, list[str]], path: Path) -> dict[str, datasets.Dataset]:
-    """The files of each split as a table, with labels if the folders that they lie in can be classes."""
-    folders = {name: [file.rpartition("/")[0] for file in paths] for name, paths in files.items()}
-    distinct = {folder for parents in folders.values() for folder in set(parents)}
-    classes = sorted({folder.rpartition("/")[2] for folder in distinct})
-    depths = {folder.count("/") for folder in distinct}
-    features = datasets.Features({"image": datasets.Image()})
-    if len(classes) > 1 and len(depths) > 1:
-        shallow, deep = (
-            next(f for f in sorted(distinct) if f.count("/") == depth) for depth in (min(depths), max(depths))
-        )
-        rank_zero_warn(
-            f"'{path}' has no classes: its images lie at different depths, such as in '{shallow}' and in '{deep}'"
-        )
-    labelled = len(classes) > 1 and len(depths) == 1
-    if labelled:
-        features["label"] = datasets.ClassLabel(names=classes)
-    number = {name: index for index, name in enumerate(classes)}
+def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets.Dataset]:
+    """The files of each split as a table, with labels if the folders that they lie in are classes."""
+    number = {name: index for index, name in enumerate(classes.names)}
     tables = {}
     for name, paths in files.items():
-        images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
-        columns: list[pa.Array] = [images]
-        if labelled:
-            columns.append(pa.array([number[folder.rpartition("/")[2]] for folder in folders[name]], pa.int64()))
+        try:
+            column = pa.array(paths)
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the name of the file {error.object!r} is not UTF-8, which tables of paths need; rename it"
+            ) from error
+        columns: list[pa.Array] = [
+            pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), column], ["bytes", "path"])
+        ]
+        features = datasets.Features({"image": datasets.Image()})
+        if name in classes.splits:
+            features["label"] = datasets.ClassLabel(names=classes.names)
+            columns.append(pa.array([number[path.rsplit("/", 2)[1]] for path in paths], pa.int64()))
         tables[name] = datasets.Dataset(pa.Table.from_arrays(columns, schema=features.arrow_schema))
     return tables
 

@@ -5,9 +5,9 @@ import numpy as np
 import pyarrow.compute
 
 from linvit.data.bad_images import name_of
-from linvit.errors import UserError
+from linvit.errors import UserError, did_you_mean
 
-SHOWN = 5  # rows that an error names
+SHOWN = 5  # rows or classes that a message names
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
@@ -55,6 +55,40 @@ def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: 
                 else f"class {index} is '{names[index]}' in {first} and '{others[index]}' in {second}"
             )
             raise UserError(f"the splits {first} and {second} of '{source}' have different classes: {where}")
+
+
+def check_trained_classes(
+    splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
+) -> str | None:
+    """Holds the classes of the validation and test images against those of the training images.
+
+    Args:
+        splits: Tables that have the column, train among them.
+        label: Column of the labels.
+        classes: Names, or numbers as text; labels outside are not looked at.
+        source: The data source, for messages.
+
+    Returns:
+        What to warn of if a trained class has no validation image: a part of a set may well be meant.
+
+    Raises:
+        UserError: If a class of validation or test images has no training image.
+    """
+    present = {split: set(rows.unique(label)) & set(range(len(classes))) for split, rows in splits.items()}
+    trained = present["train"]
+    for split in ("val", "test"):
+        if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
+            hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
+            raise UserError(
+                f"the {split} split of '{source}' has classes without training images: {_some(untrained)}.{hint} Name them as train does, add training images, or move them elsewhere"
+            )
+    unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
+    return f"the val split of '{source}' has no images of some trained classes: {_some(unseen)}" if unseen else None
+
+
+def _some(classes: list[str]) -> str:
+    more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
+    return ", ".join(f"'{name}'" for name in classes[:SHOWN]) + more
 
 
 def check_model_classes(model: int | None, data: int | None, source: str) -> None:

@@ -1,10 +1,12 @@
 """Where images come from: embedded, on disk, or the hub, all through the `datasets` library."""
 
-from collections.abc import Sequence
+import glob
+import math
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import datasets
+import numpy as np
 import pyarrow
 
 from linvit.data.folder import image_folder
@@ -105,67 +107,29 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
     # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
-    folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir()}
+    folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
     aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
     splits = {alias: folders[alias] for alias in aliases} or {"train": path}
     found = image_folder(path, splits)
     if found is None:
-        files = {name: [f"{folder}/**"] for name, folder in splits.items()}
+        files = {name: [f"{glob.escape(str(folder))}/**"] for name, folder in splits.items()}
         return dict(datasets.load_dataset("imagefolder", data_files=files))
     return found
 
 
-def column(rows: datasets.Dataset, given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
-    """The given column, else the first with a usual name, else the first of a feature type, else None.
+def hold_out(rows: datasets.Dataset, share: float, source: str) -> dict[str, datasets.Dataset]:
+    """Training rows cut in two at random, always the same way: `val` has the share, `train` the rest.
 
     Raises:
-        UserError: If the given column does not exist.
+        UserError: If nothing would be left to train on.
     """
-    features: dict[str, Any] = dict(rows.features)
-    if given is not None:
-        if given not in features:
-            raise UserError(
-                f"data source '{source}' has no column '{given}'.{did_you_mean(given, features)} "
-                f"It has: {', '.join(features)}"
-            )
-        return given
-    usual = [name for name in names if name in features]
-    typed = [name for name, feature in features.items() if isinstance(feature, kind)]
-    return next(iter(usual + typed), None)
-
-
-def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
-    """Rows whose images are bytes or paths, as images; others stay.
-
-    Raises:
-        UserError: If the column cannot hold images.
-    """
-    if isinstance(next(iter(splits.values())).features[image], datasets.Image):
-        return splits
-    try:
-        return {name: rows.cast_column(image, datasets.Image()) for name, rows in splits.items()}
-    except (TypeError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"column '{image}' of data source '{source}' holds no images: {error}") from error
-
-
-def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
-    """Labels that are words become class indices, in alphabetical order over all splits; indices stay.
-
-    Raises:
-        UserError: If the labels are neither words nor whole numbers from 0.
-    """
-    feature = next(iter(splits.values())).features[label]
-    kind = getattr(feature, "dtype", str(feature))
-    if kind == "string":
-        names = sorted({word for rows in splits.values() for word in rows.unique(label)})
-        return {name: rows.cast_column(label, datasets.ClassLabel(names=names)) for name, rows in splits.items()}
-    rows = splits.get("train", next(iter(splits.values())))
-    if (
-        not kind.startswith(("int", "uint"))
-        or min((value for value in rows.unique(label) if value is not None), default=0) < 0
-    ):
+    held = math.ceil(share * len(rows))
+    if held >= len(rows):
         raise UserError(
-            f"column '{label}' of data source '{source}' ({kind}) holds no class labels: expected words, "
-            f"or whole numbers from 0. Name another one with --data.label_column"
+            f"data source '{source}' has no validation split, and a share of {share} of its {len(rows)} training "
+            f"images (--data.val_fraction) would leave none to train on; add images, or a validation split"
         )
-    return splits
+    order = np.random.default_rng(0).permutation(len(rows))
+    halves = {"train": order[held:], "val": order[:held]}
+    # in memory, since indices would be written beside the rows, where another user may own the cache
+    return {name: rows.select(half, keep_in_memory=True) for name, half in halves.items()}

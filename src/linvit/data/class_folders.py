@@ -1,0 +1,71 @@
+"""Which folders of a set of images are its classes, and which of them hold nothing."""
+
+from typing import NamedTuple
+
+SHOWN = 5  # folders that a warning names
+
+
+class Listing(NamedTuple):
+    """What lies directly in one folder."""
+
+    images: list[str]  # names
+    folders: list[str]  # names
+    broken: list[str]  # names of links that lead nowhere
+    others: bool  # whether there are files that only `datasets` knows how to use: metadata, archives
+    changed: int  # of the folder, in nanoseconds
+
+
+class Classes(NamedTuple):
+    """What the folders of a set say.
+
+    Attributes:
+        names: Classes, sorted; none if there are no two.
+        splits: Those whose images have classes.
+        doubts: What may be wrong, in sentences.
+    """
+
+    names: list[str]
+    splits: set[str]
+    doubts: list[str]
+
+
+def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
+    """The classes of a set, which are the names of the folders that its images lie in.
+
+    The images of a split have classes if all lie equally deep, and below the folder of the split.
+
+    Args:
+        trees: Of each split the folders below it by their paths, its own first.
+        source: The data set, for messages.
+    """
+    names: set[str] = set()
+    splits, doubts = set(), []
+    for split, tree in trees.items():
+        top = next(iter(tree)).count("/")
+        filled = {folder.count("/") - top: folder for folder, listing in tree.items() if listing.images}
+        if len(filled) > 1:
+            doubts.append(
+                f"the {split} images of '{source}' have no classes: they lie at different depths, such as in "
+                f"'{filled[min(filled)]}' and in '{filled[max(filled)]}'"
+            )
+        depth = max(filled, default=1)
+        if depth == 0 or len(filled) > 1:
+            continue
+        level = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth}
+        full = {folder.rpartition("/")[2] for folder, listing in level.items() if listing.images}
+        names |= full
+        splits |= {split} if full else set()
+        empty = [f"'{folder}'" for folder, listing in level.items() if not listing.images]
+        if empty:
+            doubts.append(f"no images lie in {_some(empty)}: fill or remove these folders")
+        above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
+        broken = [f"'{folder}/{name}'" for folder, listing in above.items() for name in listing.broken]
+        if broken:
+            doubts.append(f"links lead nowhere: {_some(broken)}: mend or remove them")
+    labelled = len(names) > 1
+    return Classes(sorted(names) if labelled else [], splits if labelled else set(), doubts)
+
+
+def _some(folders: list[str]) -> str:
+    more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
+    return ", ".join(folders[:SHOWN]) + more
