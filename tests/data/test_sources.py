@@ -129,6 +129,16 @@ def test_a_path_beats_the_hub_only_where_it_is_said(tmp_path, monkeypatch):
         load_splits("owner/name")
 
 
+def test_brackets_in_a_path_are_no_pattern(tmp_path):
+    folder = tmp_path / "set[1]"
+    plain_table(folder / "tables" / "x.parquet", 4, label=[0, 1, 0, 1])
+    assert lengths(folder / "tables") == lengths(folder / "tables" / "x.parquet") == {"train": 4}
+    for name in ("train", "val"):
+        save(picture(0), folder / "described" / name / "0.png")
+        (folder / "described" / name / "metadata.csv").write_text("file_name,label\n0.png,4\n")
+    assert lengths(folder / "described") == {"train": 1, "val": 1}
+
+
 class TestMistakes:
     """Each one is a user error that names the source and the way out."""
 
@@ -175,6 +185,24 @@ class TestMistakes:
     def test_a_truncated_table(self, tmp_path, name):
         (tmp_path / name).write_bytes(b"PAR1 and no more")
         assert str(tmp_path / name) in self.message(tmp_path / name)
+
+    @pytest.mark.parametrize("name", ["", "a/b/c", "owner/my set", "../set"])
+    def test_names_that_the_hub_cannot_know(self, name, monkeypatch):
+        monkeypatch.setattr(sources.datasets, "load_dataset", lambda name: pytest.fail("asked the hub"))
+        assert self.message(f"hub:{name}") == f"a set on the hub is called hub:owner/name; got 'hub:{name}'"
+
+    @pytest.mark.parametrize("error", [ConnectionError, FileNotFoundError, ValueError, RuntimeError])
+    def test_what_the_hub_does_not_give(self, monkeypatch, error):
+        def load_dataset(name):
+            raise error("not now")
+
+        monkeypatch.setattr(sources.datasets, "load_dataset", load_dataset)
+        assert self.message("hub:owner/name").startswith("cannot get 'hub:owner/name': not now. Is the name right")
+
+    def test_a_link_of_a_split_that_leads_nowhere(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train"])
+        (folder / "val").symlink_to("nowhere")
+        assert f"cannot read the folder '{folder}/val'" in self.message(folder)
 
     def test_splits_of_unknown_names(self, monkeypatch):
         monkeypatch.setattr(sources.datasets, "load_dataset", lambda name: {"left": table(1), "right": table(1)})

@@ -286,6 +286,24 @@ def test_digits_can_be_streamed():
     }
 
 
+def test_brackets_in_a_path_are_no_pattern(tmp_path):
+    rows(0, 20).to_parquet(tmp_path / "train.parquet")
+    tmp_path.rename(moved := tmp_path.with_name(f"{tmp_path.name}[1]"))
+    assert load_streams(str(moved))["train"].total == load_streams(str(moved / "train.parquet"))["train"].total == 20
+
+
+def test_a_truncated_file_is_told(tmp_path):
+    rows(0, 20).to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "train.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:-50])
+    with pytest.raises(linvit.UserError, match=f"cannot read the data at '{tmp_path}'.* Is a file incomplete"):
+        load_streams(str(tmp_path))
+
+
+def test_a_name_that_the_hub_cannot_know():
+    with pytest.raises(linvit.UserError, match="called hub:owner/name; got 'hub:'"):
+        load_streams("hub:")
+
+
 def test_images_in_folders_are_not_streamed(tmp_path):
     with pytest.raises(linvit.UserError, match=r"leave out --data\.streaming"):
         load_streams(str(image_folder(tmp_path / "data", ["train"])))

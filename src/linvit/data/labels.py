@@ -80,7 +80,8 @@ def check_trained_classes(
         if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
             hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
             raise UserError(
-                f"the {split} split of '{source}' has classes without training images: {_some(untrained)}.{hint} Name them as train does, add training images, or move them elsewhere"
+                f"the {split} split of '{source}' has classes without training images: {_some(untrained)}.{hint} "
+                f"Name them as train does, add training images, or move them elsewhere"
             )
     unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
     return f"the val split of '{source}' has no images of some trained classes: {_some(unseen)}" if unseen else None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from linvit.data.sources import EMBEDDED, HUB, embedded, existing, kind_of, named
+from linvit.data.sources import EMBEDDED, HUB, embedded, existing, kind_of, location, named, on_hub, readable
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
@@ -51,10 +51,15 @@ def load_streams(source: str) -> dict[str, Shards]:
     Raises:
         UserError: If nothing is there, or it cannot be streamed.
     """
+    with readable(source):
+        return _streams(source)
+
+
+def _streams(source: str) -> dict[str, Shards]:
     if source.startswith(HUB):
-        builder = datasets.load_dataset_builder(source.removeprefix(HUB))
+        builder = datasets.load_dataset_builder(on_hub(source))
     elif source in embedded():
-        builder = datasets.load_dataset_builder("parquet", data_dir=str(EMBEDDED / source))
+        builder = datasets.load_dataset_builder("parquet", **location(EMBEDDED / source))
     else:
         path = existing(source)
         kind = kind_of(path)
@@ -65,8 +70,7 @@ def load_streams(source: str) -> dict[str, Shards]:
                 f"cannot stream '{path}': expected parquet, arrow or tar files, or a set saved with save_to_disk. "
                 f"Images in folders are read one by one anyway; leave out --data.streaming"
             )
-        where = {"data_dir": str(path)} if path.is_dir() else {"data_files": str(path)}
-        builder = datasets.load_dataset_builder("webdataset" if kind == "tar" else kind, **where)
+        builder = datasets.load_dataset_builder("webdataset" if kind == "tar" else kind, **location(path))
     streams = named(dict(builder.as_streaming_dataset()), source)
     return {name: _counted(rows, builder) for name, rows in streams.items()}
 

@@ -2,6 +2,9 @@
 
 import glob
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -53,15 +56,44 @@ def embedded() -> list[str]:
 
 
 def _load(source: str) -> dict[str, datasets.Dataset]:
-    if source.startswith(HUB):
-        return dict(datasets.load_dataset(source.removeprefix(HUB)))
-    if source in embedded():
-        return dict(datasets.load_dataset("parquet", data_dir=str(EMBEDDED / source)))
-    path = existing(source)
+    with readable(source):
+        if source.startswith(HUB):
+            return dict(datasets.load_dataset(on_hub(source)))
+        if source in embedded():
+            return dict(datasets.load_dataset("parquet", **location(EMBEDDED / source)))
+        return _load_path(existing(source))
+
+
+@contextmanager
+def readable(source: str) -> Iterator[None]:
+    """Turns what `datasets` and pyarrow raise about data that cannot be had into a `UserError`."""
     try:
-        return _load_path(path)
-    except (pyarrow.ArrowInvalid, datasets.exceptions.DatasetGenerationError) as error:
-        raise UserError(f"cannot read the data at '{path}': {error}. Is a file incomplete?") from error
+        yield
+    except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        if source.startswith(HUB):
+            raise UserError(
+                f"cannot get '{source}': {error}. Is the name right, is it public, and can the hub be reached?"
+            ) from error
+        if isinstance(error, (pyarrow.ArrowException, datasets.exceptions.DatasetsError)):
+            raise UserError(f"cannot read the data at '{source}': {error}. Is a file incomplete?") from error
+        raise
+
+
+def on_hub(source: str) -> str:
+    """The name that the hub knows a set by.
+
+    Raises:
+        UserError: If it can be none.
+    """
+    name = source.removeprefix(HUB)
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
+    return name
+
+
+def location(path: Path) -> dict[str, str]:
+    """What `datasets` is told of where tables lie; brackets in a path would be a pattern unless they are escaped."""
+    return {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
 
 
 def existing(source: str) -> Path:
@@ -102,8 +134,7 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
         saved = datasets.load_from_disk(str(path))
         return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     if kind is not None:
-        where = {"data_dir": str(path)} if path.is_dir() else {"data_files": str(path)}
-        return dict(datasets.load_dataset("webdataset" if kind == "tar" else kind, **where))
+        return dict(datasets.load_dataset("webdataset" if kind == "tar" else kind, **location(path)))
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
     # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
