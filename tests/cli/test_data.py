@@ -9,7 +9,7 @@ import pytest
 import linvit.cli
 from linvit.cli.data import main
 from tests.data.damaged import damaged, encoded, photo
-from tests.data.images import image_folder, plain_table
+from tests.data.images import image_folder, picture, plain_table, save
 from tests.plugin.distributions import python
 
 
@@ -57,9 +57,10 @@ def test_a_good_set_of_any_kind(tmp_path, capsys, kind):
                 {
                     "image": [
                         {"bytes": path.read_bytes(), "path": None} for path in sorted((folder / name).rglob("*.png"))
-                    ]
+                    ],
+                    "label": [0, 0, 0, 1, 1, 1],
                 },
-                features=datasets.Features({"image": datasets.Image()}),
+                features=datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")}),
             )
             for name in ("train", "val")
         }
@@ -69,9 +70,64 @@ def test_a_good_set_of_any_kind(tmp_path, capsys, kind):
         datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
     assert main(["check", str(tmp_path / kind), "--workers", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{tmp_path / kind}: 12 images, {'2 classes' if kind == 'folder' else 'no labels'}"
+    assert lines[0] == f"{tmp_path / kind}: 12 images, 2 classes"
     assert lines[-1] == "  no bad images"
-    assert any(line.startswith("  train                6 images") for line in lines)
+    assert "  train                6 images, 3 to 3 of each class" in lines
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_images_that_are_only_to_be_predicted(tmp_path, capsys, split):
+    plain_table(tmp_path / f"{split}.parquet", 4)
+    assert main(["check", str(tmp_path), "--workers", "0"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: 4 images, no labels\n  {split:<10}           4 images\n")
+
+
+class TestTraining:
+    """What `linvit fit` would refuse."""
+
+    def told(self, folder, capsys, code=1):
+        assert main(["check", str(folder), "--workers", "0"]) == code
+        return capsys.readouterr().out
+
+    def test_a_misspelt_class(self, tmp_path, capsys):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["cats", "dog"])
+        assert "NO TRAINING  the val split of" in (out := self.told(folder, capsys))
+        assert "has classes without training images: 'cats'. Did you mean 'cat'?" in out
+
+    def test_images_without_a_class(self, tmp_path, capsys):
+        for split in ("train", "val"):
+            save(picture(0), tmp_path / split / "0.png")
+        assert "images directly in train/ have no class" in self.told(tmp_path, capsys)
+
+    def test_too_few_images(self, tmp_path, capsys):
+        plain_table(tmp_path / "train.parquet", 1, label=[0])
+        assert "would leave none to train on" in self.told(tmp_path, capsys)
+
+    def test_a_class_without_validation_images_and_an_empty_one_are_warnings(self, tmp_path, capsys):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["dog"])
+        (folder / "train" / "cow").mkdir()
+        with (
+            pytest.warns(UserWarning, match=f"no images lie in '{folder}/train/cow'"),
+            pytest.warns(UserWarning, match="has no images of some trained classes: 'cat'"),
+        ):
+            self.told(folder, capsys, code=0)
+
+    def test_an_unlabelled_test_split_is_none_of_its_business(self, tmp_path, capsys):
+        folder = image_folder(tmp_path / "data", ["train", "val"])
+        save(picture(99), folder / "test" / "0.png")
+        assert "  test                 1 images, no labels" in self.told(folder, capsys, code=0)
+
+
+def test_a_split_with_another_column_of_images(tmp_path, capsys):
+    rows = datasets.load_dataset("parquet", data_files=str(plain_table(tmp_path / "x.parquet", label=[0, 1] * 5)))
+    rows = rows["train"].cast_column("image", datasets.Image())
+    datasets.DatasetDict({"train": rows, "test": rows.rename_column("image", "scan")}).save_to_disk(tmp_path / "set")
+    assert main(["check", str(tmp_path / "set"), "--workers", "0"]) == 1
+    out = capsys.readouterr().out
+    assert "NO IMAGES  the test split has no column 'image'; it has: scan, label" in out
+    assert "  test                 0 images" in out
 
 
 def test_labels_are_looked_at_too(tmp_path, capsys):

@@ -20,8 +20,9 @@ EPILOG = """examples:
   linvit data check path/to/parquet --workers 16
   linvit data check hub:owner/name
 
-Every image is decoded as training decodes it. Exit code: 0 if all is well, 1 if an image or a label is bad; images that
-training and evaluation share are a warning.
+Every image is decoded as training decodes it. Exit code: 0 if all is well, 1 if an image or a label is bad or if
+linvit fit would refuse the set. Mere warnings are images that training and evaluation share, trained classes without
+validation images, and folders of classes without images.
 """
 SHOWN = 20  # bad images and copies that are printed
 
@@ -60,8 +61,10 @@ def main(argv: list[str]) -> int:
     data = ClassificationData(
         args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
     )
-    found = survey(data.splits, data.columns[0], args.max_pixels, args.workers)
-    wrong = _labels(data)
+    image = data.columns[0]
+    pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
+    wrong = _columns(data) or _training(data)
+    found = survey(pictures, image, args.max_pixels, args.workers)
     print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
     if args.output is not None:
         with args.output.open("w", newline="") as file:
@@ -70,24 +73,39 @@ def main(argv: list[str]) -> int:
     return int(bool(found.bad or wrong))
 
 
-def _labels(data: ClassificationData) -> list[str]:
-    """A line for each split that has labels outside the classes."""
+def _columns(data: ClassificationData) -> list[str]:
+    """A line for each split that has no column of images, or labels outside the classes."""
     image, label = data.columns
     wrong = []
     for split, rows in data.splits.items():
+        if image not in rows.features:
+            wrong.append(f"  NO IMAGES  the {split} split has no column '{image}'; it has: {', '.join(rows.features)}")
+            continue
         try:
-            if label is not None:
+            if label is not None and split in data.labelled:
                 check_labels(rows, image, label, data.num_classes or 0, split, data.source)
         except UserError as error:
             wrong.append(f"  BAD LABELS  {error}")
     return wrong
 
 
+def _training(data: ClassificationData) -> list[str]:
+    """Why `linvit fit` would refuse the set, in a line; one split without labels is there to be predicted."""
+    if "train" not in data.splits or (len(data.splits) == 1 and not data.labelled):
+        return []
+    try:
+        data.setup("fit")
+    except UserError as error:
+        return [f"  NO TRAINING  {error}"]
+    return []
+
+
 def _summary(data: ClassificationData, found: Survey) -> list[str]:
     classes = "no labels" if data.columns[1] is None else f"{data.num_classes} classes"
     lines = [f"{data.source}: {found.images.total():,} images, {classes}"]
     for split, rows in data.splits.items():
-        lines.append(f"  {split:<10}{found.images[split]:>12,} images{_per_class(data, rows)}")
+        each = _per_class(data, rows) if split in data.labelled else ", no labels" if data.labelled else ""
+        lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
     smallest, median, largest = found.sizes().tolist()
     lines += [
         f"  {'formats':<10}{_counted(found.kinds)}",
@@ -103,10 +121,7 @@ def _summary(data: ClassificationData, found: Survey) -> list[str]:
 
 
 def _per_class(data: ClassificationData, rows: object) -> str:
-    label = data.columns[1]
-    if label is None:
-        return ""
-    labels = np.array([value for value in rows[label] if value is not None and value >= 0])  # type: ignore[index]
+    labels = np.array([value for value in rows[data.columns[1]] if value is not None and value >= 0])  # type: ignore[index]
     counts = np.bincount(labels.astype(int), minlength=data.num_classes or 0)
     empty = int((counts == 0).sum())
     return f", {counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
