@@ -97,6 +97,18 @@ class TestSplits:
         everything = sorted(map(str, (folder / "train").rglob("*.png")))
         assert sorted(self.ids(first.train_set) + self.ids(first.val_set)) == everything
 
+    def test_what_is_cut_is_written_nowhere_and_named_by_its_row_of_the_whole(self, tmp_path):
+        images = [{"bytes": b"no image", "path": f"{row}.png"} for row in range(10)]
+        kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 5}, features=kinds)
+        rows.save_to_disk(tmp_path / "set")
+        before = sorted((tmp_path / "set").iterdir())
+        module = ready(tmp_path / "set", val_fraction=0.3)
+        assert sorted((tmp_path / "set").iterdir()) == before
+        named = {error_of(lambda row=row: module.val_set[row]).partition(" cannot")[0] for row in range(3)}
+        assert len(named) == 3
+        assert named < {f"image row {row} ({row}.png)" for row in range(10)}
+
     def test_a_given_validation_split_is_taken(self, tmp_path, caplog):
         folder = image_folder(tmp_path / "data", ["train", "val"])
         module = ready(folder)

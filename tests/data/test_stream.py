@@ -226,6 +226,8 @@ class TestRowsAreUnknown:
         samples = [sample for rank in range(2) for sample in stream(shards, rank, 2, image="png", label="cls")]
         assert sorted(sample["label"] for sample in samples) == [0, 0, 1, 1, 2, 2]
         assert len({sample["image"].numpy().tobytes() for sample in samples}) == 6
+        with pytest.raises(linvit.UserError, match=r"label of 'row 1 of shard 1 \(.*1\.png\)' in 's' is 1"):
+            list(stream(shards, 1, 2, image="png", label="cls", num_classes=1))
 
 
 class TestBadRows:

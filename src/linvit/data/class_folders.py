@@ -55,11 +55,11 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         full = {folder.rpartition("/")[2] for folder, listing in level.items() if listing.images}
         names |= full
         splits |= {split} if full else set()
-        empty = [f"'{folder}'" for folder, listing in level.items() if not listing.images]
+        empty = sorted(f"'{folder}'" for folder, listing in level.items() if not listing.images)
         if empty:
             doubts.append(f"no images lie in {_some(empty)}: fill or remove these folders")
         above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
-        broken = [f"'{folder}/{name}'" for folder, listing in above.items() for name in listing.broken]
+        broken = sorted(f"'{folder}/{name}'" for folder, listing in above.items() for name in listing.broken)
         if broken:
             doubts.append(f"links lead nowhere: {_some(broken)}: mend or remove them")
     labelled = len(names) > 1

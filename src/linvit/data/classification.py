@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import datasets
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -143,9 +144,9 @@ class ClassificationData(ImageData):
         )
 
     @cached_property
-    def _halves(self) -> dict[str, datasets.Dataset]:
-        """The training rows cut in two, for data without a validation split."""
-        return hold_out(self.splits["train"], self.val_fraction, self.source)
+    def _halves(self) -> dict[str, np.ndarray]:
+        """Numbers of the training rows in two parts, for data without a validation split."""
+        return hold_out(len(self.splits["train"]), self.val_fraction, self.source)
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -235,7 +236,7 @@ class ClassificationData(ImageData):
                     f"data source '{self.source}' has no validation split; a share of {self.val_fraction} of its train "
                     f"split is held out (--data.val_fraction)"
                 )
-            return self._set(split, self._halves[split], transform, label)
+            return self._set(split, self.splits["train"], transform, label, self._halves[split])
         if split not in self.splits:
             way = "; a stream is not cut in two: add one, or set --data.streaming=false" if streams else ""
             raise UserError(f"data source '{self.source}' has no {split} split; it has: {', '.join(self.splits)}{way}")
@@ -247,6 +248,7 @@ class ClassificationData(ImageData):
         rows: datasets.Dataset | datasets.IterableDataset,
         transform: Callable[[Tensor, int], Sample],
         label: str | None,
+        chosen: np.ndarray | None = None,
     ) -> Images | Stream:
         """Rows as samples, their labels checked; images of training alone may be skipped."""
         image, training = self.columns[0], transform is self.train_transform
@@ -260,7 +262,7 @@ class ClassificationData(ImageData):
             if label is not None:
                 table = split if split in self.splits else "train"  # without a validation split, that is cut in two
                 check_labels(self.splits[table], image, label, self.num_classes or 0, table, self.source)
-            return Images(rows, transform, image, label, bad)
+            return Images(rows, transform, image, label, bad, chosen)
         shards = self._shards[split]._replace(rows=rows)
         shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
         classes = None if label is None else self.num_classes

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -24,6 +25,8 @@ class Images(Dataset[Sample]):
         image: Column of the images.
         label: Column of the labels, or None.
         bad: What becomes of images that cannot be decoded.
+        chosen: Numbers of the rows that are meant, int (N,); None means all. `select` would write them beside the
+            table, where another user may own the folder.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Images(Dataset[Sample]):
         image: str,
         label: str | None,
         bad: BadImages,
+        chosen: np.ndarray | None = None,
     ) -> None:
         undecoded = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
         self.rows = undecoded.select_columns([image] if label is None else [image, label]).with_format("arrow")
@@ -40,10 +44,11 @@ class Images(Dataset[Sample]):
         self.image = image
         self.label = label
         self.bad = bad
-        bad.expect(len(rows))
+        self.chosen = np.arange(len(rows)) if chosen is None else chosen
+        bad.expect(len(self.chosen))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.chosen)
 
     def __getitem__(self, draw: Draw | int) -> Sample:
         """Loads, decodes and transforms one image, or another one in its place; a bare index has the key 0.
@@ -56,9 +61,10 @@ class Images(Dataset[Sample]):
         return sample
 
     def _sample(self, index: int, key: int) -> Sample:
-        row = self.rows[index]  # a table of one row
+        number = int(self.chosen[index])
+        row = self.rows[number]  # a table of one row
         stored = row[self.image][0].as_py()
-        picture = read(stored, name_of(stored, f"row {index}"), self.bad.max_pixels)
+        picture = read(stored, name_of(stored, f"row {number}"), self.bad.max_pixels)
         sample = self.transform(picture, key) | {"index": index, "id": stored["path"] or str(index)}
         if self.label is not None:
             sample["label"] = row[self.label][0].as_py()

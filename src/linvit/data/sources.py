@@ -70,12 +70,13 @@ def readable(source: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        told = str(error).rstrip(".")
         if source.startswith(HUB):
             raise UserError(
-                f"cannot get '{source}': {error}. Is the name right, is it public, and can the hub be reached?"
+                f"cannot get '{source}': {told}. Is the name right, is it public, and can the hub be reached?"
             ) from error
         if isinstance(error, (pyarrow.ArrowException, datasets.exceptions.DatasetsError)):
-            raise UserError(f"cannot read the data at '{source}': {error}. Is a file incomplete?") from error
+            raise UserError(f"cannot read the data at '{source}': {told}. Is a file incomplete?") from error
         raise
 
 
@@ -148,19 +149,17 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     return found
 
 
-def hold_out(rows: datasets.Dataset, share: float, source: str) -> dict[str, datasets.Dataset]:
+def hold_out(count: int, share: float, source: str) -> dict[str, np.ndarray]:
     """Training rows cut in two at random, always the same way: `val` has the share, `train` the rest.
 
     Raises:
         UserError: If nothing would be left to train on.
     """
-    held = math.ceil(share * len(rows))
-    if held >= len(rows):
+    held = math.ceil(share * count)
+    if held >= count:
         raise UserError(
-            f"data source '{source}' has no validation split, and a share of {share} of its {len(rows)} training "
-            f"images (--data.val_fraction) would leave none to train on; add images, or a validation split"
+            f"data source '{source}' has no validation split, and a share of {share} of its {count} training images "
+            f"(--data.val_fraction) would leave none to train on; add images, or a validation split"
         )
-    order = np.random.default_rng(0).permutation(len(rows))
-    halves = {"train": order[held:], "val": order[:held]}
-    # in memory, since indices would be written beside the rows, where another user may own the cache
-    return {name: rows.select(half, keep_in_memory=True) for name, half in halves.items()}
+    order = np.random.default_rng(0).permutation(count)
+    return {"train": order[held:], "val": order[:held]}
