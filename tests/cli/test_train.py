@@ -413,6 +413,7 @@ model:
         for options in ({}, {"data__num_classes": 3}):
             text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", **options))
             assert "no labels" in text
+            assert "images directly in train/ have no class" in text
             assert not [name for name in left if name.endswith(".ckpt")]
 
     def test_a_folder_with_fewer_classes_than_the_config_says(self, tmp_path):

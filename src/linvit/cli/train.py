@@ -255,7 +255,11 @@ class LinvitCLI(LightningCLI):
         if self.checkpoint is None:
             fact = getattr(data, name)
             if fact is None and name == "num_classes":
-                raise UserError("the data has no labels, so the number of classes is unknown; set --data.num_classes")
+                raise UserError(
+                    "the data has no labels, so the number of classes is unknown. To train, give each class a folder, "
+                    "train/CLASS/*.jpg (images directly in train/ have no class), or name the column of labels with "
+                    "--data.label_column; to predict, set --data.num_classes"
+                )
             return fact
         decided = self.checkpoint["hyper_parameters"][name]
         found = data.num_classes if name == "num_classes" and self.config.subcommand != "predict" else None
