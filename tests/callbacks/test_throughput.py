@@ -63,12 +63,12 @@ def test_it_logs_full_windows_and_counts_no_validation(tmp_path, monkeypatch, wi
     assert values["data_wait"] == [(step, pytest.approx(0.75)) for step in steps]
 
 
-@pytest.mark.parametrize("log_every_n_steps", [1, 50])
-def test_an_epoch_shorter_than_the_window_gets_one_figure_at_its_end(tmp_path, monkeypatch, log_every_n_steps):
-    options = {"steps": 3, "log_every_n_steps": log_every_n_steps}
+@pytest.mark.parametrize(("steps", "log_every_n_steps"), [(3, 1), (3, 50), (4, 50), (9, 50)])
+def test_a_short_epoch_gets_one_figure_at_its_end(tmp_path, monkeypatch, steps, log_every_n_steps):
+    options = {"steps": steps, "log_every_n_steps": log_every_n_steps}
     values = logged(tmp_path, Clock(monkeypatch), Throughput(4), **options)
-    assert values["images/s"] == [(2, pytest.approx(2)), (5, pytest.approx(2))]
-    assert values["data_wait"] == [(2, pytest.approx(0.75)), (5, pytest.approx(0.75))]
+    assert values["images/s"] == [(steps - 1, pytest.approx(2)), (2 * steps - 1, pytest.approx(2))]
+    assert values["data_wait"] == [(steps - 1, pytest.approx(0.75)), (2 * steps - 1, pytest.approx(0.75))]
 
 
 @pytest.mark.parametrize("window", [1, 2])

@@ -16,13 +16,14 @@ class Throughput(Callback):
     is near 0 the model sets the pace, and above about 0.1 the loader does; see `data.num_workers`.
 
     Args:
-        window: Steps that one figure spans; an epoch that has fewer gets one figure at its end.
+        window: Steps that one figure spans. An epoch that has fewer, or fewer than loggers skip between two figures
+            (`trainer.log_every_n_steps`), gets one at its end.
     """
 
     def __init__(self, window: int = 10) -> None:
         self.window = window
         self._heard: Profiler | None = None
-        self._short = True  # no window was full in this epoch
+        self._latest: dict[str, float] = {}
         self._restart()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -47,7 +48,7 @@ class Throughput(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts anew: validation and start-up do not count."""
-        self._short = True
+        self._latest = {}
         self._restart()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,19 +69,25 @@ class Throughput(Callback):
         self._images += len(batch["image"]) * trainer.world_size
         self._steps += 1
         if self._steps == self.window:
+            self._latest = self._figures()
             self._log(pl_module, batch_size=len(batch["image"]))
-            self._short = False
             self._restart()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs of an epoch that never filled the window."""
-        if self._short and self._steps:
-            self._log(pl_module, sync_dist=True)
+        """Logs of a short epoch."""
+        if not self._latest and self._steps:
+            self._latest = self._figures()
+        elif trainer.num_training_batches >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        self._log(pl_module, sync_dist=True)
+
+    def _figures(self) -> dict[str, float]:
+        passed = self._ended - self._since
+        return {"images/s": self._images / passed, "data_wait": self._waited / passed}
 
     def _log(self, pl_module: LightningModule, **options: Any) -> None:
-        passed = self._ended - self._since
-        pl_module.log("images/s", self._images / passed, prog_bar=True, **options)
-        pl_module.log("data_wait", self._waited / passed, **options)
+        for name, figure in self._latest.items():
+            pl_module.log(name, figure, prog_bar=name == "images/s", **options)
 
     def _restart(self) -> None:
         self._images = self._steps = 0
