@@ -266,19 +266,6 @@ def test_unknown_option_is_refused(option: str, message: str) -> None:
         create_attention({"name": "taylor", option: 1}, dim=24, num_heads=3, grid=Grid((4, 4)))
 
 
-@pytest.mark.parametrize("option", ["eps", "norm_eps"])
-@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf"), False, "1e-6"], ids=str)
-def test_eps_that_is_no_size_is_refused(option: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"^{option} must be a number at least 0; got {value!r}"):
-        TaylorAttention(24, 3, Grid((4, 4)), **{option: value})
-
-
-@pytest.mark.parametrize("value", [0, -8, 2.0, float("nan"), True, "8"], ids=str)
-def test_reduction_that_is_no_count_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match=f"^key_reduction must be a whole number at least 1; got {value!r}"):
-        TaylorAttention(24, 3, Grid((4, 4)), key_reduction=value)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -64,7 +64,7 @@ class LinformerAttention(Attention):
         attn_drop: float = 0.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_number("k, the number of projected keys,", k, at_least=1, whole=True)
+        check_number("k", k, at_least=1, whole=True, note=", the number of projected keys")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
         check_choice("share", share, ["headwise", "kv", "layerwise", "none"])
         check_choice("init", init, ["uniform", "normal002"])
