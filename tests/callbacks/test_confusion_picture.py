@@ -5,12 +5,13 @@ import io
 import numpy as np
 import pytest
 
-from linvit.callbacks.confusion_picture import CELL, MARGIN, TITLE, confusion_picture
+from linvit.callbacks.confusion_picture import CELL, GAP, TITLE, confusion_picture
 
 
-def cell(picture, row, column):
-    """Colour at the centre of a cell."""
-    return picture.getpixel((MARGIN + column * CELL + CELL // 2, TITLE + MARGIN + row * CELL + CELL // 2))
+def cell(picture, row, column, classes=3):
+    """Colour at the centre of a cell of so many classes."""
+    margin = picture.height - TITLE - GAP - classes * CELL
+    return picture.getpixel((margin + column * CELL + CELL // 2, TITLE + margin + row * CELL + CELL // 2))
 
 
 WHITE, FULL = (255, 255, 255), (8, 48, 107)
@@ -27,8 +28,8 @@ def test_the_darker_the_more_of_the_row():
 
 def test_rows_are_labels():
     picture = confusion_picture(np.array([0, 1]), np.array([1, 1]), 2)
-    assert cell(picture, 0, 1) == FULL
-    assert cell(picture, 1, 0) == WHITE
+    assert cell(picture, 0, 1, classes=2) == FULL
+    assert cell(picture, 1, 0, classes=2) == WHITE
 
 
 def test_of_many_classes_the_most_confused_are_shown_in_their_order():
@@ -37,9 +38,9 @@ def test_of_many_classes_the_most_confused_are_shown_in_their_order():
     predicted[labels == 700] = 30  # always taken for 30
     predicted[(labels == 5) & (np.arange(len(labels)) % 2 == 0)] = 999
     picture = confusion_picture(labels, predicted, 1000, most=4)  # 5, 30, 700, 999
-    assert cell(picture, 2, 1) == FULL
-    assert cell(picture, 2, 2) == WHITE
-    assert WHITE > cell(picture, 0, 3) > FULL
+    assert cell(picture, 2, 1, classes=4) == FULL
+    assert cell(picture, 2, 2, classes=4) == WHITE
+    assert WHITE > cell(picture, 0, 3, classes=4) > FULL
 
 
 @pytest.mark.parametrize("classes", [1, 10, 1000, 21841])
@@ -51,6 +52,14 @@ def test_it_stays_small(classes):
     file = io.BytesIO()
     picture.save(file, "PNG")
     assert file.tell() < 200_000
+
+
+def test_the_names_have_the_room_that_they_need():
+    short, long = (
+        confusion_picture(np.array([0]), np.array([0]), 40, [name] * 40) for name in ("ab", "a rather long name")
+    )
+    assert short.width + 50 < long.width
+    assert cell(short, 0, 0, classes=40) == cell(long, 0, 0, classes=40) == FULL
 
 
 def test_classes_without_images_are_white():

@@ -1,11 +1,13 @@
 """A confusion matrix as a picture: labels down, predictions across, the darker the more of the row."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-CELL, MARGIN, TITLE, LETTERS = 14, 130, 22, 18  # pixels, and letters of a name that fit into the margin
+CELL, GAP, TITLE = 14, 5, 22  # pixels
+LETTERS = 18  # of a name that are shown
 
 
 def confusion_picture(
@@ -42,21 +44,21 @@ def confusion_picture(
 
 
 def _draw(shares: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
-    side = CELL * len(names)
-    picture = Image.new("RGB", (max(MARGIN + side, 300) + 4, TITLE + MARGIN + side + 4), "white")
-    across = Image.new("RGB", (MARGIN, side), "white")  # names of the columns, turned by a right angle
-    font = ImageFont.load_default(10)
+    names, font = [name[:LETTERS] for name in names], ImageFont.load_default(10)
+    side, margin = CELL * len(names), math.ceil(max(map(font.getlength, names))) + 2 * GAP
+    picture = Image.new("RGB", (max(margin + side, 300) + GAP, TITLE + margin + side + GAP), "white")
+    across = Image.new("RGB", (margin, side), "white")  # names of the columns, turned by a right angle
     draw, draw_across = ImageDraw.Draw(picture), ImageDraw.Draw(across)
-    draw.text((4, 4), title, "black", font)
+    draw.text((GAP, GAP), title, "black", font)
     for i, name in enumerate(names):
-        draw.text((MARGIN - 6, TITLE + MARGIN + i * CELL + 1), name[:LETTERS], "black", font, anchor="ra")
-        draw_across.text((4, i * CELL + 1), name[:LETTERS], "black", font)
+        draw.text((margin - GAP, TITLE + margin + i * CELL + 1), name, "black", font, anchor="ra")
+        draw_across.text((GAP, i * CELL + 1), name, "black", font)
     picture.paste(
-        across.transpose(Image.Transpose.TRANSPOSE).transpose(Image.Transpose.FLIP_TOP_BOTTOM), (MARGIN, TITLE)
+        across.transpose(Image.Transpose.TRANSPOSE).transpose(Image.Transpose.FLIP_TOP_BOTTOM), (margin, TITLE)
     )
     # Square root: one image in a hundred is still seen. White to dark blue.
     tone = np.sqrt(shares)[..., None] * np.array([-247, -207, -148]) + 255
     cells = np.repeat(np.repeat(tone.astype(np.uint8), CELL, 0), CELL, 1)  # (side, side, 3)
-    picture.paste(Image.fromarray(cells), (MARGIN, TITLE + MARGIN))
-    draw.rectangle((MARGIN - 1, TITLE + MARGIN - 1, MARGIN + side, TITLE + MARGIN + side), outline="grey")
+    picture.paste(Image.fromarray(cells), (margin, TITLE + margin))
+    draw.rectangle((margin - 1, TITLE + margin - 1, margin + side, TITLE + margin + side), outline="grey")
     return picture
