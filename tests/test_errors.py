@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from linvit.errors import UserError, check_number, check_odd
+from linvit.errors import UserError, check_number, check_odd, some
 
 BOUNDS = {"at_least": 1}, {"above": 0, "at_most": 2}, {"at_least": 0, "below": 1, "note": ", as a share"}, {}
 
@@ -41,3 +41,8 @@ def test_only_odd_numbers_have_a_centre(given: object) -> None:
     check_odd("kernel", 5, "3 or 5")
     with pytest.raises(UserError, match=f"^kernel must be odd and positive, such as 3 or 5; got {given!r}$"):
         check_odd("kernel", given, "3 or 5")
+
+
+def test_some_of_many_names() -> None:
+    assert some(["cat", "dog"]) == "'cat', 'dog'"
+    assert some(list("abcdefg")) == "'a', 'b', 'c', 'd', 'e' and 2 more"

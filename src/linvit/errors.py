@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 
@@ -19,6 +19,12 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     begun = [name for name in known if given and name.startswith(given)]  # "focusing" is the start of "focusing_factor"
     nearest = begun if len(begun) == 1 else difflib.get_close_matches(given, known, n=1)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def some(names: Sequence[str], shown: int = 5) -> str:
+    """The first few of many names, in quotes, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(f"'{name}'" for name in names[:shown]) + more
 
 
 def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:

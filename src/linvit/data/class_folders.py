@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-SHOWN = 5  # folders that a warning names
+from linvit.errors import some
 
 
 class Listing(NamedTuple):
@@ -55,17 +55,12 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         full = {folder.rpartition("/")[2] for folder, listing in level.items() if listing.images}
         names |= full
         splits |= {split} if full else set()
-        empty = sorted(f"'{folder}'" for folder, listing in level.items() if not listing.images)
+        empty = sorted(folder for folder, listing in level.items() if not listing.images)
         if empty:
-            doubts.append(f"no images lie in {_some(empty)}: fill or remove these folders")
+            doubts.append(f"no images lie in {some(empty)}: fill or remove these folders")
         above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
-        broken = sorted(f"'{folder}/{name}'" for folder, listing in above.items() for name in listing.broken)
+        broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
         if broken:
-            doubts.append(f"links lead nowhere: {_some(broken)}: mend or remove them")
+            doubts.append(f"links lead nowhere: {some(broken)}: mend or remove them")
     labelled = len(names) > 1
     return Classes(sorted(names) if labelled else [], splits if labelled else set(), doubts)
-
-
-def _some(folders: list[str]) -> str:
-    more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
-    return ", ".join(folders[:SHOWN]) + more

@@ -5,9 +5,9 @@ import numpy as np
 import pyarrow.compute
 
 from linvit.data.bad_images import name_of
-from linvit.errors import UserError, did_you_mean
+from linvit.errors import UserError, did_you_mean, some
 
-SHOWN = 5  # rows or classes that a message names
+SHOWN = 5  # rows that a message names
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
@@ -80,16 +80,11 @@ def check_trained_classes(
         if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
             hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
             raise UserError(
-                f"the {split} split of '{source}' has classes without training images: {_some(untrained)}.{hint} "
+                f"the {split} split of '{source}' has classes without training images: {some(untrained)}.{hint} "
                 f"Name them as train does, add training images, or move them elsewhere"
             )
     unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
-    return f"the val split of '{source}' has no images of some trained classes: {_some(unseen)}" if unseen else None
-
-
-def _some(classes: list[str]) -> str:
-    more = f" and {len(classes) - SHOWN} more" if len(classes) > SHOWN else ""
-    return ", ".join(f"'{name}'" for name in classes[:SHOWN]) + more
+    return f"the val split of '{source}' has no images of some trained classes: {some(unseen)}" if unseen else None
 
 
 def check_model_classes(model: int | None, data: int | None, source: str) -> None:

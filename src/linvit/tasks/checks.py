@@ -1,6 +1,6 @@
 """Settings of a task that make no sense, told before anything is built."""
 
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import check_choice, check_number
 
 
 def check_optimisation(
@@ -16,19 +16,16 @@ def check_optimisation(
     body_lr_scale: float,
 ) -> None:
     """Raises a `UserError` for a setting of the optimiser or the schedule that makes no sense."""
-    if lr <= 0:
-        raise UserError(f"lr must be positive; got {lr}")
-    if warmup_epochs < 0 or cooldown_epochs < 0 or lr_lag < 0:
-        raise UserError(
-            f"warmup_epochs, cooldown_epochs and lr_lag must be 0 or more; "
-            f"got {warmup_epochs}, {cooldown_epochs} and {lr_lag}"
-        )
+    check_number("lr", lr, above=0)
+    check_number("warmup_epochs", warmup_epochs, at_least=0)
+    check_number("cooldown_epochs", cooldown_epochs, at_least=0)
+    check_number("lr_lag", lr_lag, at_least=0, whole=True)
     check_choice("lr_interval", lr_interval, ["step", "epoch"])
     check_choice("lr_scaled", lr_scaled, ["all", "peak"])
-    if lr_batch is not None and lr_batch < 1:
-        raise UserError(f"lr_batch must be a number of images, such as 512, or null; got {lr_batch}")
+    if lr_batch is not None:
+        check_number("lr_batch", lr_batch, at_least=1, whole=True, note=", such as 512, or null for none")
     if published_batch is not None:
         check_number("published_batch", published_batch, at_least=1, whole=True, note=", or null for none")
-    if layer_decay is not None and not 0 < layer_decay <= 1:
-        raise UserError(f"layer_decay must lie in (0, 1], such as 0.75, or be null; got {layer_decay}")
+    if layer_decay is not None:
+        check_number("layer_decay", layer_decay, above=0, at_most=1, note=", such as 0.75, or null for none")
     check_number("body_lr_scale", body_lr_scale, above=0)
