@@ -90,14 +90,11 @@ class Task(LightningModule):
         grad_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        check_optimisation(
-            *(lr, warmup_epochs, cooldown_epochs, lr_interval, lr_lag, lr_batch, lr_scaled, published_batch),
-            *(layer_decay, body_lr_scale),
-        )
         check_choice("predict_with", predict_with, ["raw", "ema"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         self.save_hyperparameters()
+        check_optimisation(self.hparams)
         name, _ = backbones.parse(backbone)
         if attention is not None and "attention" not in parameters_of(backbones.get(name)):
             raise UserError(
