@@ -20,8 +20,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from linvit.cli.callbacks import watchers, with_progress_bar
-from linvit.cli.loggers import run_loggers
+from linvit.cli.training.callbacks import watchers, with_progress_bar
+from linvit.cli.training.loggers import run_loggers
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
 

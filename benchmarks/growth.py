@@ -15,7 +15,7 @@ import time
 import torch
 
 import linvit
-from linvit.cli.memory import keep_memory
+from linvit.cli.training.memory import keep_memory
 
 GRIDS = {3136: linvit.Grid((56, 56)), 12544: linvit.Grid((112, 112))}
 DIM, HEADS, ROUNDS = 64, 2, 25

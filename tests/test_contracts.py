@@ -20,8 +20,8 @@ from linvit import Attention, AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.registry import attentions
 from linvit.testing import Verdict, check_backbone
-from linvit.testing.checks_backbone_shape import constructor
-from linvit.testing.images import Subject
+from linvit.testing.backbone.images import Subject
+from linvit.testing.backbone.shape import constructor
 from tests.families import WIDTHS_AND_DEPTHS, families, kinds, small
 from tests.helpers import (
     assert_near,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from linvit import Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.nystrom import NystromAttention
-from tests.attention.test_landmarks import naive_bounds
+from tests.attention.ops.test_landmarks import naive_bounds
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn, relative_error
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from linvit import Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention import performer
-from linvit.attention.functional import linear_attention
+from linvit.attention.ops.functional import linear_attention
 from linvit.attention.performer import PerformerAttention, draw
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn, relative_error

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from linvit import Attention, Grid
 from linvit.analysis import attention_matrix, rank
-from linvit.attention.functional import ACTIVATIONS
-from linvit.attention.gaussian import gaussian_kernel
 from linvit.attention.hydra import KERNELS
+from linvit.attention.ops.functional import ACTIVATIONS
+from linvit.attention.ops.gaussian import gaussian_kernel
 from tests.helpers import assert_near, inputs, mechanism
 
 Spec = dict[str, Any]

@@ -11,10 +11,10 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt_v2 import PVTv2
-from linvit.weights import pvt as pvt_v1
-from linvit.weights.layout import Layout
+from linvit.weights.layouts import pvt as pvt_v1
+from linvit.weights.layouts.layout import Layout
+from linvit.weights.layouts.pvt_v2 import LAYOUT, TIMM_LAYOUT
 from linvit.weights.projections import fit_projections
-from linvit.weights.pvt_v2 import LAYOUT, TIMM_LAYOUT
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 from tests.official import fill, images

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linvit.callbacks import BadImageCount
-from linvit.data.bad_images import BadImageError, BadImages
+from linvit.data.sources.bad_images import BadImageError, BadImages
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.data.damaged import damaged
 from tests.data.images import image_folder
@@ -85,7 +85,9 @@ def test_all_devices_are_added_up():
 
 def test_a_stream_is_trained_on_with_another_order_in_every_epoch(tmp_path, monkeypatch):
     epochs = []
-    monkeypatch.setattr("linvit.data.stream.Stream.set_epoch", lambda self, epoch: epochs.append((self.seed, epoch)))
+    monkeypatch.setattr(
+        "linvit.data.sources.stream.Stream.set_epoch", lambda self, epoch: epochs.append((self.seed, epoch))
+    )
     done = linvit(
         "fit", "--config", QUICKSTART, *tiny(data__streaming=True, data__num_workers=0, seed_everything=5), cwd=tmp_path
     )

@@ -110,7 +110,7 @@ def test_all_registered_with_a_summary(mine, capsys, monkeypatch):
     monkeypatch.syspath_prepend(mine)
     registry.register("good")(importlib.import_module("mine").Mine)
     registry.register("bad")(type("Bad", (), {}))
-    for module in ("linvit.cli.check", "linvit.testing.inputs", "linvit.layers.attention_layer"):
+    for module in ("linvit.cli.check", "linvit.testing.attention.inputs", "linvit.layers.attention_layer"):
         monkeypatch.setattr(f"{module}.attentions", registry)
     assert main(["--quick"]) == 1
     out = capsys.readouterr().out

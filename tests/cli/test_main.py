@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import linvit
-from linvit.cli import main, train
+from linvit.cli import main
+from linvit.cli.training import cli as train
 from tests.plugin.distributions import python
 
 VERBS = ["fit", "validate", "test", "predict"]

@@ -13,8 +13,8 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
-from linvit.data.sources import load_splits
-from linvit.data.transforms import Augmentation
+from linvit.data.sources.splits import load_splits
+from linvit.data.transforms.classification import Augmentation
 from tests.data.images import image_folder
 from tests.training import tiny_task, trainer
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.draws import Draw
-from linvit.data.transforms import Augmentation
+from linvit.data.loading.seeds import Draw
+from linvit.data.transforms.classification import Augmentation
 from tests.data.images import image_folder, picture, plain_table, png, save
 
 NONE = Augmentation(crop_scale=None, hflip=0)

@@ -17,8 +17,10 @@ def write_distribution(folder: Path, name: str, version: str, entry_points: str,
 
 
 def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, timeout: float = 300):
-    """Runs the interpreter of the tests on arguments, with `path` on its PYTHONPATH."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "" if path is None else str(path)}
+    """Runs the interpreter of the tests on arguments, with `path` first on its PYTHONPATH."""
+    search = [str(path)] if path else []
+    search += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(search)}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=timeout
     )

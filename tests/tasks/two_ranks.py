@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import ClassReport
-from linvit.data.sampler import EvalSampler
+from linvit.data.loading.sampler import EvalSampler
 from tests.training import RandomImages, tiny_task
 
 

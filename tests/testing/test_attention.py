@@ -7,7 +7,7 @@ import torch
 
 import linvit
 from linvit.testing import Verdict, check_attention
-from linvit.testing.attention import CHECKS
+from linvit.testing.attention.check import CHECKS
 from tests.testing import wrong
 from tests.testing.helpers import verdicts
 

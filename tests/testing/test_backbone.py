@@ -8,7 +8,7 @@ import torch
 import linvit
 from linvit.backbones.deit import deit_nano
 from linvit.testing import Verdict, check_backbone
-from linvit.testing.backbone import CHECKS
+from linvit.testing.backbone.check import CHECKS
 from tests.testing.helpers import verdicts
 from tests.testing.wrong_backbones import Sound
 

@@ -3,7 +3,7 @@
 import pytest
 
 from linvit.testing import Report, Verdict, check_attention
-from linvit.testing.checks_numerics import PRECISIONS
+from linvit.testing.attention.numerics import PRECISIONS
 from tests.testing import wrong
 from tests.testing.helpers import verdicts
 

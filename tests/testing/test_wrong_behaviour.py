@@ -3,8 +3,8 @@
 import pytest
 
 from linvit.testing import Verdict, check_attention
-from linvit.testing.checks_numerics import PRECISIONS, error, finite
-from linvit.testing.inputs import Subject
+from linvit.testing.attention.inputs import Subject
+from linvit.testing.attention.numerics import PRECISIONS, error, finite
 from tests.testing import wrong_behaviour
 from tests.testing.helpers import verdicts
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from linvit import Attention, Grid, UserError
 from linvit.attention.cost import Cost
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.precision import full_precision
 
 
 class Sound(Attention):

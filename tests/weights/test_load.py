@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import linvit
-from linvit.weights.layouts import LAYOUTS
+from linvit.weights.layouts.families import LAYOUTS
 from linvit.weights.load import load_pretrained
 from linvit.weights.resize import Table, resize
 from tests.helpers import perturb, randn

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
 

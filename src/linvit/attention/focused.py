@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import focus, linear_attention, linear_factors, resize_tokens
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import focus, linear_attention, linear_factors, resize_tokens
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number, check_odd
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them

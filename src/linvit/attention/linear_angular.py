@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import divisor, unit
-from linvit.attention.head_conv import convolve_heads, convolve_sequence
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import divisor, unit
+from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number, check_odd
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.head_conv import check_side, convolve_sequence
-from linvit.attention.landmarks import Landmarks
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.head_conv import check_side, convolve_sequence
+from linvit.attention.ops.landmarks import Landmarks
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number
 
 

@@ -21,8 +21,8 @@ from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import attend, key_sums, linear_factors
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import attend, key_sums, linear_factors
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
 TOKENS = 4096  # that get their features at a time

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.gaussian import GaussianKernels, check_tied, nystrom_cost, paper_conv_size, paper_ratio
-from linvit.attention.head_conv import convolve_heads, head_conv
-from linvit.attention.newton import NewtonInverse
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.gaussian import GaussianKernels, check_tied, nystrom_cost, paper_conv_size, paper_ratio
+from linvit.attention.ops.head_conv import convolve_heads, head_conv
+from linvit.attention.ops.newton import NewtonInverse
+from linvit.attention.ops.precision import full_precision
 
 
 class SoftAttention(Attention):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_number
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.cost import Cost
-from linvit.attention.functional import unit
-from linvit.attention.precision import full_precision
+from linvit.attention.ops.functional import unit
+from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_number
 
 

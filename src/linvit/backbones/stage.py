@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
-from linvit.attention.functional import resize_tokens
+from linvit.attention.ops.functional import resize_tokens
 
 
 class Stage(nn.Module):

@@ -56,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
             known = ", ".join([*VERBS, *PLAIN])
             raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
         elif {"-h", "--help"} & set(argv):
-            from linvit.cli.help import short_help
+            from linvit.cli.training.help import short_help
 
             print(short_help(verb))
         else:
-            from linvit.cli.train import train
+            from linvit.cli.training.cli import train
 
             train(["--help" if argument == "--help=all" else argument for argument in argv])
     except Exception as error:

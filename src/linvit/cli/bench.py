@@ -16,12 +16,12 @@ from jsonargparse import Namespace
 from lightning.fabric import Fabric
 from torch.nn import functional as F
 
-from linvit.cli.bases import with_bases
 from linvit.cli.bench_loaders import beyond_timm, ours, rate, timms
-from linvit.cli.parser import Parser, readable
+from linvit.cli.training.bases import with_bases
+from linvit.cli.training.parser import Parser, readable
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
-from linvit.data.transforms import Augmentation
+from linvit.data.transforms.classification import Augmentation
 from linvit.errors import UserError, check_number
 from linvit.tasks import Task
 from linvit.tasks.base import FACTS

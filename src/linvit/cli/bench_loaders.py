@@ -9,8 +9,8 @@ import torch
 from timm.data import ImageDataset, auto_augment, create_loader
 
 from linvit.data import ClassificationData
-from linvit.data.randaugment import THREE_AUGMENT
-from linvit.data.transforms import Augmentation, TrainTransform
+from linvit.data.transforms.classification import Augmentation, TrainTransform
+from linvit.data.transforms.rand_augment import THREE_AUGMENT
 
 
 def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], Any]:

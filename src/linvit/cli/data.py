@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.data.bad_images import MAX_PIXELS
 from linvit.data.classification import ClassificationData
-from linvit.data.labels import check_labels
-from linvit.data.survey import Survey, survey
+from linvit.data.sources.bad_images import MAX_PIXELS
+from linvit.data.sources.labels import check_labels
+from linvit.data.sources.scan import Survey, survey
 from linvit.errors import UserError
 
 EPILOG = """examples:

@@ -11,13 +11,13 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from linvit.data.draws import Draw, key
-from linvit.data.images import collate
-from linvit.data.on_device import finish
-from linvit.data.sampler import EvalSampler, TrainSampler, check_equal_batches
-from linvit.data.shared_memory import check_shared_memory, explain
-from linvit.data.stream import Stream, stream_loader
-from linvit.data.transforms import denormalise
+from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
+from linvit.data.loading.seeds import Draw, key
+from linvit.data.loading.shared_memory import check_shared_memory, explain
+from linvit.data.sources.images import collate
+from linvit.data.sources.stream import Stream, stream_loader
+from linvit.data.transforms.classification import denormalise
+from linvit.data.transforms.on_device import finish
 from linvit.errors import UserError
 from linvit.image_size import image_size
 

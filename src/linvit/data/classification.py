@@ -10,16 +10,16 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from linvit.data.bad_images import MAX_PIXELS, BadImages, Policy
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageData
-from linvit.data.columns import as_images, as_indices, column, features_of
-from linvit.data.images import Images, Sample
-from linvit.data.labels import check_labels, check_model_classes, check_same_classes, check_trained_classes
-from linvit.data.shards import Shards, load_streams
-from linvit.data.sources import hold_out, load_splits
-from linvit.data.stream import Stream
-from linvit.data.stream_checks import check_stream_labels, check_stream_options, stream_classes
-from linvit.data.transforms import Augmentation, EvalTransform, TrainTransform
+from linvit.data.sources.bad_images import MAX_PIXELS, BadImages, Policy
+from linvit.data.sources.columns import as_images, as_indices, column, features_of
+from linvit.data.sources.images import Images, Sample
+from linvit.data.sources.labels import check_labels, check_model_classes, check_same_classes, check_trained_classes
+from linvit.data.sources.shards import Shards, load_streams
+from linvit.data.sources.splits import hold_out, load_splits
+from linvit.data.sources.stream import Stream
+from linvit.data.sources.stream_checks import check_stream_labels, check_stream_options, stream_classes
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.errors import UserError, check_choice
 
 

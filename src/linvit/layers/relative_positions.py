@@ -7,7 +7,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.functional import resize_tokens
+from linvit.attention.ops.functional import resize_tokens
 
 
 def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:

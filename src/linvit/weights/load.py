@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention
 from linvit.errors import UserError
-from linvit.weights.layout import Layout
-from linvit.weights.layouts import LAYOUTS, OWN
+from linvit.weights.layouts.families import LAYOUTS, OWN
+from linvit.weights.layouts.layout import Layout
 from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read
 from linvit.weights.resize import resize, table_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.attention.functional import resize_tokens
+from linvit.attention.ops.functional import resize_tokens
 from linvit.backbones.stage import Stage
 from linvit.layers.attention_layer import AttentionLayer
 

@@ -1,0 +1,121 @@
+"""Mathematics that several mechanisms share, written once. No parameters, no precision handling."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.ops.precision import upcast
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+"""Feature maps that act entry by entry."""
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
+    """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
+
+    Katharopoulos et al. 2020, Eq. 5, in (M + N) d^2 multiplications instead of N M d.
+
+    Args:
+        q: Query features (B, h, N, dk).
+        k: Key features (B, h, M, dk).
+        v: Values (B, h, M, d).
+        eps: Added to the denominator.
+        mean: Use means over the keys instead of sums. The quotient is the same but for the weight of `eps`.
+
+    Returns:
+        (B, h, N, d).
+    """
+    return attend(q, *key_sums(k, v, mean), eps)
+
+
+def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """All that linear attention keeps of keys (B, h, M, dk) and values (B, h, M, d).
+
+    Returns:
+        `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
+    """
+    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
+    return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
+
+
+def attend(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
+    """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
+    q = q.contiguous()  # by head, once for both products
+    return (q @ context).div_(q @ total + eps)
+
+
+def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """Factors (B, h, N, dk), (B, h, M, dk) of the matrix that `linear_attention` applies to v."""
+    if mean:
+        k = k / k.shape[-2]
+    return q / (q @ k.sum(-2, keepdim=True).mT + eps), k
+
+
+def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention with as many heads as channels, `q * sum_m(k_m * v_m)` entry by entry; no denominator.
+
+    Args:
+        q: Query features (B, h, N, d).
+        k: Key features (B, h, M, d).
+        v: Values (B, h, M, d).
+
+    Returns:
+        (B, h, N, d), of rank 1 in every channel.
+    """
+    return q * (k * v).sum(-2, keepdim=True)
+
+
+def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors (B, h, d, N, 1), (B, h, d, M, 1) of the matrices that `channelwise_attention` applies to v; views."""
+    return q.mT.unsqueeze(-1), k.mT.unsqueeze(-1)
+
+
+def unit(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
+
+    A vector of zeros stays zero at any eps and hands its gradient on as it is, where the quotient would make 1 / eps.
+    """
+    return x / divisor(x, eps, order, dims)
+
+
+def divisor(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """What `unit` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
+    norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True)
+    return norm.clamp_min(eps).masked_fill(norm == 0, 1)
+
+
+def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:
+    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over `dims`.
+
+    Keeps the norm and the order of the entries and sharpens the direction. Dividing by the largest entry first changes
+    nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
+
+    Args:
+        x: Non-negative features.
+        factor: The focusing factor p >= 1.
+        dims: Dimensions of the vector.
+    """
+    tiny = torch.finfo(x.dtype).tiny
+    peak = x.detach().amax(dims, keepdim=True)
+    # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
+    powered = (x / (peak * 2 ** (-30 / factor)).clamp_min(tiny)).pow_(factor)
+    norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
+    ratio: Tensor = norm / torch.linalg.vector_norm(powered, dim=dims, keepdim=True).clamp_min(tiny)
+    # By head in memory, as matrix products want it, and in place: on a CPU fresh memory costs more than arithmetic.
+    return powered.clone(memory_format=torch.contiguous_format).mul_(ratio)
+
+
+def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
+    """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
+    if old == new:
+        return tokens
+    grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
+    resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)
+    return resized.to(tokens.dtype).flatten(2).mT  # (1, H'*W', C)

@@ -1,0 +1,80 @@
+"""Where curves go: TensorBoard and a table in the run folder, and services that are asked for by key."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch.loggers
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from linvit.cli.training.csv_logger import CsvLogger
+from linvit.errors import UserError, check_choice
+
+KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
+PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}
+
+Loggers = Logger | str | list[Logger | str] | bool | None
+
+
+class Board(TensorBoardLogger):
+    """Lightning's, but a continued run replaces the hyper-parameters of the first one, too, in hparams.yaml."""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Lets `save` write anew: it leaves a file alone that is there."""
+        Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
+        super().log_hyperparams(params, *args, **kwargs)
+
+
+def loggers_by_key(trainer: type[Trainer]) -> None:
+    """Makes `--trainer.logger=wandb` and `--trainer.logger=[wandb, mlflow]` known to the parser."""
+    trainer.__init__.__annotations__["logger"] = Loggers
+
+
+def check_loggers(given: Any) -> None:
+    """Raises a `UserError` for an unknown key, or for a logger whose package is not installed; imports none."""
+    for logger in given if isinstance(given, list) else [given]:
+        if isinstance(logger, str):
+            check_choice("trainer.logger", logger, [*KEYS, "or the path of a Logger's class"])
+            name = KEYS[logger]
+        elif isinstance(logger, Namespace):
+            name = logger.class_path.rpartition(".")[2]
+        else:
+            continue
+        package = PACKAGES.get(name)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install {package}")
+
+
+def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
+    """The loggers of a training run.
+
+    Args:
+        given: `trainer.logger`: null or true for TensorBoard and the table, keys of services besides these, or loggers,
+            which take their place.
+        versions: Folder of all versions of the run.
+        version: The one that is continued; None starts a new one.
+        purge_step: Step that it is continued from.
+    """
+    parts = given if isinstance(given, list) else [given]
+    keys = [part for part in parts if isinstance(part, str)]
+    loggers = [part for part in parts if isinstance(part, Logger)]
+    if not loggers:
+        number = (version or "").removeprefix("version_")
+        board = Board(
+            versions.parent,
+            versions.name,
+            int(number) if number.isdigit() else version,  # the number is what the progress bar shows
+            default_hp_metric=False,
+            purge_step=purge_step,
+        )
+        loggers = [board, CsvLogger(board.log_dir, purge_step)]
+    for key in keys:
+        run, service = Path(str(loggers[0].log_dir or versions)), getattr(lightning.pytorch.loggers, KEYS[key])
+        title = f"{versions.name}/{run.name}"
+        where = {"project": "linvit", "save_dir": run} if key == "wandb" else {"experiment_name": "linvit"}
+        loggers.append(service(**{"name" if key == "wandb" else "run_name": title}, **where))
+    return loggers

@@ -1,0 +1,72 @@
+"""Reading configurations: exact option names only, and errors one can read."""
+
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser
+
+from linvit.callbacks import AttentionRank
+from linvit.data.classification import ClassificationData
+from linvit.data.transforms.classification import Augmentation
+from linvit.errors import did_you_mean
+from linvit.registry import parameters_of
+from linvit.tasks import ClassificationTask
+
+# Lines in which jsonargparse explains its types rather than the user's mistake.
+NOISE = re.compile(
+    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (Namespace|NestedArg|\{)|"
+    r"Expected a <class 'NoneType'>|See .*--help)"
+)
+NONE = re.compile(r"^(--[\w.]+)=None$")
+SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
+UNKNOWN = re.compile(
+    r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
+)
+
+
+class Parser(LightningArgumentParser):
+    """Takes no abbreviations (`--trainer.max_epoch` is a mistake, not `max_epochs`) and raises instead of exiting."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """Reads `=None` as `=null`: as None jsonargparse hands on the null of `--data.augmentation.crop_scale=null`."""
+        if args is not None:
+            args = [NONE.sub(r"\1=null", argument) if isinstance(argument, str) else argument for argument in args]
+        parsed: Namespace = super().parse_args(args, *others, **options)
+        return parsed
+
+
+def readable(message: str) -> str:
+    """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
+    lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
+    kept = [line for line in lines if line.strip() and not NOISE.match(line.strip())]
+    unknown = UNKNOWN.search(message)
+    if unknown is None:
+        return "\n".join(kept)
+    first, _, rest = next(group for group in unknown.groups() if group).partition(".")
+    if rest and first not in SECTIONS:
+        return "\n".join(kept) + "." + did_you_mean(first, SECTIONS)
+    owners = (Trainer, ClassificationTask, ClassificationData, Augmentation, AttentionRank, ModelCheckpoint)
+    names = {name for owner in owners for name in parameters_of(owner)} | set(SECTIONS)
+    return "\n".join(kept) + "." + did_you_mean((rest or first).rpartition(".")[2], names)
+
+
+def integers_first(trainer: type[Trainer]) -> None:
+    """Makes `--trainer.limit_val_batches=1` mean one batch.
+
+    The Trainer's arguments of type `int | float` reach the parser as `float | int`, since typing keeps one order for
+    both, and 1.0 means all batches. A union written with | keeps its order.
+    """
+    for function in (trainer.__init__, inspect.unwrap(trainer.__init__)):
+        for name, kind in list(function.__annotations__.items()):
+            if kind == int | float:
+                function.__annotations__[name] = int | float
+            elif kind == int | float | None:
+                function.__annotations__[name] = int | float | None

@@ -1,0 +1,103 @@
+"""The order of samples: a function of (seed, epoch, rank layout)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+
+from linvit.data.loading.seeds import Draw, keys
+from linvit.errors import UserError
+
+
+class TrainSampler(DistributedSampler[Draw]):
+    """Shuffles anew every epoch and deals the samples out to the ranks; every rank gets equally many.
+
+    Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeats` times in a row into the
+    shuffled list before it is dealt out, so that the copies land on different ranks, and ends the epoch after as many
+    samples as without.
+
+    It is a `DistributedSampler` so that Lightning leaves it in place and tells it the epoch.
+
+    Args:
+        length: Samples of the data set.
+        seed: Of the order and of all augmentation.
+        rank: This process.
+        world_size: Processes.
+        repeats: Copies of each sample; 1 is plain shuffling.
+        batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
+    """
+
+    def __init__(
+        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeats: int = 1, batch_size: int = 1
+    ) -> None:
+        check_share(length, world_size)
+        self.length = length
+        self.seed = seed
+        self.rank = rank
+        self.num_replicas = world_size
+        self.repeats = repeats
+        self.epoch = 0
+        share = length // world_size
+        self.num_samples = share // batch_size * batch_size or share
+
+    def __iter__(self) -> Iterator[Draw]:
+        """This rank's samples of the epoch."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+        places = np.arange(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
+        rows = order[places // self.repeats]
+        drawn = keys(rows * self.repeats + places % self.repeats, self.seed, self.epoch)
+        return (Draw(row, key) for row, key in zip(rows.tolist(), drawn.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class EvalSampler(DistributedSampler[Draw]):
+    """All samples in order, dealt out to the ranks without padding: none twice, so ranks may differ by one.
+
+    Args:
+        length: Samples of the data set.
+        rank: This process.
+        world_size: Processes.
+    """
+
+    def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
+        check_share(length, world_size)
+        self.mine = range(rank, length, world_size)
+
+    def __iter__(self) -> Iterator[Draw]:
+        """This rank's samples."""
+        return (Draw(row, 0) for row in self.mine)
+
+    def __len__(self) -> int:
+        return len(self.mine)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order is always the same."""
+
+
+def check_share(length: int, world_size: int) -> None:
+    """Raises a `UserError` if some of the ranks would have nothing to do."""
+    if length < world_size:
+        raise UserError(f"{length} images cannot be shared by {world_size} devices; lower --trainer.devices")
+
+
+def check_equal_batches(length: int | None, world_size: int, batch_size: int) -> None:
+    """Raises a `UserError` if one of the ranks would evaluate a batch more, on which a sharded model waits for ever.
+
+    Args:
+        length: Samples of the set; None if the files do not tell.
+        world_size: Processes.
+        batch_size: Samples per batch and process.
+    """
+    if world_size == 1:
+        return
+    way = "use --trainer.strategy=ddp, or another number of --trainer.devices"
+    if length is None:
+        raise UserError(f"FSDP needs to know how many samples it evaluates, which these files do not tell; {way}")
+    low, high = length // world_size, -(-length // world_size)
+    if -(-low // batch_size) != -(-high // batch_size):
+        raise UserError(
+            f"of {world_size} devices some would evaluate a batch more than others ({length} samples in batches of "
+            f"{batch_size}), for which FSDP waits for ever; set another --data.batch_size, or {way}"
+        )

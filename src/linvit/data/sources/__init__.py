@@ -1,0 +1,1 @@
+"""Where samples come from: splits, folders, shards, streams, columns, labels, unreadable images."""

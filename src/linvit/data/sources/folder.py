@@ -1,0 +1,181 @@
+"""Folders of images: found quickly, and found again at once.
+
+What the `datasets` library takes minutes for at ImageNet's size, since it asks for every file's size and date. The
+result is the same: which files are images, their order, their classes.
+"""
+
+import hashlib
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from lightning.pytorch.utilities import rank_zero_warn
+
+from linvit.data.sources.class_folders import Classes, Listing, find_classes
+from linvit.errors import UserError
+
+EXTENSIONS = tuple(ImageFolder.EXTENSIONS)
+METADATA = set(ImageFolder.METADATA_FILENAMES)
+SETTLED = 2.0  # seconds; a folder that changed later than this before its scan may change again within one clock tick
+THREADS = 16  # folders that are read at once: on a network file system one waits for answers
+
+
+def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
+    """The images below some folders with their classes, which are the names of the folders that they lie in.
+
+    Classes are judged split by split: the images of one must lie equally deep, and below its folder. The result is kept
+    in the cache of `datasets` and holds as long as no folder's date changes: adding, removing and renaming files
+    changes it. Where something may be wrong nothing is kept: each start warns of it, and sees when it is mended.
+
+    Args:
+        path: The data set, for messages and as the name of the cache.
+        splits: The folder of each split.
+
+    Returns:
+        A table per split that has images: `image` (a path) and, if they have classes, `label`; None if the folder
+        holds metadata files or archives, which are for `datasets` to read.
+
+    Raises:
+        UserError: If a folder may not be read, there are no images, or the name of one is not UTF-8.
+    """
+    key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
+    cache = Path(datasets.config.HF_DATASETS_CACHE) / "linvit" / "folders" / key
+    found = _cached(cache, splits)
+    if found is not None:
+        return found
+    started = time.time()
+    listings = {name: _walk(str(folder.absolute())) for name, folder in splits.items()}
+    everything = [listing for tree in listings.values() for listing in tree.values()]
+    if any(listing.others for listing in everything):
+        return None
+    files = {name: paths for name, tree in listings.items() if (paths := _files(tree))}
+    if not files:
+        raise UserError(
+            f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/"
+        )
+    classes = find_classes(listings, str(path))
+    tables = _tables(files, classes)
+    for doubt in classes.doubts:
+        rank_zero_warn(doubt)
+    newest = max(listing.changed for listing in everything) / 1e9
+    if started - newest > SETTLED and not classes.doubts:
+        dates = {name: {folder: listing.changed for folder, listing in tree.items()} for name, tree in listings.items()}
+        return _keep(cache, dates, tables)
+    return tables
+
+
+def _walk(root: str) -> dict[str, Listing]:
+    """Every folder below `root`, itself included, that is neither hidden nor special; links are followed."""
+    tree: dict[str, Listing] = {}
+    level = [root]
+    with ThreadPoolExecutor(THREADS) as pool:
+        while level:
+            tree |= zip(level, pool.map(_list, level), strict=True)
+            level = [f"{folder}/{name}" for folder in level for name in tree[folder].folders]
+    return tree
+
+
+def _list(folder: str) -> Listing:
+    images, folders, broken, others = [], [], [], False
+    try:
+        changed = os.stat(folder).st_mtime_ns  # before reading: a change while reading makes the listing old
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    if not name.startswith("__") and not (entry.is_symlink() and _leads_up(entry.path)):
+                        folders.append(name)
+                elif name.lower().endswith(EXTENSIONS):
+                    images.append(name)
+                elif name in METADATA or name.lower().endswith(".zip"):
+                    others = True
+                elif entry.is_symlink() and not os.path.exists(entry.path):
+                    broken.append(name)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the folder '{folder}': {error.strerror}. Its images would be missing without a word; "
+            f"make it readable (chmod -R a+rX), or move it away"
+        ) from error
+    return Listing(images, folders, broken, others, changed)
+
+
+def _leads_up(link: str) -> bool:
+    """Whether a link leads to a folder that it lies in: following it would never end."""
+    return f"{os.path.realpath(os.path.dirname(link))}/".startswith(f"{os.path.realpath(link)}/")
+
+
+def _files(tree: dict[str, Listing]) -> list[str]:
+    """Paths of all images, sorted."""
+    return sorted(f"{folder}/{name}" for folder, listing in tree.items() for name in listing.images)
+
+
+def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets.Dataset]:
+    """The files of each split as a table, with labels if the folders that they lie in are classes."""
+    number = {name: index for index, name in enumerate(classes.names)}
+    tables = {}
+    for name, paths in files.items():
+        try:
+            column = pa.array(paths)
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the name of the file {error.object!r} is not UTF-8, which tables of paths need; rename it"
+            ) from error
+        columns: list[pa.Array] = [
+            pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), column], ["bytes", "path"])
+        ]
+        features = datasets.Features({"image": datasets.Image()})
+        if name in classes.splits:
+            features["label"] = datasets.ClassLabel(names=classes.names)
+            columns.append(pa.array([number[path.rsplit("/", 2)[1]] for path in paths], pa.int64()))
+        tables[name] = datasets.Dataset(pa.Table.from_arrays(columns, schema=features.arrow_schema))
+    return tables
+
+
+def _cached(cache: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
+    """The tables of an earlier scan if every folder still has the date that it had then."""
+    try:
+        index = json.loads((cache / "index.json").read_text())
+        if index["folders"].keys() != splits.keys():
+            return None
+        for dates in index["folders"].values():
+            if any(os.stat(folder).st_mtime_ns != changed for folder, changed in dates.items()):
+                return None
+        return {name: datasets.Dataset.from_file(str(cache / file)) for name, file in index["tables"].items()}
+    except (OSError, ValueError, KeyError):
+        return None  # there is none, or it is incomplete, or a folder is gone
+
+
+def _keep(
+    cache: Path, dates: dict[str, dict[str, int]], tables: dict[str, datasets.Dataset]
+) -> dict[str, datasets.Dataset]:
+    """Writes tables into the cache, and returns them as memory-mapped from there.
+
+    Files are renamed into place and carry the dates in their names, so that processes that scan at the same time write
+    the same; the index comes last.
+    """
+    version = hashlib.sha256(json.dumps(dates, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        names = {name: f"{version}-{name}.arrow" for name in tables}
+        for name, table in tables.items():
+            part = cache / f"{names[name]}.{os.getpid()}"
+            with datasets.arrow_writer.ArrowWriter(path=str(part), features=table.features) as writer:
+                writer.write_table(table.data.table)
+                writer.finalize()
+            part.replace(cache / names[name])
+        part = cache / f"index.json.{os.getpid()}"
+        part.write_text(json.dumps({"folders": dates, "tables": names}))
+        part.replace(cache / "index.json")
+        for old in cache.glob("*.arrow"):
+            if old.name not in names.values():
+                old.unlink(missing_ok=True)
+        return {name: datasets.Dataset.from_file(str(cache / file)) for name, file in names.items()}
+    except OSError:
+        return tables  # a full or read-only cache costs a scan at the next start, no more

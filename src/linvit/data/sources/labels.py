@@ -1,0 +1,96 @@
+"""Labels held against the classes of the model, before the first step."""
+
+import datasets
+import numpy as np
+import pyarrow.compute
+
+from linvit.data.sources.bad_images import name_of
+from linvit.errors import UserError, did_you_mean, some
+
+SHOWN = 5  # rows that a message names
+
+
+def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
+    """Raises a `UserError` unless the label of every row lies in [0, num_classes).
+
+    Args:
+        rows: A table; its whole label column is looked at, its images are not.
+        image: Column of the images, to name the wrong ones.
+        label: Column of the labels.
+        num_classes: Classes of the model.
+        split: Name of the split, for the message.
+        source: The data source, for the message.
+    """
+    column = rows.select_columns([label]).with_format("arrow")[:][label]
+    known = pyarrow.compute.and_(
+        pyarrow.compute.greater_equal(column, 0), pyarrow.compute.less(column, num_classes)
+    ).fill_null(False)
+    wrong = np.flatnonzero(~known.to_numpy())
+    if not len(wrong):
+        return
+    paths = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+    first = ", ".join(
+        f"{name_of(paths[row][image], f'row {row}')} has {column[row].as_py()}" for row in wrong[:SHOWN].tolist()
+    )
+    more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    raise UserError(
+        f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
+        f"0 to {num_classes - 1}: {first}{more}. Mend or remove these rows, or set --data.num_classes"
+    )
+
+
+def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: str) -> None:
+    """Raises a `UserError` if two splits call the same index by different names."""
+    named = {
+        name: rows.features[label].names
+        for name, rows in splits.items()
+        if isinstance(rows.features[label], datasets.ClassLabel)
+    }
+    for (first, names), (second, others) in zip(list(named.items())[:-1], list(named.items())[1:], strict=True):
+        if names != others:
+            index = next((i for i, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
+            where = (
+                f"{len(names)} against {len(others)} of them"
+                if index is None
+                else f"class {index} is '{names[index]}' in {first} and '{others[index]}' in {second}"
+            )
+            raise UserError(f"the splits {first} and {second} of '{source}' have different classes: {where}")
+
+
+def check_trained_classes(
+    splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
+) -> str | None:
+    """Holds the classes of the validation and test images against those of the training images.
+
+    Args:
+        splits: Tables that have the column, train among them.
+        label: Column of the labels.
+        classes: Names, or numbers as text; labels outside are not looked at.
+        source: The data source, for messages.
+
+    Returns:
+        What to warn of if a trained class has no validation image: a part of a set may well be meant.
+
+    Raises:
+        UserError: If a class of validation or test images has no training image.
+    """
+    present = {split: set(rows.unique(label)) & set(range(len(classes))) for split, rows in splits.items()}
+    trained = present["train"]
+    for split in ("val", "test"):
+        if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
+            hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
+            raise UserError(
+                f"the {split} split of '{source}' has classes without training images: {some(untrained)}.{hint} "
+                f"Name them as train does, add training images, or move them elsewhere"
+            )
+    unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
+    return f"the val split of '{source}' has no images of some trained classes: {some(unseen)}" if unseen else None
+
+
+def check_model_classes(model: int | None, data: int | None, source: str) -> None:
+    """Raises a `UserError` if model and data disagree on the number of classes; None is not known."""
+    if model is not None and data is not None and model != data:
+        raise UserError(
+            f"the model has {model} classes, but data source '{source}' has {data}. "
+            f"Build the model with num_classes={data}, or choose other data"
+        )

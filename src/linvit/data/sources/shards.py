@@ -1,0 +1,156 @@
+"""Data that is read from one end to the other: where its shards lie, how many rows each has, and who reads which."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import datasets
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from linvit.data.sources.splits import EMBEDDED, HUB, embedded, existing, kind_of, location, named, on_hub, readable
+from linvit.errors import UserError
+
+FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
+ROWS = 2**32  # more than a shard has: numbers its rows where nobody knows how many the shards before it have
+
+
+class Shards(NamedTuple):
+    """One split of a stream.
+
+    Attributes:
+        rows: The stream, whose parts can be read one by one.
+        counts: Rows of each part; None where the files do not tell.
+        total: Rows of all parts; None if nothing tells.
+    """
+
+    rows: datasets.IterableDataset
+    counts: list[int] | None
+    total: int | None
+
+
+class Part(NamedTuple):
+    """Rows `start` to `stop` of a shard; None is its end. Its first row has the number `first` in the whole split."""
+
+    shard: int
+    start: int
+    stop: int | None
+    first: int
+
+
+def load_streams(source: str) -> dict[str, Shards]:
+    """The splits of a data source, under the names train, val and test, to be streamed.
+
+    Args:
+        source: An embedded set; the path of a parquet, arrow or tar file (webdataset), of a folder of them, or of a set
+            saved with `save_to_disk`; or "hub:owner/name".
+
+    Raises:
+        UserError: If nothing is there, or it cannot be streamed.
+    """
+    with readable(source):
+        return _streams(source)
+
+
+def _streams(source: str) -> dict[str, Shards]:
+    if source.startswith(HUB):
+        builder = datasets.load_dataset_builder(on_hub(source))
+    elif source in embedded():
+        builder = datasets.load_dataset_builder("parquet", **location(EMBEDDED / source))
+    else:
+        path = existing(source)
+        kind = kind_of(path)
+        if kind == "saved":
+            return {name: _memory_mapped(rows) for name, rows in named(_saved(path), source).items()}
+        if kind is None:
+            raise UserError(
+                f"cannot stream '{path}': expected parquet, arrow or tar files, or a set saved with save_to_disk. "
+                f"Images in folders are read one by one anyway; leave out --data.streaming"
+            )
+        builder = datasets.load_dataset_builder("webdataset" if kind == "tar" else kind, **location(path))
+    streams = named(dict(builder.as_streaming_dataset()), source)
+    return {name: _counted(rows, builder) for name, rows in streams.items()}
+
+
+def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Part]:
+    """The parts that hold rows `start` to `stop` of the split when its shards come in the given order."""
+    assert shards.counts is not None
+    firsts = np.cumsum([0, *shards.counts])
+    parts, position = [], 0
+    for shard in order.tolist():
+        count = shards.counts[shard]
+        low, high = max(start - position, 0), min(stop - position, count)
+        if low < high:
+            parts.append(Part(shard, low, high, int(firsts[shard]) + low))
+        position += count
+    return parts
+
+
+def whole(order: np.ndarray, consumer: int, consumers: int) -> list[Part]:
+    """Every `consumers`-th shard, for streams that do not tell how many rows a shard has."""
+    return [Part(shard, 0, None, shard * ROWS) for shard in order[consumer::consumers].tolist()]
+
+
+def _saved(path: Path) -> dict[str, datasets.Dataset]:
+    saved = datasets.load_from_disk(str(path))
+    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+
+
+def _memory_mapped(rows: datasets.Dataset) -> Shards:
+    """A table on disk, cut into shards of nearly equal length, as `to_iterable_dataset` cuts it."""
+    parts = max(1, min(len(rows), FEW))
+    share, more = divmod(len(rows), parts)
+    counts = [share + (index < more) for index in range(parts)]
+    return Shards(rows.to_iterable_dataset(num_shards=parts), counts, len(rows))
+
+
+def _counted(rows: datasets.IterableDataset, builder: datasets.DatasetBuilder) -> Shards:
+    """Adds what the files say about their length: parquet and arrow files do, from their ends or headers."""
+    files = [str(file) for file in (builder.config.data_files or {}).get(rows.split, [])]
+    if files and all(file.endswith(".parquet") for file in files):
+        with ThreadPoolExecutor(16) as pool:
+            groups = list(pool.map(_parquet_counts, files))
+        finer = rows.reshard() if len(files) < FEW else rows
+        for stream, counts in (
+            (finer, [count for file in groups for count in file]),
+            (rows, [sum(file) for file in groups]),
+        ):
+            if stream.num_shards == len(counts):
+                return Shards(stream, counts, sum(counts))
+    if files and all(file.endswith(".arrow") for file in files) and rows.num_shards == len(files):
+        counts = [_arrow_count(file) for file in files]
+        return Shards(rows, counts, sum(counts))
+    told = (builder.info.splits or {}).get(rows.split)
+    return Shards(rows, None, told.num_examples if told is not None and told.num_examples else None)
+
+
+def _parquet_counts(file: str) -> list[int]:
+    """Rows of each row group; of a file on the hub only its end is read."""
+    with fsspec.open(file, "rb") as stream:
+        metadata = pyarrow.parquet.read_metadata(stream)
+    return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+
+
+def _arrow_count(file: str) -> int:
+    """Rows of an arrow file of either kind; nothing but its headers is read."""
+    with pyarrow.memory_map(file) as stream:
+        try:
+            return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(stream))
+        except pyarrow.ArrowInvalid:
+            reader = pyarrow.ipc.open_file(stream)
+            return sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
+
+
+def worker_share(batches: int, worker: int, workers: int) -> tuple[int, int]:
+    """The first batch of a loader process and the one after its last; processes differ by one batch at most."""
+    share, more = divmod(batches, workers)
+    first = worker * share + min(worker, more)
+    return first, first + share + (worker < more)
+
+
+def permutation(count: int, seed: Sequence[int] | None) -> np.ndarray:
+    """The order of the shards: a function of (seed, epoch), or as they are."""
+    return np.arange(count) if seed is None else np.random.default_rng(list(seed)).permutation(count)

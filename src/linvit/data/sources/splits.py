@@ -1,0 +1,165 @@
+"""Where images come from: embedded, on disk, or the hub, all through the `datasets` library."""
+
+import glob
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import datasets
+import numpy as np
+import pyarrow
+
+from linvit.data.sources.folder import image_folder
+from linvit.errors import UserError, did_you_mean
+
+Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
+EMBEDDED = Path(__file__).parents[1] / "assets"
+HUB = "hub:"
+SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
+
+
+def load_splits(source: str) -> dict[str, datasets.Dataset]:
+    """The splits of a data source, under the names train, val and test as far as they exist.
+
+    Args:
+        source: The name of an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder
+            of them, or a set saved with `save_to_disk`; or "hub:owner/name".
+
+    Raises:
+        UserError: If nothing is there, or nothing in it can be read as images.
+    """
+    return named(_load(source), source)
+
+
+def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
+    """Splits under the names train, val and test, whatever they are called.
+
+    Raises:
+        UserError: If none has a known name.
+    """
+    known = {}
+    for name, aliases in SPLITS.items():
+        present = [alias for alias in aliases if alias in found]
+        if present:
+            known[name] = found[present[0]]
+    if not known:
+        raise UserError(f"data source '{source}' has the splits {', '.join(found)}; expected at least 'train'")
+    return known
+
+
+def embedded() -> list[str]:
+    """Names of the data sets that come with linvit."""
+    return sorted(folder.name for folder in EMBEDDED.iterdir() if folder.is_dir())
+
+
+def _load(source: str) -> dict[str, datasets.Dataset]:
+    with readable(source):
+        if source.startswith(HUB):
+            return dict(datasets.load_dataset(on_hub(source)))
+        if source in embedded():
+            return dict(datasets.load_dataset("parquet", **location(EMBEDDED / source)))
+        return _load_path(existing(source))
+
+
+@contextmanager
+def readable(source: str) -> Iterator[None]:
+    """Turns what `datasets` and pyarrow raise about data that cannot be had into a `UserError`."""
+    try:
+        yield
+    except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        told = str(error).rstrip(".")
+        if source.startswith(HUB):
+            raise UserError(
+                f"cannot get '{source}': {told}. Is the name right, is it public, and can the hub be reached?"
+            ) from error
+        if isinstance(error, (pyarrow.ArrowException, datasets.exceptions.DatasetsError)):
+            raise UserError(f"cannot read the data at '{source}': {told}. Is a file incomplete?") from error
+        raise
+
+
+def on_hub(source: str) -> str:
+    """The name that the hub knows a set by.
+
+    Raises:
+        UserError: If it can be none.
+    """
+    name = source.removeprefix(HUB)
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
+    return name
+
+
+def location(path: Path) -> dict[str, str]:
+    """What `datasets` is told of where tables lie; brackets in a path would be a pattern unless they are escaped."""
+    return {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
+
+
+def existing(source: str) -> Path:
+    """The path that a source names.
+
+    Raises:
+        UserError: If nothing is there.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(
+            f"there is no data at '{source}' (looked for {path.absolute()}).{did_you_mean(source, embedded())} "
+            f"Give an embedded set ({', '.join(embedded())}), the path of an image folder, parquet or arrow data, or "
+            f"{HUB}owner/name"
+        )
+    return path
+
+
+def kind_of(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
+    """What local data is, by what lies there; None for anything else, such as images in folders."""
+    if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
+        return "saved"
+    kinds: tuple[Literal["parquet", "arrow", "tar"], ...] = ("parquet", "arrow", "tar")
+    for kind in kinds:
+        below = (f"*.{kind}",) if kind == "tar" else (f"*.{kind}", f"*/*.{kind}")  # a full search is slow
+        if path.suffix == f".{kind}":
+            return kind
+        if any(next(path.glob(pattern), None) for pattern in below):
+            # beside folders of images, archives are what these were unpacked from
+            return None if kind == "tar" and any(file.is_dir() for file in path.iterdir()) else kind
+    return None
+
+
+def _load_path(path: Path) -> dict[str, datasets.Dataset]:
+    """Local data: what it is follows from what lies there."""
+    kind = kind_of(path)
+    if kind == "saved":
+        saved = datasets.load_from_disk(str(path))
+        return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+    if kind is not None:
+        return dict(datasets.load_dataset("webdataset" if kind == "tar" else kind, **location(path)))
+    if not path.is_dir():
+        raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
+    # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
+    folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
+    aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
+    splits = {alias: folders[alias] for alias in aliases} or {"train": path}
+    found = image_folder(path, splits)
+    if found is None:
+        files = {name: [f"{glob.escape(str(folder))}/**"] for name, folder in splits.items()}
+        return dict(datasets.load_dataset("imagefolder", data_files=files))
+    return found
+
+
+def hold_out(count: int, share: float, source: str) -> dict[str, np.ndarray]:
+    """Training rows cut in two at random, always the same way: `val` has the share, `train` the rest.
+
+    Raises:
+        UserError: If nothing would be left to train on.
+    """
+    held = math.ceil(share * count)
+    if held >= count:
+        raise UserError(
+            f"data source '{source}' has no validation split, and a share of {share} of its {count} training images "
+            f"(--data.val_fraction) would leave none to train on; add images, or a validation split"
+        )
+    order = np.random.default_rng(0).permutation(count)
+    return {"train": order[held:], "val": order[:held]}

@@ -1,0 +1,138 @@
+"""RandAugment (Cubuk et al. 2020) as timm draws it, and DeiT III's 3-augment: lists of changes for one sample."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from linvit.data.transforms.ops import Change, Fill, Warp, affine
+from linvit.errors import UserError
+
+THREE_AUGMENT = "3-augment"
+EXAMPLE = "rand-m9-mstd0.5-inc1"
+OPERATIONS = (
+    *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add"),
+    *("color", "contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
+)
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Some of 15 operations, drawn with replacement, each done with a probability and a noisy magnitude.
+
+    Attributes:
+        magnitude: Of every operation (m), on a scale of 10.
+        layers: Operations drawn per image (n).
+        deviation: Standard deviation of the magnitude (mstd); above 100 the magnitude is uniform from 0 to m.
+        increasing: Whether more magnitude is always more change (inc).
+        largest: Bound of the magnitude (mmax).
+        probability: Of doing a drawn operation (p).
+    """
+
+    magnitude: float = 10
+    layers: int = 2
+    deviation: float = 0
+    increasing: bool = False
+    largest: float = 10
+    probability: float = 0.5
+
+    @classmethod
+    def parse(cls, text: str) -> "RandAugment":
+        """Reads timm's notation, such as rand-m9-mstd0.5-inc1.
+
+        Raises:
+            UserError: If a part of it is unknown or out of range.
+        """
+        kind, *parts = text.split("-")
+        names = {"m": "magnitude", "n": "layers", "mstd": "deviation", "mmax": "largest", "p": "probability"}
+        options: dict[str, float] = {}
+        for part in parts:
+            found = re.fullmatch(r"(inc|[mnp]|mstd|mmax)(\d+(?:\.\d+)?)", part)
+            if found is None:
+                raise _unknown(text, part)
+            options[names.get(found[1], "increasing")] = float(found[2])
+        if kind != "rand":
+            raise _unknown(text, kind)
+        layers, increasing = int(options.pop("layers", 2)), bool(options.pop("increasing", 0))
+        augment = cls(layers=layers, increasing=increasing, **options)
+        if augment.layers < 1 or not 0 <= augment.probability <= 1 or not 0 < augment.largest <= 10:
+            raise UserError(f"auto_augment '{text}': n must be at least 1, p in [0, 1], mmax in (0, 10]")
+        return augment
+
+    def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
+        """Names and amounts of the operations that are done to one image; see `amount`."""
+        drawn = []
+        for index in rng.integers(len(OPERATIONS), size=self.layers):
+            if rng.random() >= self.probability:
+                continue
+            magnitude = self.magnitude
+            if self.deviation > 100:
+                magnitude = rng.uniform(0, magnitude)
+            elif self.deviation:
+                magnitude = rng.normal(magnitude, self.deviation)
+            level = min(max(magnitude, 0), self.largest) / 10
+            drawn.append((OPERATIONS[index], self.amount(OPERATIONS[index], level, rng)))
+        return drawn
+
+    def amount(self, name: str, level: float, rng: np.random.Generator) -> float:
+        """What a level from 0 to 1 means to an operation.
+
+        Returns:
+            Degrees (rotate), pixels per pixel (shear), share of the side (translate), bits kept (posterize), threshold
+            (solarize), addend (solarize_add), factor (color, contrast, brightness, sharpness), 0 (others).
+        """
+        sign = -1 if rng.random() < 0.5 else 1
+        if name in ("color", "contrast", "brightness", "sharpness"):
+            return max(0.1, 1 + sign * 0.9 * level) if self.increasing else 0.1 + 1.8 * level
+        if name == "posterize":
+            return 4 - int(4 * level) if self.increasing else int(4 * level)
+        if name == "solarize":
+            return 256 - int(256 * level) if self.increasing else int(256 * level)
+        if name == "solarize_add":
+            return int(110 * level)
+        reach = {"rotate": 30, "shear_x": 0.3, "shear_y": 0.3, "translate_x": 0.45, "translate_y": 0.45}
+        return sign * reach.get(name, 0) * level
+
+    def changes(
+        self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill
+    ) -> list[Change | Warp]:
+        """Draws what is done to an image of `size` (H, W)."""
+        return [as_change(*drawn, size, choose(interpolation, rng) == "bicubic", fill) for drawn in self.draw(rng)]
+
+
+def as_change(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> Change | Warp:
+    """An operation of RandAugment; those that move pixels are affine maps. `fill` is for what moves in."""
+    moves = {
+        "rotate": affine(amount, 1, (0, 0), size),
+        "shear_x": (1, amount, 0, 0, 1, 0),
+        "shear_y": (1, 0, 0, amount, 1, 0),
+        "translate_x": (1, 0, amount * size[1], 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, amount * size[0]),
+    }
+    return Warp(moves[name], bicubic, fill) if name in moves else Change(name, amount)
+
+
+def three_augment(rng: np.random.Generator) -> list[Change | Warp]:
+    """Grey, solarised or blurred, one of the three (Touvron et al. 2022, DeiT III, section 3.2)."""
+    choice = rng.integers(3)
+    if choice == 0:
+        return [Change("grayscale", 0)]
+    return [Change("solarize", 128) if choice == 1 else Change("blur", rng.uniform(0.1, 2))]
+
+
+def color_jitter(rng: np.random.Generator, strength: float) -> list[Change | Warp]:
+    """Brightness, contrast and colour by factors in 1 ± strength, in random order, as torchvision's ColorJitter."""
+    names = ("brightness", "contrast", "color")
+    return [Change(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
+
+
+def choose(interpolation: str, rng: np.random.Generator) -> str:
+    """Of "random", bilinear or bicubic, each half of the time; others are themselves."""
+    return ("bilinear", "bicubic")[rng.integers(2)] if interpolation == "random" else interpolation
+
+
+def _unknown(text: str, part: str) -> UserError:
+    return UserError(
+        f"auto_augment must be {THREE_AUGMENT}, null, or RandAugment like {EXAMPLE} with the parts m, n, mstd, inc, "
+        f"mmax, p, each with a number; got '{text}' with '{part}'"
+    )

@@ -1,0 +1,1 @@
+"""The contract of attention mechanisms, one file per group of clauses."""

@@ -1,0 +1,153 @@
+"""How a mechanism behaves from call to call and from sample to sample."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Attention
+from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, flat, inputs, normal, relative_error
+from linvit.testing.report import Finding, at, failed, passed
+
+NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # their scales; the last is flat: all its tokens are alike
+
+
+def batch_independence(subject: Subject) -> Finding:
+    """A sample alone gives what it gives among neighbours of another scale, in evaluation and in training."""
+    mechanism = subject.build()
+    scales = torch.tensor(NEIGHBOURS, dtype=torch.float64)
+    given = inputs(mechanism, NOMINAL, batch=len(scales)).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
+    given = given.map(lambda x: torch.cat([x[:-1], flat(x[-1:])]))
+    errors = {"in evaluation": neighbours_effect(mechanism, given)}
+    if torch.equal(*(_in_training(mechanism, given, seed) for seed in (0, 1))):
+        errors["in training"] = neighbours_effect(mechanism, given, training=True)
+        note = ""
+    else:
+        errors["in training, at one seed among others"] = _other_neighbours_effect(mechanism, given)
+        note = "; random in training, so compared there at one seed among others"
+    worst = max(errors, key=lambda mode: math.inf if math.isnan(errors[mode]) else errors[mode])
+    numbers = (
+        f"alone and among neighbours of {min(NEIGHBOURS):g} to {max(NEIGHBOURS):g} times its scale, one of them flat"
+    )
+    if not errors[worst] <= EXACT:
+        return failed(f"{numbers}, a sample's outputs differ by {errors[worst]:.0e} {worst} (at most {EXACT:.0e})")
+    return passed(f"{errors[worst]:.0e} {numbers}{note}")
+
+
+@torch.no_grad()
+def neighbours_effect(mechanism: Attention, given: Inputs, training: bool = False) -> float:
+    """The largest relative difference of a sample's output alone and in the batch, in evaluation or in training."""
+
+    def run(given: Inputs) -> Tensor:
+        return _in_training(mechanism, given, 0) if training else given(mechanism, NOMINAL)
+
+    together = run(given)
+    alone = [run(given.map(lambda x, i=i: x[i : i + 1])) for i in range(len(together))]  # type: ignore[misc]
+    # What is NaN alone too is the business of other checks.
+    errors = [
+        relative_error(torch.where(out.isnan() & whole.isnan(), 0, whole), out.nan_to_num(0))
+        for out, whole in zip(alone, together.split(1), strict=True)
+    ]
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def gradients(subject: Subject) -> Finding:
+    """In training, a finite gradient that is not 0 reaches every input and every parameter."""
+    mechanism = subject.build().train()
+    given = inputs(mechanism, NOMINAL).map(lambda x: x.requires_grad_())
+    tensors = given.named | {name: p for name, p in mechanism.named_parameters() if p.requires_grad}
+    out = given(mechanism, NOMINAL)
+    found = torch.autograd.grad(out, list(tensors.values()), normal(*out.shape, seed=8), allow_unused=True)
+    lost = {
+        name: g for name, g in zip(tensors, found, strict=True) if g is None or not g.isfinite().all() or not g.any()
+    }
+    if not lost:
+        return passed(f"inputs {', '.join(given.named)} and {len(tensors) - len(given.named)} parameters")
+    said = (
+        f"{name} ({'none' if g is None else 'all 0' if g.isfinite().all() else 'not finite'})"
+        for name, g in lost.items()
+    )
+    return failed(f"gradient missing: {', '.join(said)}")
+
+
+def determinism(subject: Subject) -> Finding:
+    """Evaluation gives the same bits whatever the random generator, keeps nothing, and leaves its inputs alone."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    kept, state = given.map(torch.clone), copy.deepcopy(mechanism.state_dict())
+    first = _seeded(mechanism, given, 0)
+    written = [name for name, tensor in given.named.items() if not torch.equal(tensor, kept.named[name])]
+    if written:
+        return failed(f"it writes to its input {', '.join(written)}")
+    second = _seeded(mechanism, given, 1)
+    if not torch.equal(first, second):
+        return failed(f"two calls in evaluation differ by {relative_error(second, first):.0e}")
+    changed = [name for name, tensor in mechanism.state_dict().items() if not torch.equal(tensor, state[name])]
+    if changed:
+        return failed(f"a call in evaluation changes its state: {', '.join(changed)}")
+    return passed("two calls in evaluation are bit-equal")
+
+
+def copies(subject: Subject) -> Finding:
+    """After a pass of training a deep copy, and a fresh instance with the state dict, give the same bits."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    with at("a training pass"):
+        given.map(lambda x: x.clone().requires_grad_())(mechanism.train(), NOMINAL).square().mean().backward()
+    mechanism.eval().zero_grad()
+    want = _seeded(mechanism, given, 0)
+    fresh = subject.build(seed=1)
+    fresh.load_state_dict(mechanism.state_dict())
+    for name, twin in {"deepcopy": copy.deepcopy(mechanism), "a fresh instance with its state dict": fresh}.items():
+        got = _seeded(twin, given, 0)
+        if not torch.equal(got, want):
+            return failed(f"{name} differs by {relative_error(got, want):.0e}")
+    return passed(f"deepcopy and state dict ({len(mechanism.state_dict())} tensors) are bit-equal after training")
+
+
+def memory_layout(subject: Subject) -> Finding:
+    """Views of a fused projection give what contiguous tensors give."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
+    error = relative_error(views(mechanism, NOMINAL), given(mechanism, NOMINAL))
+    said = f"contiguous or not: {error:.0e}"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def nan_propagates(subject: Subject) -> Finding:
+    """A NaN in any input comes out as NaN; nothing raises."""
+    mechanism = subject.build(dtype=torch.float32)
+    given = inputs(mechanism, NOMINAL, dtype=torch.float32)
+    counts = {}
+    for name, tensor in given.named.items():
+        spoilt = tensor.clone()
+        spoilt[(0,) * spoilt.ndim] = torch.nan
+        with at(f"a NaN in {name}"):
+            counts[name] = int(given.replace(name, spoilt)(mechanism, NOMINAL).isnan().sum())
+    swallowed = [name for name, count in counts.items() if not count]
+    if swallowed:
+        return failed(f"a NaN in {', '.join(swallowed)} disappears")
+    return passed(", ".join(f"one in {name} gives {count}" for name, count in counts.items()))
+
+
+def _other_neighbours_effect(mechanism: Attention, given: Inputs) -> float:
+    """The relative difference of the first sample's output in training when all others change.
+
+    The seed and the size of the batch stay, and with them the random numbers that the sample gets.
+    """
+    others = given.map(lambda x: torch.cat([x[:1], 1 - 2 * x[1:]]))
+    before, after = (_in_training(mechanism, batch, 0)[:1] for batch in (given, others))
+    return relative_error(after, before)
+
+
+def _in_training(mechanism: Attention, given: Inputs, seed: int) -> Tensor:
+    """The output in training mode, of a copy: training may change the state."""
+    return _seeded(copy.deepcopy(mechanism).train(), given, seed)
+
+
+@torch.no_grad()
+def _seeded(mechanism: Attention, given: Inputs, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return given(mechanism, NOMINAL)

@@ -1,0 +1,83 @@
+"""What torch makes of a mechanism: one compiled graph, one exported program."""
+
+import os
+import shutil
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
+from linvit.testing.report import Finding, at, failed, passed
+
+SECOND = Grid((7, 9))
+COMPILERS = ("g++", "clang++", "cl")
+
+
+def compiles(subject: Subject) -> Finding:
+    """`torch.compile(fullgraph=True)` gives eager's output and gradients, at a second size too.
+
+    Inductor's code is compared at one size. The second size, which makes torch trace again with symbolic sizes, goes
+    through the same graphs run eagerly: it is the tracing that can fail there.
+    """
+    inductor = has_compiler()
+    errors = {"inductor": _compiled_error(subject, "inductor", (NOMINAL,))} if inductor else {}
+    errors["aot_eager"] = _compiled_error(subject, "aot_eager", (NOMINAL, SECOND))
+    said = ", ".join(f"{error:.0e} ({backend})" for backend, error in errors.items())
+    said = f"compiled and eager differ by {said}" + ("" if inductor else "; no C++ compiler, so not inductor")
+    return passed(said) if all(e <= EXACT for e in errors.values()) else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def has_compiler() -> bool:
+    """Whether inductor finds a C++ compiler."""
+    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
+
+
+def exports(subject: Subject) -> Finding:
+    """`torch.export.export` gives eager's output."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    program = torch.export.export(_AtOneGrid(mechanism, given), tuple(given.named.values()))
+    error = relative_error(program.module()(*given.named.values()), given(mechanism, NOMINAL))
+    said = f"exported and eager differ by {error:.0e}"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def _compiled_error(subject: Subject, backend: str, grids: tuple[Grid, ...]) -> float:
+    """The largest relative error of outputs and gradients over the grids, all through one instance."""
+    torch.compiler.reset()
+    mechanism = subject.build()
+    compiled = torch.compile(mechanism, fullgraph=True, backend=backend)
+    errors = []
+    for grid in grids:
+        given = inputs(mechanism, grid).map(lambda x: x.requires_grad_())
+        with at(f"{backend}, {shown(grid)}"):
+            pairs = zip(
+                _results(compiled, mechanism, given, grid), _results(mechanism, mechanism, given, grid), strict=True
+            )
+            errors += [relative_error(got, want) for got, want in pairs]
+    return max(errors, key=lambda error: float("inf") if error != error else error)
+
+
+def _results(run: Callable[..., Tensor], mechanism: Attention, given: Inputs, grid: Grid) -> list[Tensor]:
+    """The output and all gradients of a random scalar of it."""
+    sources = [*given.named.values(), *(p for p in mechanism.parameters() if p.requires_grad)]
+    out = given(run, grid)
+    found = torch.autograd.grad(out, sources, normal(*out.shape, seed=9), allow_unused=True)
+    return [out, *(g for g in found if g is not None)]
+
+
+class _AtOneGrid(nn.Module):
+    """A mechanism at one grid, so that only tensors are arguments."""
+
+    def __init__(self, mechanism: Attention, given: Inputs) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+        self.names = tuple(given.named)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        named = dict(zip(self.names, tensors, strict=True))
+        q, k, v = named.pop("q"), named.pop("k", None), named.pop("v")
+        out: Tensor = self.mechanism(q, q if k is None else k, v, NOMINAL, **named)
+        return out

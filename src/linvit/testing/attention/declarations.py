@@ -1,0 +1,64 @@
+"""What a mechanism declares of itself is of the kind that everything else reads."""
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Attention
+from linvit.attention.cost import Cost
+from linvit.errors import UserError, check_choice, check_number
+from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
+from linvit.testing.report import Finding, at, failed, passed, place
+
+PROJECTIONS = ("qkv", "qv", "kv")
+COMPLEXITIES = ("O(N)", "O(N^2)")
+PROJECTION_NORMS = ("none", "bn2d")
+FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable")
+
+
+def declarations(subject: Subject) -> Finding:
+    """Attributes are among the allowed ones, and every method returns what the contract says."""
+    mechanism = subject.build()
+    try:
+        _check_attributes(mechanism)
+        _check_results(mechanism)
+    except UserError as error:
+        return failed(place(error))
+    flags = (name for name in FLAGS if getattr(mechanism, name))
+    return passed(", ".join([f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *flags]))
+
+
+def _check_attributes(mechanism: Attention) -> None:
+    check_choice("projections", mechanism.projections, PROJECTIONS)
+    check_choice("proj_norm", mechanism.proj_norm, PROJECTION_NORMS)
+    if mechanism.complexity is not None:
+        check_choice("complexity", mechanism.complexity, COMPLEXITIES)
+    for name in FLAGS:
+        _check(isinstance(getattr(mechanism, name), bool), name, "True or False", getattr(mechanism, name))
+    check_number("out_dim", mechanism.out_dim, at_least=1, whole=True)
+    if mechanism.out_dim % mechanism.num_heads:
+        raise UserError(f"out_dim {mechanism.out_dim} is not divisible by num_heads {mechanism.num_heads}")
+
+
+@torch.no_grad()
+def _check_results(mechanism: Attention) -> None:
+    given = inputs(mechanism, NOMINAL)
+    with at("forward"):
+        out = given(mechanism, NOMINAL)
+    _check(isinstance(out, Tensor), "what forward returns", "one tensor (B, h, N, out_dim / h)", out)
+    with at("cost(grid)"):
+        cost = mechanism.cost(NOMINAL)
+    _check(cost is None or isinstance(cost, Cost), "cost(grid)", "a linvit.attention.cost.Cost or None", cost)
+    with at("rank_bound(grid)"):
+        bound = mechanism.rank_bound(NOMINAL)
+    check_number("rank_bound(grid)", bound, at_least=0, whole=True)
+    with at("factors(q, k, grid)"):
+        factors = mechanism.factors(given.q, given.k, NOMINAL)
+    pair = isinstance(factors, tuple) and len(factors) == 2 and all(isinstance(factor, Tensor) for factor in factors)
+    _check(factors is None or pair, "factors(q, k, grid)", "two tensors, left and right, or None", factors)
+
+
+def _check(fits: bool, what: str, allowed: str, given: object) -> None:
+    """Raises a `UserError` unless it fits; numbers and words are shown, of others the type."""
+    if not fits:
+        plain = given is None or isinstance(given, (bool, int, float, str))
+        raise UserError(f"{what} must be {allowed}; got {repr(given) if plain else f'a {type(given).__name__}'}")

@@ -1,0 +1,167 @@
+"""Growth: how work and time rise with the number of tokens, against the declared complexity."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from linvit.attention.base import Attention, Grid
+from linvit.testing.attention.cost import macs
+from linvit.testing.attention.inputs import Inputs, Subject, inputs, normal
+from linvit.testing.report import Finding, at, failed, not_declared, passed, refusable
+
+SIDES = (28, 56)  # N = 784, 3136
+LARGE_SIDE = 112  # N = 12544
+COUNTED = {"O(N)": 1.25, "O(N^2)": 2.25}
+"""Largest exponent of what is counted. Counts are exact, and constant parts only lower it; N log N would be 0.14 above
+N, and a kernel that grows with the nominal grid costs 0.2."""
+TIMED = {"O(N)": 1.4, "O(N^2)": math.inf}
+"""Largest exponent of time. Leaving a processor's caches costs up to 0.2 and a busy machine the same again; what is
+quadratic is near 2, and near 3 where the system has to find the memory, so of that there is only a report."""
+ROUNDS, REPEATS = 3, 5
+LEAST_SECONDS = 0.01  # one measurement; the clock of a process ticks in microseconds
+
+
+@refusable
+def growth_of_work(subject: Subject) -> Finding:
+    """Bytes written in a training step and MACs of a forward pass, counted, against the declared complexity.
+
+    Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
+    """
+    counts: dict[str, list[int]] = {"bytes written": [], "MACs": []}
+    tokens, largest = [], 0
+    for side in SIDES:
+        grid = Grid((side, side))
+        with at(f"N={side * side}"):
+            mechanism = subject.build(grid, torch.float32)
+            given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
+            written, largest = _written(mechanism.train(), given, grid)
+            counts["bytes written"].append(written)
+            counts["MACs"].append(macs(mechanism.eval(), given, grid))
+        tokens.append(side * side)
+    exponents = {name: exponent(tokens, values) for name, values in counts.items() if all(values)}
+    said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
+    said += f", largest tensor {largest / 2**20:.1f} MiB at N={tokens[-1]}"
+    return _judged(mechanism, max(exponents.values(), default=0), COUNTED, said)
+
+
+@refusable
+def growth_of_time(subject: Subject) -> Finding:
+    """Processor time of a forward pass on one thread against the declared complexity.
+
+    The largest size is left to mechanisms that claim O(N) and keep it at the others: N^2 numbers take gigabytes there.
+    """
+    runs = dict(_forward(subject, side) for side in SIDES)
+    mechanism = subject.build()
+    limit = TIMED.get(mechanism.complexity or "", math.inf)
+    best = _least_seconds(runs, limit)
+    if not subject.quick and mechanism.complexity == "O(N)" and _power(best) <= limit:
+        runs |= [_forward(subject, LARGE_SIDE)]
+        best = _least_seconds(runs, limit)
+    times = ", ".join(f"{seconds * 1e3:.2g} ms at N={tokens}" for tokens, seconds in best.items())
+    return _judged(mechanism, _power(best), TIMED, f"time ~ N^{_power(best):.2f}: {times}")
+
+
+def exponent(sizes: list[int], values: list[float] | list[int]) -> float:
+    """The power of the size by which the values grow: the slope of a least-squares line through the logarithms."""
+    x, y = ([math.log(value) for value in numbers] for numbers in (sizes, values))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+class Written(TorchDispatchMode):
+    """Counts the bytes of every tensor that an operation makes anew; views count nothing.
+
+    Attributes:
+        total: Bytes of all of them.
+        largest: Bytes of the largest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {_storage(tensor).data_ptr() for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(out):
+            if _storage(tensor).data_ptr() not in given:
+                self.total += _storage(tensor).nbytes()
+                self.largest = max(self.largest, _storage(tensor).nbytes())
+        return out
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _written(mechanism: Attention, given: Inputs, grid: Grid) -> tuple[int, int]:
+    """Bytes of all tensors, and of the largest, of one forward and backward pass."""
+    given = given.map(lambda x: x.detach().requires_grad_())
+    sources = [*given.named.values(), *(p for p in mechanism.parameters() if p.requires_grad)]
+    with Written() as written:
+        out = given(mechanism, grid)
+        torch.autograd.grad(out, sources, normal(*out.shape, seed=9).to(out.dtype), allow_unused=True)
+    return written.total, written.largest
+
+
+def _judged(mechanism: Attention, power: float, limits: dict[str, float], said: str) -> Finding:
+    """Holds a measured exponent to the declared complexity."""
+    complexity = mechanism.complexity
+    if complexity is None:
+        return not_declared(f"complexity is None; {said}")
+    said = f"declared {complexity}; {said}"
+    return passed(said) if power <= limits[complexity] else failed(f"{said}; at most N^{limits[complexity]:.2f}")
+
+
+def _forward(subject: Subject, side: int) -> tuple[int, Callable[[], Tensor]]:
+    """N, and a forward pass on one image of that many tokens."""
+    grid = Grid((side, side))
+    mechanism = subject.build(grid, torch.float32)
+    given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
+    return side * side, lambda: given(mechanism, grid)
+
+
+@torch.no_grad()
+def _least_seconds(runs: dict[int, Callable[[], Tensor]], limit: float) -> dict[int, float]:
+    """Least processor seconds of each on one thread, measured in turn.
+
+    Noise only ever adds time, so what exceeds the limit is measured again, and the least of all kept.
+    """
+    best = dict.fromkeys(runs, math.inf)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(REPEATS):
+            for _ in range(ROUNDS):
+                best = {tokens: min(best[tokens], _seconds(run)) for tokens, run in runs.items()}
+            if _power(best) <= limit:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    return best
+
+
+def _power(seconds: dict[int, float]) -> float:
+    return exponent(list(seconds), list(seconds.values()))
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """Processor seconds of one call, from as many calls as a measurement needs."""
+    run()  # warm
+    calls, start = 0, time.process_time()
+    while (spent := time.process_time() - start) < LEAST_SECONDS:
+        run()
+        calls += 1
+    return spent / calls

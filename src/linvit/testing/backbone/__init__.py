@@ -1,0 +1,1 @@
+"""The contract of backbones, one file per group of clauses."""

@@ -1,0 +1,92 @@
+"""`check_backbone`: timm's contract and what linvit adds to it, held over one backbone."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from linvit.errors import UserError
+from linvit.registry import Spec
+from linvit.testing.backbone import (
+    behaviour,
+    compile,
+    numerics,
+    shape,
+    training,
+)
+from linvit.testing.backbone.images import Subject
+from linvit.testing.report import CRASHES, Line, Report, crash
+from linvit.testing.runner import Check, run
+
+CONSTRUCTOR: Check[Subject] = Check("constructor", shape.constructor)
+CHECKS: tuple[Check[Subject], ...] = (
+    Check("shapes", shape.shapes),
+    Check("pyramid", shape.feature_pyramid),
+    Check("intermediates", shape.intermediates),
+    Check("pruning", shape.pruning),
+    Check("any input", shape.input_sizes),
+    Check("height and width", shape.height_and_width),
+    Check("other channels", shape.other_channels),
+    Check("classifier", shape.classifier),
+    Check("another attention", shape.another_attention),
+    Check("determinism", behaviour.determinism),
+    Check("batch independence", behaviour.batch_independence),
+    Check("copies", behaviour.copies),
+    Check("gradients", training.gradients),
+    Check("checkpointing", training.checkpointing),
+    Check("stochastic depth", training.stochastic_depth),
+    Check("no weight decay", training.no_weight_decay),
+    Check("layer groups", training.layer_groups),
+    Check("float32 and float64", numerics.float32_and_float64),
+    Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
+    Check("autocast float16", numerics.autocast(torch.float16)),
+    Check("devices", numerics.devices),
+    Check("torch.compile", compile.compiles, quick=False),
+    Check("torch.export", compile.exports, quick=False),
+)
+
+
+def check_backbone(
+    spec_or_callable: Spec | Callable[..., nn.Module],
+    attention: Spec | Sequence[Spec] | None = None,
+    *,
+    img_size: int | Sequence[int] = 64,
+    quick: bool = False,
+) -> Report:
+    """Holds a backbone to timm's contract, and to any input and any attention, on the CPU.
+
+    Parameters are moved away from their initial values first. An exception inside a check, `sys.exit` included, is that
+    check's failure; a size that the backbone refuses by a `UserError` that names it is "not supported".
+
+    Args:
+        spec_or_callable: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class or
+            function itself.
+        attention: One spec for all blocks, or a list, as the backbone takes it; None leaves its own.
+        img_size: Side, or (H, W), of the images of most lines and of the instances for them; "any input" builds for the
+            constructor's own size.
+        quick: Leave out `torch.compile`, `torch.export` and the largest images.
+
+    Raises:
+        UserError: If there is no such backbone, or it refuses its options.
+
+    Example:
+        >>> from linvit.testing import check_backbone
+        >>> report = check_backbone("flatten_swin_tiny", quick=True)
+        >>> assert report.passed, report
+    """
+    start = time.perf_counter()
+    subject = Subject(spec_or_callable, attention, img_size, quick)
+    lines = run([CONSTRUCTOR], subject, quick)
+    report = Report(str(subject), tuple(lines), time.perf_counter() - start)
+    if not report.passed:
+        return report
+    try:
+        subject.model  # noqa: B018 (built once, here, so that what it raises is no check's failure)
+    except UserError:
+        raise
+    except CRASHES as error:
+        lines = [Line("constructor", *crash(error))]
+    else:
+        lines += run(CHECKS, subject, quick)
+    return Report(str(subject), tuple(lines), time.perf_counter() - start)

@@ -1,0 +1,63 @@
+"""What torch makes of a backbone: one compiled graph, one exported program."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.testing.attention.compile import has_compiler
+from linvit.testing.attention.inputs import EXACT, normal, relative_error
+from linvit.testing.backbone.images import Size, Subject, images, sized
+from linvit.testing.report import Finding, at, failed, passed
+
+
+def compiles(subject: Subject) -> Finding:
+    """`torch.compile(fullgraph=True)` gives eager's logits and gradients, and eager's logits at a second size.
+
+    Inductor's code is compared on logits at one size; the rest goes through the same graphs run eagerly, since it is
+    the tracing that can fail there. At the second size torch traces again with symbolic sizes, and gradients are left
+    out: torch cannot trace that of an antialiased interpolation so.
+    """
+    errors = {}
+    if has_compiler():
+        errors["inductor, logits"] = _compiled_error(subject, "inductor", (subject.size,), gradients=False)
+    errors["aot_eager, gradients"] = _compiled_error(subject, "aot_eager", (subject.size,), gradients=True)
+    errors["aot_eager, two sizes"] = _compiled_error(
+        subject, "aot_eager", (subject.size, subject.wide), gradients=False
+    )
+    said = "compiled and eager differ by " + ", ".join(f"{error:.0e} ({name})" for name, error in errors.items())
+    return passed(said) if all(e <= EXACT for e in errors.values()) else failed(f"{said} (at most {EXACT:.0e})")
+
+
+@torch.no_grad()
+def exports(subject: Subject) -> Finding:
+    """`torch.export.export` gives eager's logits."""
+    program = torch.export.export(subject.model, (subject.given,))
+    error = relative_error(program.module()(subject.given), subject.model(subject.given))
+    said = f"exported and eager differ by {error:.0e}"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def _compiled_error(subject: Subject, backend: str, sizes: tuple[Size, ...], gradients: bool) -> float:
+    """The largest relative error over the sizes, all through one instance."""
+    torch.compiler.reset()
+    model = subject.model
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    errors = []
+    for size in sizes:
+        x = images(size)
+        with at(f"{backend}, {sized(size)}"), torch.set_grad_enabled(gradients):
+            results = zip(_results(compiled, model, x), _results(model, model, x), strict=True)
+            errors += [relative_error(got, want) for got, want in results]
+    torch.compiler.reset()
+    return max(errors, key=lambda error: float("inf") if error != error else error)
+
+
+def _results(run: Any, model: Any, x: Tensor) -> list[Tensor]:
+    """The logits and, where gradients are on, those of a random scalar of them for all parameters."""
+    out = run(x)
+    if not torch.is_grad_enabled():
+        return [out]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(out, parameters, normal(*out.shape, seed=9), allow_unused=True)
+    return [out, *(g for g in found if g is not None)]

@@ -1,0 +1,118 @@
+"""A backbone under test and the images that it is handed, all of it reproducible."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+from linvit.image_size import image_size
+from linvit.registry import Spec, backbones, parameters_of
+from linvit.testing.attention.inputs import disturb, normal
+
+CLASSES = 7
+Size = tuple[int, int]
+
+
+def images(
+    size: Size, *, batch: int = 2, in_chans: int = 3, dtype: torch.dtype = torch.float64, seed: int = 1
+) -> Tensor:
+    """Random images (B, in_chans, H, W)."""
+    return normal(batch, in_chans, *size, seed=seed).to(dtype)
+
+
+class Subject:
+    """What is checked: builds instances of it, away from their initial values.
+
+    Args:
+        spec: A name, a mapping with `name` and options, or a callable that builds the backbone.
+        attention: Spec or specs handed to the backbone; None leaves its own.
+        img_size: Side, or (H, W), of most instances and images.
+        quick: Whether checks leave out their largest sizes.
+
+    Attributes:
+        size: Of the instances and images, (H, W).
+        parameters: Names and defaults of the constructor's arguments that the spec leaves open.
+    """
+
+    def __init__(
+        self,
+        spec: Spec | Callable[..., nn.Module],
+        attention: Spec | Sequence[Spec] | None,
+        img_size: int | Sequence[int],
+        quick: bool,
+    ) -> None:
+        self.spec = spec
+        self.size = image_size(img_size)
+        self.quick = quick
+        self._create: Callable[..., Any]
+        self._options: dict[str, Any]
+        if callable(spec):
+            name, self._options, constructor = str(self), {}, spec
+            self._create = spec
+        else:
+            name, self._options = backbones.parse(spec)
+            constructor = backbones.get(name)
+            self._create = functools.partial(backbones.create, name)
+        self.parameters = parameters_of(constructor)
+        if attention is not None:
+            if "attention" not in self.parameters:
+                raise UserError(f"backbone '{name}' takes no attention, it has its own; leave --attention out")
+            self._options["attention"] = attention
+
+    def __str__(self) -> str:
+        if isinstance(self.spec, str):
+            return self.spec
+        if isinstance(self.spec, Mapping):
+            return ", ".join(str(value) if key == "name" else f"{key}={value}" for key, value in self.spec.items())
+        built = self.spec.func if isinstance(self.spec, functools.partial) else self.spec
+        return f"{built.__module__}:{built.__qualname__}"
+
+    @property
+    def wide(self) -> Size:
+        """A size that is twice as wide as high."""
+        return self.size[0], 2 * self.size[0]
+
+    @property
+    def own_size(self) -> Size:
+        """The image size that the constructor has for its default."""
+        size = self._options.get("img_size", self.parameters["img_size"])
+        return self.size if size is inspect.Parameter.empty or size is None else image_size(size)
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """An instance in float64 that checks share and leave as it is."""
+        return self.build()
+
+    @functools.cached_property
+    def given(self) -> Tensor:
+        """Two images in float64 for it, (2, 3, H, W)."""
+        return images(self.size)
+
+    def create(self, size: Size | None = None, **context: Any) -> Any:
+        """An instance as the constructor leaves it; typed by nothing, since timm's contract has no class."""
+        height, width = size or self.size
+        side = height if height == width else [height, width]
+        return self._create(**{"num_classes": CLASSES, **self._options, "img_size": side, **context})
+
+    def build(self, size: Size | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **context: Any) -> Any:
+        """An instance in evaluation mode, away from its initial values. The same seed gives the same parameters."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = self.create(size, **context)
+        disturb(built)
+        return built.to(dtype).eval()
+
+
+def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:
+    """All features (B, C, H', W') of a backbone, without the final one."""
+    features: list[Tensor] = model.forward_intermediates(x, intermediates_only=True, **options)
+    return features
+
+
+def sized(size: Size) -> str:
+    """A size in words: "64x96"."""
+    return f"{size[0]}x{size[1]}"

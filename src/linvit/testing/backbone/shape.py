@@ -1,0 +1,250 @@
+"""What timm's contract says of a backbone's arguments, shapes and features."""
+
+import inspect
+import math
+from collections import Counter
+
+import torch
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention
+from linvit.errors import UserError
+from linvit.registry import attentions
+from linvit.testing.attention.inputs import EXACT, relative_error
+from linvit.testing.backbone.images import CLASSES, Size, Subject, images, pyramid, sized
+from linvit.testing.report import Finding, at, failed, not_supported, passed, place
+
+ARGUMENTS = {"in_chans": 3, "num_classes": 1000, "img_size": None, "drop_path_rate": 0.0}  # None: any default
+SEEN = 1e-3
+"""Least relative change of an output that sees where things are: disturbed weights give 1e-2 and more."""
+
+
+def constructor(subject: Subject) -> Finding:
+    """The arguments of timm's contract, with its defaults."""
+    for name, default in ARGUMENTS.items():
+        if name not in subject.parameters:
+            return failed(f"it takes no {name}")
+        found = subject.parameters[name]
+        if default is not None and found != default:
+            said = "no default" if found is inspect.Parameter.empty else f"the default {found!r}"
+            return failed(f"{name} has {said} instead of {default!r}")
+    attention = subject.parameters.get("attention", inspect.Parameter.empty)
+    own = "; no attention" if attention is inspect.Parameter.empty else f", attention={attention!r}"
+    return passed(f"{', '.join(ARGUMENTS)}{own}")
+
+
+@torch.no_grad()
+def shapes(subject: Subject) -> Finding:
+    """Logits, features and pooled features are those of `num_classes`, `num_features` and `head_hidden_size`."""
+    model, x = subject.model, subject.given
+    features, logits = model.forward_features(x), model(x)
+    pooled = model.forward_head(features, pre_logits=True)
+    if tuple(logits.shape) != (2, CLASSES):
+        return failed(f"logits {tuple(logits.shape)} instead of {(2, CLASSES)}")
+    if model.num_classes != CLASSES:
+        return failed(f"the attribute num_classes is {model.num_classes} after num_classes={CLASSES}")
+    if tuple(pooled.shape) != (2, model.head_hidden_size):
+        return failed(
+            f"forward_head(pre_logits=True) gives {tuple(pooled.shape)}, head_hidden_size is {model.head_hidden_size}"
+        )
+    if len(features) != 2 or model.num_features not in features.shape[1:]:
+        return failed(f"forward_features gives {tuple(features.shape)}, num_features is {model.num_features}")
+    error = relative_error(model.forward_head(features), logits)
+    if not error <= EXACT:
+        return failed(f"forward_head(forward_features(x)) and forward(x) differ by {error:.0e} (at most {EXACT:.0e})")
+    return passed(f"features {tuple(features.shape)}, pooled {tuple(pooled.shape)}, logits {tuple(logits.shape)}")
+
+
+@torch.no_grad()
+def feature_pyramid(subject: Subject) -> Finding:
+    """Channels and reductions are those of `feature_info`, through timm's wrapper for `features_only=True`."""
+    model, x = subject.model, subject.given
+    features = pyramid(model, x)
+    net = FeatureGetterNet(subject.build(), out_indices=tuple(range(len(features))))
+    infos = list(
+        zip(net.feature_info.module_name(), net.feature_info.channels(), net.feature_info.reduction(), strict=True)
+    )
+    if len(infos) != len(features):
+        return failed(f"feature_info announces {len(infos)} features, there are {len(features)}")
+    for (module, channels, reduction), feature, wrapped in zip(infos, features, net(x), strict=True):
+        want = (2, channels, *_reduced(subject.size, reduction))
+        if tuple(feature.shape) != want:
+            return failed(f"{module}: {tuple(feature.shape)}, feature_info announces {want}")
+        if not torch.equal(wrapped, feature):
+            return failed(f"{module}: through timm's wrapper the feature is another")
+    levels = Counter(f"{channels} at 1/{reduction}" for _, channels, reduction in infos)
+    return passed(", ".join(f"{count} of {level}" if count > 1 else level for level, count in levels.items()))
+
+
+@torch.no_grad()
+def intermediates(subject: Subject) -> Finding:
+    """`forward_intermediates` counts as timm does, and its final feature is `forward_features`."""
+    model, x = subject.model, subject.given
+    final, features = model.forward_intermediates(x)
+    if not relative_error(final, model.forward_features(x)) <= EXACT:
+        return failed("its final feature is not forward_features(x)")
+    last = len(features) - 1
+    for indices, want in ((1, [last]), ([-1], [last]), ([0], [0]), ([0, last], [0, last])):
+        for stop_early in (False, True):
+            said = f"indices={indices}, stop_early={stop_early}"
+            with at(said):
+                got = pyramid(model, x, indices=indices, stop_early=stop_early)
+            if len(got) != len(want) or not all(
+                relative_error(a, features[i]) <= EXACT for a, i in zip(got, want, strict=True)
+            ):
+                return failed(f"{said} gives other features than all of them do")
+    return passed(f"{len(features)} features")
+
+
+@torch.no_grad()
+def pruning(subject: Subject) -> Finding:
+    """`prune_intermediate_layers` drops what features do not need and leaves the features."""
+    features = pyramid(subject.model, subject.given)
+    model = subject.build()
+    sizes = [_parameters(model)]
+    for level in sorted({0, max(0, len(features) - 2)}, reverse=True):
+        with at(f"level {level}"):
+            indices = model.prune_intermediate_layers([level], prune_norm=True)
+            (feature,) = pyramid(model, subject.given, indices=indices)
+        if not relative_error(feature, features[level]) <= EXACT:
+            return failed(f"the feature of level {level} is another after pruning")
+        sizes.append(_parameters(model))
+        if sizes[-1] >= sizes[-2]:
+            return failed(f"pruning to level {level} drops no parameter")
+    return passed(f"{' to '.join(map(str, sizes))} parameters")
+
+
+@torch.no_grad()
+def input_sizes(subject: Subject) -> Finding:
+    """One instance of the constructor's own size on images of any size: it follows, or refuses and names the size."""
+    model = subject.build(subject.own_size, torch.float32)
+    sizes: list[Size] = [(97, 131), (64, 192), (192, 64)]
+    sizes += [] if subject.quick else [(224, 224), (256, 320), (512, 512)]
+    before = model(images(subject.own_size, batch=1, dtype=torch.float32))
+    refused = []
+    for size in sizes:
+        try:
+            with at(sized(size)):
+                out = model(images(size, batch=1, dtype=torch.float32))
+        except UserError as error:
+            if sized(size) not in str(error):
+                return failed(f"{sized(size)} is refused without naming it: {place(error)}")
+            refused.append(f"{sized(size)}: {place(error)}")
+            continue
+        if tuple(out.shape) != (1, CLASSES) or not out.isfinite().all():
+            return failed(f"{sized(size)} gives {tuple(out.shape)}, {int((~out.isfinite()).sum())} not finite")
+    if not torch.equal(model(images(subject.own_size, batch=1, dtype=torch.float32)), before):
+        return failed(f"calls at other sizes change the output at {sized(subject.own_size)}")
+    own = f"through an instance for {sized(subject.own_size)}"
+    if refused:
+        return not_supported(f"{'; '.join(refused)}; {own}")
+    return passed(f"{', '.join(map(sized, sizes))} {own}")
+
+
+@torch.no_grad()
+def height_and_width(subject: Subject) -> Finding:
+    """Features of a wide and of a high image lie as their pixels do; a transposed image gives another output."""
+    wide, high = subject.wide, subject.wide[::-1]
+    model = subject.build(wide)
+    for size in (wide, high):
+        with at(f"{sized(size)} through an instance for {sized(wide)}"):
+            found = [tuple(feature.shape[2:]) for feature in pyramid(model, images(size, batch=1))]
+        want = [_reduced(size, info["reduction"]) for info in model.feature_info]
+        if found != want:
+            return failed(f"features of {sized(size)} are {found} instead of {want}")
+    nearness = min(_nearness(model, size) for size in (wide, high))
+    if not nearness > 1:
+        return failed(f"a change in one corner moves a feature {nearness:.1g} times as much there as elsewhere")
+    effect = relative_error(subject.model(subject.given.mT), subject.model(subject.given))
+    said = f"transposing a square image moves the output by {effect:.0e}"
+    if not effect > SEEN:
+        return failed(said)
+    return passed(
+        f"{said}; a change in one corner moves features at least {nearness:.1f} times as much there as elsewhere"
+    )
+
+
+@torch.no_grad()
+def other_channels(subject: Subject) -> Finding:
+    """Images of 1 and of 5 channels."""
+    for in_chans in (1, 5):
+        with at(f"in_chans={in_chans}"):
+            out = subject.build(in_chans=in_chans)(images(subject.size, in_chans=in_chans))
+        if tuple(out.shape) != (2, CLASSES):
+            return failed(f"logits {tuple(out.shape)} with in_chans={in_chans}")
+    return passed("in_chans 1 and 5")
+
+
+@torch.no_grad()
+def classifier(subject: Subject) -> Finding:
+    """`reset_classifier` replaces the classifier, or leaves the pooled feature; `num_classes=0` builds without one."""
+    model, x = subject.build(dtype=torch.float32), images(subject.size, dtype=torch.float32)
+    pooled, before = model.forward_head(model.forward_features(x), pre_logits=True), model(x)
+    for classes in (CLASSES, 5, 0):
+        with at(f"reset_classifier({classes})"):
+            model.reset_classifier(classes)
+            out = model(x)
+        width = classes or pooled.shape[1]
+        if tuple(out.shape) != (2, width) or model.num_classes != classes:
+            return failed(f"reset_classifier({classes}) gives {tuple(out.shape)}, num_classes {model.num_classes}")
+        if classes == CLASSES and torch.equal(out, before):
+            return failed(f"reset_classifier({classes}) leaves the classifier as it was")
+    if not torch.equal(out, pooled):
+        return failed("reset_classifier(0) gives another feature than forward_head(pre_logits=True)")
+    if any(True for _ in model.get_classifier().parameters()):
+        return failed("get_classifier() has parameters after reset_classifier(0)")
+    bare = subject.build(num_classes=0, dtype=torch.float32)(x)
+    if bare.shape != pooled.shape:
+        return failed(f"num_classes=0 gives {tuple(bare.shape)} instead of {tuple(pooled.shape)}")
+    return passed(f"{CLASSES}, 5, 0 classes")
+
+
+@torch.no_grad()
+def another_attention(subject: Subject) -> Finding:
+    """`attention=` reaches every layer, where the constructor takes it."""
+    if "attention" not in subject.parameters:
+        return not_supported("the constructor takes no attention")
+    for name in ("linear", "softmax"):
+        try:
+            model = subject.build(attention=name)
+        except UserError as error:
+            return not_supported(place(error))
+        found = [type(module) for module in model.modules() if isinstance(module, Attention)]
+        others = {kind.__name__ for kind in found if kind is not attentions.get(name)}
+        if others or not found:
+            return failed(f"attention='{name}' builds {', '.join(sorted(others)) or 'no linvit.Attention'}")
+        with at(name):
+            lost = int((~model(subject.given).isfinite()).sum())
+        if lost:
+            return failed(f"{lost} logits not finite with attention='{name}'")
+    return passed(f"{len(found)} layers")
+
+
+def _reduced(size: Size, reduction: int) -> Size:
+    """A plane's sides at a reduction, rounded up: sides that it does not divide are padded."""
+    return -(-size[0] // reduction), -(-size[1] // reduction)
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _nearness(model: nn.Module, size: Size) -> float:
+    """How many times as much features move in the changed corner of an image as elsewhere; the least of all levels."""
+    before = images(size, batch=1)
+    after = before.clone()
+    _corner(after).copy_(_corner(images(size, batch=1, seed=2)))
+    ratios = []
+    for old, new in zip(pyramid(model, before), pyramid(model, after), strict=True):
+        moved = (new - old).square().mean(1)  # (1, H', W')
+        inside = _corner(moved)
+        elsewhere = (moved.sum() - inside.sum()) / (moved.numel() - inside.numel())
+        ratios.append(float((inside.mean() / elsewhere).sqrt()))
+    return min(ratios)
+
+
+def _corner(plane: Tensor) -> Tensor:
+    """The upper right corner of (..., H, W): half as high, a quarter as wide; a view."""
+    height, width = plane.shape[-2:]
+    return plane[..., : math.ceil(height / 2), width * 3 // 4 :]

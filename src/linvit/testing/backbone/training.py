@@ -1,0 +1,158 @@
+"""What training needs of a backbone: gradients, checkpointing, stochastic depth, parameter groups."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import timm.optim
+import torch
+from torch import Tensor, nn
+
+from linvit.testing.attention.inputs import EXACT, normal, relative_error
+from linvit.testing.backbone.images import CLASSES, Subject, images
+from linvit.testing.report import Finding, failed, not_declared, passed
+
+DECAY = 0.5
+
+
+def gradients(subject: Subject) -> Finding:
+    """In training, a finite gradient that is not 0 reaches the images and every parameter that asks for one.
+
+    From the logits or, where a class token makes them, from the features: what a mechanism does to the patches alone is
+    lost on the logits in the last block.
+    """
+    model = subject.build().train()
+    found = _gradients(model, subject.given)
+    lost = {name for name, gradient in found.items() if gradient is None or not gradient.any()}
+    if lost:
+        reached = _gradients(model, subject.given, model.forward_features)
+        lost = {name for name in lost if reached[name] is None or not reached[name].any()}  # type: ignore[union-attr]
+    wild = {name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()}
+    for names, said in ((lost, "missing"), (wild, "not finite")):
+        if names:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            shown = [name for name in found if name in names][:8]
+            return failed(f"gradient {said}: {', '.join(shown)}{more}")
+    return passed(f"the images and {len(found) - 1} parameters")
+
+
+def checkpointing(subject: Subject) -> Finding:
+    """`set_grad_checkpointing` keeps fewer activations and changes no gradient."""
+    model = subject.build().train()
+    plain, kept = _gradients(model, subject.given), _activations(model, subject.given)
+    model.set_grad_checkpointing()
+    again, fewer = _gradients(model, subject.given), _activations(model, subject.given)
+    errors = {name: _difference(again[name], gradient) for name, gradient in plain.items()}
+    worst = max(errors, key=lambda name: errors[name])
+    if not errors[worst] <= EXACT:
+        return failed(f"the gradient of {worst} differs by {errors[worst]:.0e} (at most {EXACT:.0e})")
+    said = f"{fewer / 2**20:.1f} MB instead of {kept / 2**20:.1f} MB kept for the backward pass"
+    if not fewer < kept:
+        return failed(said)
+    model.set_grad_checkpointing(False)
+    if _activations(model, subject.given) != kept:
+        return failed("set_grad_checkpointing(False) does not switch it off")
+    return passed(f"{said}, gradients differ by {errors[worst]:.0e}")
+
+
+@torch.no_grad()
+def stochastic_depth(subject: Subject) -> Finding:
+    """`drop_path_rate` acts in training and not in evaluation; a batch of one image trains."""
+    model = subject.build(drop_path_rate=0.5)
+    error = relative_error(model(subject.given), subject.model(subject.given))
+    if not error <= EXACT:
+        return failed(f"drop_path_rate=0.5 changes the output in evaluation by {error:.0e}")
+    model.train()
+    x = images(subject.size, batch=8)
+    outs = [model(x) for _ in range(2)]
+    if torch.equal(*outs):
+        return failed("two calls in training with drop_path_rate=0.5 are equal")
+    alone = model(x[:1])
+    if tuple(alone.shape) != (1, CLASSES) or not alone.isfinite().all():
+        return failed(f"one image in training gives {tuple(alone.shape)}, {int((~alone.isfinite()).sum())} not finite")
+    return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
+
+
+def no_weight_decay(subject: Subject) -> Finding:
+    """The names that are not decayed are names of parameters."""
+    if not hasattr(subject.model, "no_weight_decay"):
+        return not_declared("there is no no_weight_decay()")
+    names = set(subject.model.no_weight_decay())
+    missing = names - {name for name, _ in subject.model.named_parameters()}
+    if missing:
+        return failed(f"no parameter is called {', '.join(sorted(missing))}")
+    return passed(", ".join(sorted(names)) or "none of its own")
+
+
+@torch.no_grad()
+def layer_groups(subject: Subject) -> Finding:
+    """Under timm's layer-wise decay rates never fall from the first module to the classifier, which has 1."""
+    model = subject.model
+    groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
+    scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    ordered = [(name, scales[id(p)]) for name, p in _in_order_of_use(model, subject.given) if id(p) in scales]
+    for (before, high), (name, low) in itertools.pairwise(ordered):
+        if low < high:
+            return failed(f"{name} has the rate {low:g} after {before} with {high:g}")
+    head = [scales[id(parameter)] for parameter in model.get_classifier().parameters()]
+    if not head or min(head) != 1:
+        return failed(f"the classifier's rates are {head}")
+    rates = sorted({scale for _, scale in ordered})
+    return (
+        passed(f"{len(rates)} rates from {rates[0]:.1g} to 1") if len(rates) > 2 else failed(f"only the rates {rates}")
+    )
+
+
+def _gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor | None]:
+    """Gradients of a random scalar of the logits, or of what `run` gives, for the images and for every parameter."""
+    sources = {"the images": x.clone().requires_grad_()}
+    sources |= {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    out = (run or model)(sources["the images"])
+    found = torch.autograd.grad(out, list(sources.values()), normal(*out.shape, seed=8), allow_unused=True)
+    return dict(zip(sources, found, strict=True))
+
+
+def _difference(got: Tensor | None, want: Tensor | None) -> float:
+    """The relative error of a gradient; infinite where only one of them is there."""
+    if got is None or want is None:
+        return 0.0 if got is want else math.inf
+    return relative_error(got, want)
+
+
+def _activations(model: nn.Module, x: Tensor) -> int:
+    """Bytes that one forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(x)
+    del out
+    return sum(kept.values())
+
+
+def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Parameter]]:
+    """The parameters, each once, in the order in which their modules are first called."""
+    found: dict[nn.Parameter, str] = {}
+    called: set[nn.Module] = set()
+
+    def note(prefix: str) -> Any:
+        def hook(module: nn.Module, _: Any) -> None:
+            if module not in called:
+                called.add(module)
+                for name, parameter in module.named_parameters(recurse=False):
+                    found.setdefault(parameter, f"{prefix}.{name}".lstrip("."))
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(note(name)) for name, module in model.named_modules()]
+    try:
+        model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [(name, parameter) for parameter, name in found.items()]

@@ -1,0 +1,1 @@
+"""Parameter names of the official checkpoints, one file per family."""

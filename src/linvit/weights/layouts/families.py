@@ -1,0 +1,17 @@
+"""Every key layout that linvit knows, in the order in which they are tried."""
+
+from linvit.weights.layouts import cswin, deit, pvt, pvt_v2, soft, swin
+from linvit.weights.layouts.layout import Layout
+
+LAYOUTS: tuple[Layout, ...] = (
+    deit.LAYOUT,
+    pvt.LAYOUT,
+    pvt_v2.LAYOUT,
+    pvt_v2.TIMM_LAYOUT,
+    swin.SWIN,
+    swin.SWIN_TIMM,
+    cswin.LAYOUT,
+    soft.LAYOUT,
+)
+OWN = Layout(name="linvit", marks=(r".*",))
+"""Our own names, or those of whatever model is loaded: nothing to translate."""

@@ -1,0 +1,252 @@
+"""The shared mathematics: properties of the focused function, linear attention's factors, resizing of tables."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from linvit.attention.ops.functional import (
+    channelwise_attention,
+    channelwise_factors,
+    focus,
+    key_sums,
+    linear_attention,
+    linear_factors,
+    resize_tokens,
+    unit,
+)
+from tests.helpers import assert_near, randn
+
+entries = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))
+vectors = st.lists(entries, min_size=1, max_size=12).map(lambda x: torch.tensor(x, dtype=torch.float64))
+powers = st.floats(1.0, 32.0)
+
+
+def f(x: Tensor, p: float) -> Tensor:
+    """`f_p` of one vector."""
+    return focus(x, p, (-1,))
+
+
+@given(vectors, powers)
+def test_focus_keeps_the_norm(x: Tensor, p: float) -> None:
+    torch.testing.assert_close(f(x, p).norm(), x.norm(), rtol=1e-12, atol=0)
+
+
+@given(vectors, powers)
+def test_focus_keeps_the_order(x: Tensor, p: float) -> None:
+    y = f(x, p)
+    smaller = x[:, None] < x[None, :]
+    assert (y[:, None] <= y[None, :] * (1 + 1e-12))[smaller].all()
+    assert y[x.argmax()] == y.max()
+
+
+@given(vectors)
+def test_focus_with_power_one_is_the_identity(x: Tensor) -> None:
+    torch.testing.assert_close(f(x, 1), x, rtol=1e-12, atol=0)
+
+
+@given(vectors, powers, st.floats(1e-20, 1e20))
+def test_focus_is_homogeneous(x: Tensor, p: float, c: float) -> None:
+    torch.testing.assert_close(f(c * x, p), c * f(x, p), rtol=1e-11, atol=1e-30 * c)
+
+
+@given(vectors, st.floats(1.0, 6.0), st.floats(1.0, 6.0))
+def test_focus_composes_by_multiplying_powers(x: Tensor, p: float, q: float) -> None:
+    torch.testing.assert_close(f(f(x, q), p), f(x, p * q), rtol=1e-10, atol=1e-14)
+
+
+@given(vectors, powers, powers)
+def test_focus_sharpens_with_the_power(x: Tensor, p: float, q: float) -> None:
+    assume(x.max() > 0)
+    low, high = sorted((p, q))
+    assert f(x, low).max() <= f(x, high).max() * (1 + 1e-12)
+
+
+@given(vectors, powers)
+def test_focus_is_the_literal_formula(x: Tensor, p: float) -> None:
+    assume(x.max() > 0)
+    literal = x.norm() * x**p / (x**p).norm()
+    torch.testing.assert_close(f(x, p), literal, rtol=1e-10, atol=1e-15)
+
+
+@st.composite
+def pairs(draw: st.DrawFn, same_peak: bool) -> tuple[Tensor, Tensor]:
+    """Two vectors with a unique largest entry each, 5 % above the next, at the same or at different places."""
+    n = draw(st.integers(2, 10))
+    a = draw(st.integers(0, n - 1))
+    b = a if same_peak else draw(st.integers(0, n - 1).filter(lambda index: index != a))
+    out = []
+    for peak in (a, b):
+        rest = draw(st.lists(st.floats(0.0, 0.95), min_size=n, max_size=n))
+        rest[peak] = 1.0
+        out.append(torch.tensor(rest, dtype=torch.float64) * draw(st.floats(0.1, 10.0)))
+    return out[0], out[1]
+
+
+def gap(x: Tensor) -> float:
+    """Second largest entry over the largest."""
+    top = x.topk(2).values
+    return float(top[1] / top[0])
+
+
+def smallest_power(suffices: object) -> int:
+    """The first integer power above 1 for which the proof's bound beats the cosine."""
+    return next(p for p in range(2, 100_000) if suffices(p))  # type: ignore[operator]
+
+
+@given(pairs(same_peak=True))
+def test_proposition_1_brings_vectors_of_one_peak_together(pair: tuple[Tensor, Tensor]) -> None:
+    x, y = pair
+    cosine, n = float(x @ y / (x.norm() * y.norm())), len(x)
+    assume(cosine <= 0.99)
+    p = smallest_power(lambda p: math.prod(1 + (n - 1) * gap(z) ** (2 * p) for z in pair) ** -0.5 > cosine)
+    assert f(x, p) @ f(y, p) > x @ y
+
+
+@given(pairs(same_peak=False))
+def test_proposition_1_drives_vectors_of_two_peaks_apart(pair: tuple[Tensor, Tensor]) -> None:
+    x, y = pair
+    cosine, n = float(x @ y / (x.norm() * y.norm())), len(x)
+    assume(cosine >= 0.01)
+    a, b = gap(x), gap(y)
+    p = smallest_power(lambda p: a**p + b**p + (n - 2) * (a * b) ** p < cosine)
+    assert f(x, p) @ f(y, p) < x @ y
+
+
+def test_proposition_1_is_about_some_power_not_about_three() -> None:
+    """Same peak, yet f_3 lowers the inner product: the proposition must not be read for every p."""
+    x, y = torch.tensor([1.0, 0.9, 0.0]).double(), torch.tensor([1.0, 0.0, 0.9]).double()
+    x, y = x + torch.tensor([0.0, 0.0, 0.8]), y + torch.tensor([0.0, 0.8, 0.0])
+    assert f(x, 3) @ f(y, 3) < x @ y
+    assert f(x, 200) @ f(y, 200) > x @ y
+
+
+@pytest.mark.parametrize("dims", [(-1,), (-2, -1)])
+def test_focus_runs_over_the_given_dimensions(dims: tuple[int, ...]) -> None:
+    x = randn(2, 3, 4).abs()
+    powered = x**3
+    want = powered / powered.square().sum(dims, keepdim=True).sqrt() * x.square().sum(dims, keepdim=True).sqrt()
+    assert_near(focus(x, 3, dims), want, 1e-14)
+
+
+@pytest.mark.parametrize("p", [1, 3, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_focus_of_zero_is_zero_with_a_finite_gradient(p: float, dtype: torch.dtype) -> None:
+    x = torch.zeros(2, 5, dtype=dtype, requires_grad=True)
+    y = focus(x, p, (-1,))
+    y.sum().backward()
+    assert (y == 0).all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("p", [1, 2.5, 3, 8])
+def test_gradient_of_focus_is_that_of_finite_differences(p: float) -> None:
+    x = (randn(3, 5).abs() + 0.1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: focus(x, p, (-1,)), x)
+    tied = torch.tensor([[1.0, 1.0, 0.5]], dtype=torch.float64, requires_grad=True)  # two largest entries
+    assert torch.autograd.gradcheck(lambda x: focus(x, p, (-1,)), tied)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-6, 1e6, 1e18])
+def test_focus_in_float32_at_extreme_sizes(size: float) -> None:
+    x = randn(4, 16).abs() * size
+    assert_near(focus(x.float(), 32, (-1,)), focus(x.float().double(), 32, (-1,)), 1e-5)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_linear_attention_is_the_product_of_its_factors(mean: bool) -> None:
+    q, k, v = randn(2, 3, 5, 4).abs(), randn(2, 3, 7, 4, seed=1).abs(), randn(2, 3, 7, 6, seed=2)
+    eps = 0.3
+    left, right = linear_factors(q, k, eps, mean)
+    scores = torch.einsum("bhnd,bhmd->bhnm", q, k) / (7 if mean else 1)
+    matrix = scores / (scores.sum(-1, keepdim=True) + eps)
+    assert left.shape == q.shape
+    assert right.shape == k.shape
+    assert_near(left @ right.mT, matrix, 1e-13)
+    assert_near(linear_attention(q, k, v, eps, mean), matrix @ v, 1e-13)
+
+
+def test_channelwise_attention_is_the_product_of_its_factors() -> None:
+    q, k, v = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 4, seed=2)
+    left, right = channelwise_factors(q, k)
+    assert left.shape == (2, 3, 4, 5, 1)
+    assert right.shape == (2, 3, 4, 7, 1)
+    want = torch.einsum("bhcnr,bhcmr,bhmc->bhnc", left, right, v)
+    assert_near(channelwise_attention(q, k, v), want, 1e-13)
+
+
+@pytest.mark.parametrize(("mean", "weight"), [(False, 1), (True, 1 / 7)])
+def test_key_sums_are_the_sums_or_means_over_the_keys(mean: bool, weight: float) -> None:
+    k, v = randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 6, seed=2)
+    context, total = key_sums(k, v, mean)
+    assert_near(context, weight * sum(k[:, :, m, :, None] * v[:, :, m, None] for m in range(7)), 1e-13)
+    assert_near(total, weight * sum(k[:, :, m, :, None] for m in range(7)), 1e-13)
+
+
+def test_channelwise_attention_is_an_outer_product_in_every_channel() -> None:
+    q, k, v = randn(2, 3, 5, 4), randn(2, 3, 7, 4, seed=1), randn(2, 3, 7, 4, seed=2)
+    assert_near(channelwise_attention(q, k, v), torch.einsum("bhnc,bhmc,bhmc->bhnc", q, k, v), 1e-13)
+
+
+@pytest.mark.parametrize("dims", [(-1,), (1, 3)])
+@pytest.mark.parametrize("order", [1, 2])
+def test_unit_vectors_have_length_one_or_less_below_eps(order: float, dims: tuple[int, ...]) -> None:
+    x = randn(2, 3, 5, 4)
+    lengths = x.abs().pow(order).sum(dims, keepdim=True) ** (1 / order)
+    assert_near(unit(x, 1e-12, order, dims), x / lengths, 1e-13)
+    eps = float(lengths.median())
+    assert_near(unit(x, eps, order, dims), x / lengths.clamp(min=eps), 1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-12])
+@pytest.mark.parametrize("order", [1, 2])
+def test_unit_of_zero_is_zero_with_the_gradient_handed_on(order: float, eps: float, dtype: torch.dtype) -> None:
+    x = randn(3, 5, dtype=dtype)
+    x[1] = 0
+    x.requires_grad_()
+    y = unit(x, eps, order)
+    gradient = torch.autograd.grad(y, x, torch.full_like(y, 0.5))[0]
+    assert (y[1] == 0).all()
+    assert (gradient[1] == 0.5).all()
+    assert gradient.isfinite().all()
+
+
+def test_unit_of_nan_is_nan() -> None:
+    x = randn(3, 5)
+    x[1, 2] = torch.nan
+    assert unit(x, 1e-12).isnan().all(1).tolist() == [False, True, False]
+
+
+def test_resize_keeps_a_table_of_the_same_size() -> None:
+    table = randn(1, 12, 5)
+    assert torch.equal(resize_tokens(table, (3, 4), (3, 4)), table)
+
+
+@pytest.mark.parametrize("new", [(6, 8), (1, 50), (13, 31), (2, 2)])
+def test_resize_keeps_constants_and_row_major_order(new: tuple[int, int]) -> None:
+    table = torch.full((1, 12, 2), 3.0)
+    table[..., 1] = torch.arange(4.0).repeat(3)  # grows along a row, constant along a column
+    resized = resize_tokens(table, (3, 4), new)
+    assert resized.shape == (1, math.prod(new), 2)
+    torch.testing.assert_close(resized[..., 0], torch.full((1, math.prod(new)), 3.0))
+    rows = resized[0, :, 1].unflatten(0, new)
+    torch.testing.assert_close(rows, rows[:1].expand(new))
+    assert (rows[0].diff() > -0.2).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.bfloat16, 1e-2), (torch.float16, 1e-3), (torch.float32, 1e-6), (torch.float64, 1e-14)],
+)
+def test_resize_is_as_precise_as_its_dtype(dtype: torch.dtype, tolerance: float) -> None:
+    """float64 stays float64: the table is not rounded on the way."""
+    table = randn(1, 12, 5)
+    grid = table.mT.unflatten(2, (3, 4))
+    exact = torch.nn.functional.interpolate(grid, size=(7, 5), mode="bicubic").flatten(2).mT
+    resized = resize_tokens(table.to(dtype), (3, 4), (7, 5))
+    assert resized.dtype == dtype
+    assert_near(resized, exact, tolerance)

@@ -1,0 +1,272 @@
+"""Newton's inverse equals the references, the iteration written out, and what the papers prove of it."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from linvit import UserError
+from linvit.attention.ops.newton import NewtonInverse
+from tests.attention.soft_formula import naive_gaussian, naive_inverse
+from tests.golden_files import Golden, both_precisions, of_case
+from tests.helpers import assert_near, assert_same_gradients, randn, relative_error
+
+SOFT = {
+    "method": "newton",
+    "iters": 20,
+    "alpha": 1.8,
+    "ridge": 0.01,
+    "beta": 0.5,
+    "max_backtrack": 0,
+    "backtrack_tol": 1.01,
+    "alpha_scope": "head",
+    "backward": "analytic",
+}
+NORM = {**SOFT, "alpha": 2.0, "ridge": 0.0, "max_backtrack": 10, "backward": "autograd"}
+
+
+def kernels(*shape: int, width: int = 4, scale: float = 1.0, seed: int = 0, grad: bool = False) -> Tensor:
+    """Gaussian kernel matrices (*shape, m) -> (..., m, m) of random points."""
+    points = scale * randn(*shape, width, seed=seed)
+    return naive_gaussian(points, points).requires_grad_(grad)
+
+
+def mirror(kernel: Tensor) -> Tensor:
+    """Symmetric whatever its entries: finite differences and the largest row sum agree on what moves together."""
+    return (kernel + kernel.mT) / 2
+
+
+# The reference implementations
+
+
+@both_precisions
+@of_case("soft_newton_inverse")
+def test_equals_soft(golden: Golden, dtype: torch.dtype) -> None:
+    (kernel,) = matrices = golden.inputs(dtype)
+    golden.check_call(NewtonInverse(**{**SOFT, "iters": golden.constructor["max_iter"]})(kernel), matrices)
+
+
+@both_precisions
+@of_case("softpp_newton_inverse")
+def test_equals_soft_norm(golden: Golden, dtype: torch.dtype) -> None:
+    (kernel,) = matrices = golden.inputs(dtype)
+    inverse = NewtonInverse(**{**NORM, "iters": golden.constructor["max_iter"], "alpha_scope": "batch"})
+    golden.check_call(inverse(kernel), matrices)
+
+
+# The formula
+
+
+@pytest.mark.parametrize("backward", ["analytic", "autograd"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"iters": 3},
+        {"iters": 1},
+        {"alpha": 0.5, "iters": 5},
+        {"ridge": 0.0},
+        {"ridge": 0.2, "alpha": 1.0},
+        {"alpha_scope": "batch", "iters": 4},
+        {"max_backtrack": 10, "iters": 3},
+        {"max_backtrack": 1, "iters": 3},
+        {"max_backtrack": 4, "beta": 0.7, "iters": 3},
+        {"max_backtrack": 10, "backtrack_tol": 2.0, "iters": 3},
+        {"max_backtrack": 10, "alpha_scope": "batch", "iters": 3},
+        {"method": "solve"},
+        {"method": "solve", "ridge": 0.0},
+    ],
+    ids=str,
+)
+def test_equals_formula(options: dict[str, object], backward: str) -> None:
+    inverse = NewtonInverse(**{**SOFT, "backward": backward, **options})
+    matrix = torch.cat([kernels(1, 3, 6), kernels(1, 3, 6, scale=0.5, seed=1)]).requires_grad_()
+    # Both sides get the symmetric part, since a row sum of one is a column sum of the other.
+    assert_same_gradients(inverse(mirror(matrix)), naive_inverse(inverse, mirror(matrix)), [matrix], 1e-9)
+
+
+@pytest.mark.parametrize("options", [SOFT | {"iters": 40}, NORM, NORM | {"iters": 3}, SOFT | {"method": "solve"}])
+def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
+    """The analytic gradient too, once the iteration has converged (SOFT, Proposition 2)."""
+    matrix = kernels(2, 1, 4, scale=1.5, grad=True)
+    inverse = NewtonInverse(**options)
+    assert torch.autograd.gradcheck(lambda x: inverse(mirror(x)), matrix)
+
+
+def test_analytic_gradient_is_the_inverses_at_the_iterate() -> None:
+    matrix = kernels(2, 3, 6, grad=True)
+    inverse = NewtonInverse(**{**SOFT, "iters": 3})(matrix)
+    gradient = randn(*inverse.shape, seed=5)
+    (got,) = torch.autograd.grad(inverse, matrix, gradient)
+    assert_near(got, -inverse.mT @ gradient @ inverse.mT, 1e-12)
+    (through,) = torch.autograd.grad(
+        NewtonInverse(**{**SOFT, "iters": 3, "backward": "autograd"})(matrix), matrix, gradient
+    )
+    assert relative_error(through, got) > 1e-2  # the choice shows
+
+
+def test_analytic_gradient_keeps_nothing_of_the_iteration() -> None:
+    def saved(iters: int, backward: str) -> int:
+        count = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            NewtonInverse(**{**SOFT, "iters": iters, "backward": backward})(kernels(1, 1, 5, grad=True))
+        return count
+
+    assert saved(20, "analytic") == saved(2, "analytic")
+    assert saved(20, "autograd") > saved(2, "autograd")
+
+
+@pytest.mark.parametrize("options", [SOFT, NORM], ids=["soft", "soft_norm"])
+def test_exported_program_keeps_the_gradient(options: dict[str, object]) -> None:
+    class Module(nn.Module):
+        def forward(self, matrix: Tensor) -> Tensor:
+            return NewtonInverse(**{**options, "iters": 3})(matrix)
+
+    matrix = kernels(2, 3, 6, grad=True)
+    exported = torch.export.export(Module(), (matrix,)).module()
+    assert_same_gradients(exported(matrix), Module()(matrix), [matrix], 1e-13)
+
+
+# What the papers prove
+
+sizes = st.integers(1, 12)
+spreads = st.floats(0.1, 3.0)
+seeds = st.integers(0, 10_000)
+
+
+@given(sizes, spreads, seeds, st.sampled_from([SOFT, NORM]))
+def test_residual_squares_in_every_step_and_never_grows(
+    m: int, spread: float, seed: int, base: dict[str, object]
+) -> None:
+    """SOFT, Proposition 1: `I - A Y` begins within the unit ball and each step squares it."""
+    matrix = kernels(m, scale=spread, seed=seed)[None, None]
+    regular = matrix + base["ridge"] * torch.eye(m)
+    residuals = [
+        torch.eye(m) - regular @ NewtonInverse(**{**base, "iters": iters, "backward": "autograd"})(matrix)
+        for iters in range(1, 8)
+    ]
+    norms = [torch.linalg.matrix_norm(residual, 2).item() for residual in residuals]
+    assert norms[0] <= 1 + 1e-9
+    for before, after in itertools.pairwise(residuals):
+        torch.testing.assert_close(after, before @ before, rtol=0, atol=1e-9)
+    assert all(after <= before * (1 + 1e-9) + 1e-12 for before, after in itertools.pairwise(norms))
+
+
+@given(sizes, spreads, seeds, st.integers(1, 20))
+def test_iterate_is_symmetric_positive_and_below_the_inverse(m: int, spread: float, seed: int, iters: int) -> None:
+    matrix = kernels(m, scale=spread, seed=seed)[None, None]
+    inverse = NewtonInverse(**{**SOFT, "iters": iters})(matrix)
+    assert_near(inverse.mT, inverse, 1e-10)
+    exact = NewtonInverse(**{**SOFT, "method": "solve"})(matrix)
+    assert torch.linalg.eigvalsh(inverse).min() >= -1e-9
+    assert torch.linalg.eigvalsh(mirror(exact - inverse)).min() >= -1e-7
+    assert torch.linalg.matrix_norm(inverse, 2) <= 1 / SOFT["ridge"] * (1 + 1e-9)
+
+
+@given(st.integers(1, 12), seeds, st.sampled_from([SOFT, {**NORM, "alpha": 1.8}]))
+def test_converges_to_the_inverse_of_a_well_conditioned_kernel(m: int, seed: int, base: dict[str, object]) -> None:
+    matrix = kernels(m, width=8, scale=0.8, seed=seed)[None, None]
+    inverse = NewtonInverse(**{**base, "iters": 30})(matrix)
+    assert_near(inverse, NewtonInverse(**{**base, "method": "solve"})(matrix), 1e-8)
+
+
+def test_twenty_steps_are_far_from_the_inverse_of_similar_landmarks() -> None:
+    """So no other inverse may stand for the iteration."""
+    matrix = kernels(1, 1, 49, scale=0.2)
+    assert relative_error(NewtonInverse(**SOFT)(matrix), NewtonInverse(**{**SOFT, "method": "solve"})(matrix)) > 0.1
+
+
+@pytest.mark.parametrize("neighbour", [0.0, 0.3])
+def test_a_start_at_two_inverts_equal_row_sums_to_zero_and_less_does_not(neighbour: float) -> None:
+    """`1 - alpha l^2 = -1` for the eigenvalue l of the vector of ones, and Newton squares it."""
+    kernel = torch.eye(2, dtype=torch.float64)[None, None] * (1 - neighbour) + neighbour
+    ones = torch.ones(2, dtype=torch.float64)
+    assert (NewtonInverse(**NORM)(kernel) @ ones).abs().max() < 1e-6
+    assert_near(NewtonInverse(**{**NORM, "alpha": 1.8})(kernel), torch.linalg.inv(kernel), 1e-12)
+
+
+@pytest.mark.parametrize("m", [3, 49, 196])
+def test_backtracking_saves_a_kernel_of_equal_landmarks(m: int) -> None:
+    """`I - alpha A^2` has norm 3 - 4 / m at the paper's start; halved, it leads to the pseudo-inverse."""
+    ones = torch.ones(1, 1, m, m)
+    assert_near(NewtonInverse(**NORM)(ones), ones / m**2, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-4])
+@pytest.mark.parametrize("m", [2, 49, 196])
+def test_solve_saves_a_kernel_of_equal_and_of_similar_landmarks(m: int, spread: float, dtype: torch.dtype) -> None:
+    """`A Y A = A`, as for a pseudo-inverse, and a finite gradient."""
+    matrix = kernels(1, 2, m, scale=spread).to(dtype).requires_grad_()
+    inverse = NewtonInverse(**{**NORM, "method": "solve"})(matrix)
+    assert_near(matrix @ inverse @ matrix, matrix, 0.05)
+    inverse.sum().backward()
+    assert matrix.grad.isfinite().all()
+
+
+def test_solve_takes_the_larger_of_ridge_and_rounding() -> None:
+    matrix = kernels(1, 2, 6).float()
+    got = NewtonInverse(**{**SOFT, "method": "solve", "ridge": 0.1})(matrix)
+    assert_near(got, torch.linalg.inv(matrix.double() + 0.1 * torch.eye(6)), 1e-6)
+
+
+# Batch
+
+
+def test_alpha_of_a_head_is_its_own_unless_asked() -> None:
+    matrix = torch.cat([kernels(1, 2, 8, scale=0.5), kernels(1, 2, 8, scale=0.2, seed=3)])
+    own = NewtonInverse(**{**NORM, "iters": 5})
+    assert_near(own(matrix)[:1], own(matrix[:1]), 1e-14)
+    assert_near(own(matrix)[:, :1], own(matrix[:, :1]), 1e-14)
+    shared = NewtonInverse(**{**NORM, "iters": 5, "alpha_scope": "batch"})
+    assert relative_error(shared(matrix)[:1], shared(matrix[:1])) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["newton", "solve"])
+def test_nan_and_singular_matrices_raise_nothing(method: str) -> None:
+    inverse = NewtonInverse(**{**NORM, "method": method})
+    assert inverse(torch.full((1, 1, 3, 3), torch.nan)).isnan().all()
+    assert inverse(torch.ones(1, 1, 3, 3)).shape == (1, 1, 3, 3)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "pinv"}, "inverse must be one of newton, solve; got 'pinv'"),
+        ({"alpha_scope": "heads"}, "alpha_scope must be one of head, batch; got 'heads'. Did you mean 'head'"),
+        ({"backward": "auto"}, "inverse_backward must be one of analytic, autograd; got 'auto'"),
+        ({"iters": 0}, "newton_iters must be a whole number at least 1; got 0"),
+        ({"alpha": 0.0}, "newton_alpha must be a number above 0 and at most 2, or Newton diverges; got 0.0"),
+        ({"alpha": 2.1}, "newton_alpha must be a number above 0 and at most 2"),
+        ({"ridge": -0.1}, "ridge must be a number at least 0; got -0.1"),
+        ({"ridge": 0.2}, r"newton_alpha=1.8 and ridge=0.2: .* lower newton_alpha to 1.39"),
+        ({"beta": 1.0}, "newton_beta must be a number above 0 and below 1; got 1.0"),
+        ({"max_backtrack": -1}, r"max_backtrack must be a whole number at least 0 \(0: no backtracking\); got -1"),
+        ({"backtrack_tol": 0.9}, "backtrack_tol must be a number at least 1, which no small alpha exceeds; got 0.9"),
+    ],
+    ids=str,
+)
+def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        NewtonInverse(**{**SOFT, **options})
+
+
+def test_the_refused_ridge_does_diverge() -> None:
+    """Far landmarks: A = I, and `1 - 1.8 * 1.2^2` lies outside the unit ball."""
+    matrix = torch.eye(3, dtype=torch.float64)
+    y = 1.8 * 1.2 * matrix
+    for _ in range(20):
+        y = 2 * y - y @ (1.2 * matrix) @ y
+    assert not y.isfinite().all()

@@ -1,0 +1,142 @@
+"""Checkpoints are read without running what is in them, and what is wrong with one is said."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import linvit
+from linvit.cli.training.checkpoint import check_same_model, read_checkpoint
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.mark),)
+
+
+def error_of(path):
+    with pytest.raises(linvit.UserError) as error:
+        read_checkpoint(path)
+    text = str(error.value)
+    assert str(path) in text
+    return text
+
+
+def whole(path):
+    """A checkpoint of one megabyte."""
+    torch.save({"hyper_parameters": {"lr": 1.0}, "state_dict": {"w": torch.ones(2**18)}, "global_step": 3}, path)
+    return path
+
+
+def test_a_checkpoint_is_read(tmp_path):
+    content = read_checkpoint(whole(tmp_path / "x.ckpt"))
+    assert content["hyper_parameters"] == {"lr": 1.0}
+    assert content["global_step"] == 3
+    assert torch.equal(content["state_dict"]["w"], torch.ones(2**18))
+
+
+def test_a_missing_one_and_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'."
+    for name in ("best", "last"):
+        whole(tmp_path / f"{name}.ckpt")
+    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'. There are: best.ckpt, last.ckpt"
+
+
+def test_a_missing_folder_leads_to_all_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints"
+    folder.mkdir(parents=True)
+    whole(folder / "best.ckpt")
+    assert "There are: checkpoints/quickstart/version_0/checkpoints/best.ckpt" in error_of(Path("nowhere/none.ckpt"))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    assert "there is no checkpoint at" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.999, 0.5, 0.01, 0])
+def test_a_truncated_one(tmp_path, share):
+    path = whole(tmp_path / "x.ckpt")
+    size = int(share * path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:size])
+    text = error_of(path)
+    assert f"is incomplete or not a checkpoint ({size} bytes)" in text
+    assert f"Use another one from {tmp_path}" in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"no checkpoint at all\n", bytes(1000), b"PK\x03\x04 no archive"], ids=["text", "zeros", "zip"]
+)
+def test_a_file_of_another_kind(tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    assert "not a checkpoint" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "holds"),
+    [
+        ({"model": {}, "optimizer": {}}, "it holds model, optimizer"),
+        ({"state_dict": {}}, "it holds state_dict"),
+        (torch.zeros(3), "it holds Tensor"),
+    ],
+    ids=["other keys", "weights", "tensor"],
+)
+def test_one_of_another_program(tmp_path, content, holds):
+    path = tmp_path / "x.ckpt"
+    torch.save(content, path)
+    text = error_of(path)
+    assert "is not a checkpoint of a linvit run" in text
+    assert holds in text
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_nothing_in_it_is_run(tmp_path, old, hidden):
+    path, mark = tmp_path / "x.ckpt", tmp_path / "mark"
+    bomb = {"hyper_parameters": {"a": Bomb(mark)}, "state_dict": {}} if hidden else Bomb(mark)
+    torch.save(bomb, path, _use_new_zipfile_serialization=not old)
+    assert "is not opened" in error_of(path) or "not a checkpoint" in error_of(path)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)
+    assert mark.exists(), "the bomb is a dud, so this shows nothing"
+
+
+def test_a_plain_pickle_is_not_run(tmp_path):
+    path, mark = tmp_path / "x.ckpt", tmp_path / "mark"
+    path.write_bytes(pickle.dumps(Bomb(mark)))
+    error_of(path)
+    assert not mark.exists()
+
+
+def test_the_same_model_passes():
+    model = nn.Linear(2, 3)
+    check_same_model("x.ckpt", nn.Linear(2, 3).state_dict(), model)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (nn.Linear(2, 3, bias=False), "bias is missing"),
+        (nn.Linear(2, 4), "weight is (4, 2), not (3, 2); bias is (4,), not (3,)"),
+        (nn.LayerNorm(3), "weight is (3,), not (3, 2)"),
+        (
+            nn.BatchNorm1d(3),
+            "running_mean is unknown; running_var is unknown; num_batches_tracked is unknown, and 1 more",
+        ),
+    ],
+    ids=["missing", "shape", "vector", "unknown"],
+)
+def test_another_model_is_a_user_error(weights, message):
+    with pytest.raises(linvit.UserError) as error:
+        check_same_model("x.ckpt", weights.state_dict(), nn.Linear(2, 3))
+    assert str(error.value).startswith("checkpoint 'x.ckpt' belongs to another model: ")
+    assert message in str(error.value)

@@ -1,0 +1,63 @@
+"""`linvit fit --help` fits on a screen; `--help=all` is complete."""
+
+import re
+
+import pytest
+
+from linvit.cli import VERBS, main
+from linvit.cli.training.help import FINE
+from linvit.data.classification import ClassificationData
+from linvit.data.transforms.classification import Augmentation
+from linvit.registry import parameters_of
+from linvit.tasks import ClassificationTask
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_options_that_matter(verb, flag, capsys):
+    assert main([verb, flag]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: linvit {verb} " in out
+    for option in (
+        "--config",
+        "--ckpt_path",
+        "--model.attention=",
+        "--model.lr=",
+        "--data.source=",
+        "--trainer.max_epochs=",
+    ):
+        assert option in out
+    assert len(out.splitlines()) <= 60
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_every_option_has_its_explanation(capsys):
+    main(["fit", "--help"])
+    options = capsys.readouterr().out.partition("A backbone or attention is")[0]
+    lines = [line for line in options.splitlines() if line.startswith("  --")]
+    assert len(lines) > 30
+    assert not [line for line in lines if not re.match(r"  --\S+ .*\w", line)]
+
+
+def test_what_the_data_decides_is_not_offered(capsys):
+    main(["fit", "--help"])
+    out = capsys.readouterr().out
+    assert "--model.num_classes" not in out
+    assert "--data.num_classes" in out
+
+
+def test_every_option_there_is(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--help=all"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.save_top_k", "--model", "--data"):
+        assert option in out
+
+
+def test_what_is_left_out_exists():
+    options = {
+        name for owner in (ClassificationTask, ClassificationData, Augmentation) for name in parameters_of(owner)
+    }
+    assert options >= FINE
+    assert {"lr", "ema_decay", "compile", "source"}.isdisjoint(FINE)

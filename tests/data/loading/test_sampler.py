@@ -1,0 +1,106 @@
+"""Order, shares and keys of samples."""
+
+import itertools
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+import linvit
+from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
+
+
+def dealt(length, world, epoch=0, seed=0, **options):
+    """What each rank gets."""
+    shares = []
+    for rank in range(world):
+        sampler = TrainSampler(length, seed, rank, world, **options)
+        sampler.set_epoch(epoch)
+        shares.append(list(sampler))
+        assert len(sampler) == len(shares[-1])
+    return shares
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_ranks_share_the_set_without_overlap_in_equal_steps(world):
+    shares = dealt(240, world)
+    assert {len(share) for share in shares} == {240 // world}
+    assert sorted(draw.row for share in shares for draw in share) == list(range(240))
+
+
+@pytest.mark.parametrize(("length", "world", "batch", "expected"), [(103, 4, 8, 24), (103, 4, 30, 25), (7, 2, 1, 3)])
+def test_what_does_not_fill_a_step_of_all_ranks_is_dropped(length, world, batch, expected):
+    shares = dealt(length, world, batch_size=batch)
+    assert [len(share) for share in shares] == [expected] * world
+    rows = [draw.row for share in shares for draw in share]
+    assert len(set(rows)) == len(rows)
+
+
+def test_the_order_follows_from_seed_and_epoch_alone():
+    first = dealt(100, 1)
+    assert first == dealt(100, 1)
+    for other in (dealt(100, 1, epoch=1), dealt(100, 1, seed=1)):
+        assert [draw.row for draw in other[0]] != [draw.row for draw in first[0]]
+        assert not {draw.key for draw in other[0]} & {draw.key for draw in first[0]}
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_sample_s_key_does_not_depend_on_the_rank_layout(repeats):
+    alone, shared = (sorted(itertools.chain(*dealt(96, world, repeats=repeats))) for world in (1, 4))
+    assert alone == shared
+
+
+def test_repeats_land_on_different_ranks_with_different_keys_and_the_epoch_stays_as_long():
+    shares = dealt(90, 3, repeats=3)
+    assert [len(share) for share in shares] == [30] * 3
+    for copies in zip(*shares, strict=True):  # the same step of the three ranks
+        assert len({draw.row for draw in copies}) == 1
+        assert len({draw.key for draw in copies}) == 3
+    assert len({draw.row for draw in shares[0]}) == 30
+
+
+def test_the_epochs_of_repeats_see_all_images_in_the_end():
+    seen = {draw.row for epoch in range(40) for draw in dealt(90, 1, epoch, repeats=3)[0]}
+    assert seen == set(range(90))
+
+
+@pytest.mark.parametrize(("length", "world"), [(10, 1), (10, 3), (11, 4), (4, 4)])
+def test_evaluation_has_every_sample_once(length, world):
+    shares = [list(EvalSampler(length, rank, world)) for rank in range(world)]
+    assert sorted(draw.row for share in shares for draw in share) == list(range(length))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [len(EvalSampler(length, rank, world)) for rank in range(world)] == list(map(len, shares))
+
+
+def test_evaluation_does_not_change_with_the_epoch():
+    sampler = EvalSampler(5)
+    before = list(sampler)
+    sampler.set_epoch(3)
+    assert list(sampler) == before
+
+
+@pytest.mark.parametrize("length", range(6, 40))
+@pytest.mark.parametrize(("world", "batch_size"), [(1, 4), (2, 1), (2, 4), (3, 2), (6, 3)])
+def test_where_devices_wait_for_each_other_all_must_evaluate_as_many_batches(length, world, batch_size):
+    batches = {-(-len(EvalSampler(length, rank, world)) // batch_size) for rank in range(world)}
+    if len(batches) == 1:
+        check_equal_batches(length, world, batch_size)
+    else:
+        with pytest.raises(linvit.UserError, match=rf"\({length} samples in batches of {batch_size}\)"):
+            check_equal_batches(length, world, batch_size)
+
+
+def test_how_many_they_are_must_be_known():
+    check_equal_batches(None, 1, 4)
+    with pytest.raises(linvit.UserError, match="which these files do not tell"):
+        check_equal_batches(None, 2, 4)
+
+
+@pytest.mark.parametrize("make", [lambda: TrainSampler(3, 0, 0, 4), lambda: EvalSampler(3, 0, 4)])
+def test_more_devices_than_images(make):
+    with pytest.raises(linvit.UserError, match="3 images cannot be shared by 4 devices"):
+        make()
+
+
+def test_lightning_takes_them_for_distributed_ones():
+    assert issubclass(TrainSampler, DistributedSampler)
+    assert issubclass(EvalSampler, DistributedSampler)

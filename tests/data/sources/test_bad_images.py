@@ -1,0 +1,321 @@
+"""Images that cannot be used, and odd ones that can."""
+
+import csv
+import io
+import os
+from itertools import chain
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_jpeg
+
+import linvit
+from linvit.data import ClassificationData
+from linvit.data.loading.seeds import Draw
+from linvit.data.sources.bad_images import FLOOR, BadImageError, BadImages, load, name_of, read
+from tests.data.damaged import bomb, damaged, encoded, photo
+from tests.data.images import image_folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("damaged")
+
+
+@pytest.fixture(scope="module")
+def expected(root):
+    return damaged(root)
+
+
+def reason(stored, **options):
+    with pytest.raises(BadImageError) as error:
+        read(stored, "x", **options)
+    return error.value.reason
+
+
+def test_every_image_is_good_or_bad_as_it_should_be(root, expected):
+    for path, wrong in expected.items():
+        stored = {"bytes": None, "path": str(root / path)}
+        if wrong is None:
+            assert read(stored, path).shape[0] == 3
+        else:
+            assert wrong in reason(stored)
+
+
+@pytest.mark.parametrize(
+    "name", ["palette.png", "alpha.png", "animated.gif", "png_inside.jpg", "cmyk.jpg", "rotated.jpg", "grey.jpg"]
+)
+def test_odd_images_are_what_pil_makes_of_them(root, expected, name):
+    path = root / "train" / "bee" / name
+    picture = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    ours = read({"bytes": None, "path": str(path)}, name).permute(1, 2, 0).numpy().astype(int)
+    assert ours.shape == np.asarray(picture).shape
+    # The decoders of JPEG are the same; rounding in the conversion of CMYK is not.
+    assert abs(ours - np.asarray(picture, int)).max() <= (2 if name == "cmyk.jpg" else 0)
+
+
+def test_16_bit_values_are_scaled_not_clipped(root, expected):
+    ours = read({"bytes": None, "path": str(root / "train" / "bee" / "16_bit.png")}, "x")
+    assert abs(ours[0].float().flatten() - torch.linspace(0, 255, ours[0].numel())).max() <= 1
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("lost", [1, 2, 10, 100, 0.5, 0.9])
+def test_a_truncated_jpeg_is_bad_to_either_decoder(progressive, lost):
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (60, 70, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG", quality=90, progressive=progressive)
+    whole = buffer.getvalue()
+    cut = whole[: -lost if lost >= 1 else int(len(whole) * (1 - lost))]
+    with pytest.raises(RuntimeError):
+        decode_jpeg(torch.frombuffer(bytearray(cut), dtype=torch.uint8), ImageReadMode.RGB)
+    with pytest.raises(OSError, match=r"[Tt]runcated"):
+        Image.open(io.BytesIO(cut)).convert("RGB")
+    assert "runcated" in reason({"bytes": cut, "path": None})
+
+
+class TestSize:
+    """Bombs are refused by what their header says, before they are decoded."""
+
+    def test_the_limit_is_an_argument(self):
+        data = {"bytes": encoded(photo(0), "JPEG"), "path": None}
+        assert read(data, "x", max_pixels=48 * 56).shape == (3, 56, 48)
+        assert reason(data, max_pixels=48 * 56 - 1) == "48 x 56 pixels are more than the limit, 2687"
+
+    def test_bombs(self, monkeypatch):
+        monkeypatch.setattr("linvit.data.sources.bad_images.decode", lambda data: pytest.fail("decoded"))
+        with pytest.warns(Image.DecompressionBombWarning):  # up to twice the limit PIL warns, beyond it refuses
+            assert "10000 x 10000 pixels are more than" in reason({"bytes": bomb(10_000, 10_000), "path": None})
+        assert "200000000 pixels" in reason({"bytes": bomb(20_000, 10_000), "path": None})
+
+    @pytest.mark.parametrize(("width", "height"), [(401, 2), (2, 401)])
+    def test_strips(self, width, height):
+        said = f"{width} x {height} pixels: one side is more than 200 times the other"
+        assert reason({"bytes": encoded(Image.new("RGB", (width, height)), "PNG"), "path": None}) == said
+        fits = encoded(Image.new("RGB", (min(width, 400), min(height, 400))), "PNG")
+        assert 400 in read({"bytes": fits, "path": None}, "x").shape
+
+
+class TestFiles:
+    """What cannot be read at all."""
+
+    def test_a_folder_a_missing_file_and_one_without_permission(self, tmp_path, monkeypatch):
+        assert reason({"bytes": None, "path": str(tmp_path)}) == "Is a directory"
+        assert reason({"bytes": None, "path": str(tmp_path / "gone.jpg")}) == "No such file or directory"
+
+        def denied(*args):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("builtins.open", denied)
+        assert reason({"bytes": None, "path": "x.jpg"}) == "Permission denied"
+
+    def test_an_address(self, tmp_path):
+        (tmp_path / "x").write_bytes(b"abc")
+        assert load({"bytes": None, "path": f"file://{tmp_path}/x"}) == b"abc"
+
+    @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)
+    def test_no_image_at_all(self, nothing):
+        assert reason(nothing) == "no image: the cell is empty"
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ({"bytes": None, "path": "a/b.jpg"}, "a/b.jpg"),
+        ({"bytes": b"", "path": "image.jpg"}, "row 3 (image.jpg)"),
+        ({"bytes": b"", "path": None}, "row 3 (stored in the table)"),
+        (None, "row 3 (stored in the table)"),
+    ],
+)
+def test_an_image_is_called_by_what_finds_it(stored, name):
+    assert name_of(stored, "row 3") == name
+
+
+class Rows(Dataset):
+    """Rows of which some are bad, as `Images` uses the account."""
+
+    def __init__(self, bad, wrong, length=1000):
+        self.bad, self.wrong, self.length = bad, wrong, length
+        bad.expect(length)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, draw):
+        return self.bad.first_good(self.sample, draw.row, draw.key, self.length)
+
+    def sample(self, row, key):
+        if row in self.wrong:
+            raise BadImageError(f"{row}.jpg", "bad, and that's it")
+        return row
+
+
+def draws(*rows):
+    return [Draw(row, 17 * row + 3) for row in rows]
+
+
+def named(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+class TestSkipping:
+    """Another image takes the place."""
+
+    def test_which_one_follows_from_the_key_alone(self):
+        rows = Rows(BadImages("skip", 1.0), {4})
+        torch.manual_seed(0)
+        first = rows[Draw(4, 11)]
+        torch.manual_seed(1)
+        assert rows[Draw(4, 11)] == first != 4
+        assert len({rows[Draw(4, key)] for key in range(6)}) == 6  # another key, another image
+
+    def test_a_bad_replacement_is_replaced_too(self):
+        good = Rows(BadImages("skip", 1.0), {4})
+        once = good[Draw(4, 11)]
+        assert Rows(BadImages("skip", 1.0), {4, once})[Draw(4, 11)] not in (4, once)
+
+    @pytest.mark.parametrize("workers", [0, 2, 3])
+    def test_the_choice_and_the_account_are_the_same_for_any_number_of_processes(self, tmp_path, workers):
+        bad = BadImages("skip", 0.1, num_workers=workers)
+        bad.report = tmp_path / "run" / "bad_images.csv"
+        loader = DataLoader(Rows(bad, {3, 40, 77}), 8, sampler=draws(*range(100)), num_workers=workers)
+        batches = [batch.tolist() for batch in loader]
+        alone = Rows(BadImages("skip", 0.1), {3, 40, 77})
+        assert batches == [[alone[draw] for draw in draws(*range(i, min(i + 8, 100)))] for i in range(0, 100, 8)]
+        assert (bad.since_last(), bad.since_last()) == (3, 0)
+        header, *lines = named(bad.report)
+        assert header == ["image", "reason"]
+        assert sorted(lines) == [[f"{row}.jpg", "bad, and that's it"] for row in (3, 40, 77)]
+
+    def test_each_is_named_once_whoever_meets_it(self, tmp_path):
+        for _ in range(3):  # ranks, epochs, continued runs
+            bad = BadImages("skip", 0.5)
+            bad.report = tmp_path / "bad_images.csv"
+            rows = Rows(bad, {1, 2})
+            assert [rows[draw] for draw in draws(1, 2, 1)]
+        assert [line[0] for line in named(bad.report)] == ["image", "1.jpg", "2.jpg"]
+
+
+class TestBudget:
+    """How many may be skipped."""
+
+    @pytest.mark.parametrize(("budget", "allowed"), [(0.008, 8), (0.001, FLOOR)])
+    @pytest.mark.parametrize("workers", [0, 3])
+    def test_a_share_of_the_set_and_always_a_few(self, tmp_path, budget, allowed, workers):
+        bad = BadImages("skip", budget, num_workers=workers)
+        bad.report = tmp_path / "bad.csv"
+        rows = Rows(bad, set(range(allowed + 1)))
+        epochs = [*range(allowed), *range(500, 520)] * 10
+        loader = DataLoader(rows, 4, sampler=draws(*epochs), num_workers=workers)
+        assert sum(map(len, loader)) == len(epochs)
+        assert bad.since_last() >= 10 * allowed  # a replacement may be bad, too
+        with pytest.raises(linvit.UserError) as error:
+            list(DataLoader(rows, 4, sampler=draws(allowed), num_workers=workers))
+        text = str(error.value)
+        assert f"{allowed + 1} of the 1000 training images cannot be decoded" in text
+        said = (f"{allowed}.jpg (bad", f"At most {allowed} are", f"bad_budget={budget}", f"listed in '{bad.report}'")
+        for part in (*said, "linvit data check PATH"):
+            assert part in text
+
+    def test_none_allows_none(self):
+        with pytest.raises(linvit.UserError, match=r"1 of the 1000 .* 4\.jpg"):
+            Rows(BadImages("skip", 0.0), {4})[Draw(4, 0)]
+
+    def test_it_ends_even_if_everything_is_allowed(self):
+        with pytest.raises(linvit.UserError, match="none of 100 images"):
+            Rows(BadImages("skip", 1.0), range(10), 10)[Draw(4, 0)]
+
+    def test_raise_raises_at_once(self):
+        with pytest.raises(linvit.UserError, match=r"image 4\.jpg cannot be decoded: bad.*Replace or remove it"):
+            Rows(BadImages("raise"), {4})[Draw(4, 0)]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_the_error_of_a_loader_process_reaches_the_user(self, workers):
+        loader = DataLoader(
+            Rows(BadImages("skip", 0.001, num_workers=workers), range(20)),
+            4,
+            sampler=draws(*range(20)),
+            num_workers=workers,
+        )
+        with pytest.raises(linvit.UserError, match=r"([6-9]|\d\d) of the 1000 "):
+            list(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "ignore"}, "bad_images must be one of raise, skip; got 'ignore'"),
+        ({"policy": "skip", "budget": 5}, "bad_budget must lie between 0 and 1, such as 0.001; got 5"),
+        ({"policy": "skip", "max_pixels": 0}, "max_pixels must lie between 1 and"),
+        ({"policy": "skip", "max_pixels": 10**9}, "where PIL refuses; got 1000000000"),
+    ],
+)
+def test_mistakes_are_user_errors(options, message):
+    with pytest.raises(linvit.UserError) as error:
+        BadImages(**options)
+    assert message in str(error.value)
+
+
+class TestData:
+    """Of the data module: skipped in training, never in evaluation."""
+
+    def data(self, root, **options):
+        return ClassificationData(str(root), batch_size=8, img_size=16, **{"num_workers": 0, **options})
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_training_batches_stay_full(self, root, expected, workers):
+        data = self.data(root, bad_budget=0.5, num_workers=workers)
+        data.setup("fit")
+        batches = list(data.train_dataloader())
+        assert [len(batch["image"]) for batch in batches] == [8] * (len(data.train_set) // 8)
+        names = [name for batch in batches for name in batch["id"]]
+        bad = {str(root / path) for path, wrong in expected.items() if wrong is not None}
+        assert not bad & set(names)
+        classes = data.class_names
+        labels = [label for batch in batches for label in batch["label"].tolist()]
+        assert all(f"/{classes[label]}/" in name for label, name in zip(labels, names, strict=True))
+
+    def test_over_the_default_budget(self, root, expected):
+        data = self.data(root)
+        data.setup("fit")
+        with pytest.raises(linvit.UserError, match=f"{FLOOR + 1} of the .* training images cannot be decoded"):
+            list(chain.from_iterable(data.train_dataloader() for _ in range(3)))
+
+    def test_evaluation_raises_whatever_the_policy(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train", "val", "test"])
+        files = [folder / split / "ant" / "1.png" for split in ("val", "test")]
+        for file in files:
+            file.write_bytes(b"")
+        data = self.data(folder, bad_images="skip", bad_budget=1.0)
+        for stage, file in (("validate", files[0]), ("test", files[1]), ("predict", files[1])):
+            data.setup(stage)
+            loader = getattr(data, f"{'val' if stage == 'validate' else stage}_dataloader")()
+            with pytest.raises(linvit.UserError) as error:
+                list(loader)
+            assert f"image {file} cannot be decoded: an empty file" in str(error.value)
+
+    def test_rows_without_an_image_and_rows_of_one_path_are_listed_one_by_one(self, tmp_path):
+        images = [{"bytes": encoded(photo(row), "PNG"), "path": "image.png"} for row in range(8)]
+        images[2]["bytes"], images[5] = b"no image", None
+        kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 4}, features=kinds)
+        datasets.DatasetDict({"train": rows, "val": rows.select([0, 1])}).save_to_disk(tmp_path / "set")
+        data = self.data(tmp_path / "set", bad_budget=0.5)
+        data.setup("fit")
+        data.bad_images.report = tmp_path / "bad_images.csv"
+        assert [len(batch["label"]) for batch in data.train_dataloader()] == [8]
+        assert sorted(named(data.bad_images.report)[1:]) == [
+            ["row 2 (image.png)", "not an image"],
+            ["row 5 (stored in the table)", "no image: the cell is empty"],
+        ]
+
+    def test_raise_in_training(self, root, expected):
+        data = self.data(root, bad_images="raise")
+        data.setup("fit")
+        with pytest.raises(linvit.UserError, match=f"image {root}{os.sep}train"):
+            list(data.train_dataloader())

@@ -1,0 +1,64 @@
+"""Which folders are classes, and what may be wrong with them."""
+
+import pytest
+
+from linvit.data.sources.class_folders import find_classes
+from linvit.data.sources.folder import _walk
+
+
+def found(root, files, folders=(), links=()):
+    for file in files:
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+    for link in links:
+        (root / link).symlink_to("nowhere")
+    return find_classes({split.name: _walk(str(split)) for split in sorted(root.iterdir())}, "here")
+
+
+SPLITS = ["train/ant/0.jpg", "train/bee/0.jpg", "val/ant/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "splits"),
+    [
+        (SPLITS, ["ant", "bee"], {"train", "val"}),
+        ([*SPLITS, "val/cats/2.jpg"], ["ant", "bee", "cats"], {"train", "val"}),
+        ([*SPLITS, "test/0.jpg"], ["ant", "bee"], {"train", "val"}),
+        ([*SPLITS, "test/day/ant/0.jpg"], ["ant", "bee"], {"train", "val", "test"}),
+        (["train/0.jpg", "val/0.jpg"], [], set()),
+        (["train/ant/0.jpg", "val/ant/0.jpg"], [], set()),
+        (["train/0.jpg", "val/ant/0.jpg", "val/bee/0.jpg"], ["ant", "bee"], {"val"}),
+    ],
+    ids=str,
+)
+def test_classes_are_the_folders_below_a_split(tmp_path, files, names, splits):
+    assert found(tmp_path, files) == (names, splits, [])
+
+
+def test_different_depths_in_a_split(tmp_path):
+    names, splits, (doubt,) = found(tmp_path, [*SPLITS, "val/0.jpg"])
+    assert (names, splits) == (["ant", "bee"], {"train"})
+    assert doubt == (
+        f"the val images of 'here' have no classes: they lie at different depths, such as in '{tmp_path}/val' and in "
+        f"'{tmp_path}/val/ant'"
+    )
+
+
+def test_folders_and_links_of_no_class_are_named(tmp_path):
+    links = ["train/dog", "train/ant/notes", "train/ant/1.jpg"]
+    names, _, doubts = found(tmp_path, SPLITS, ["train/cow", "train/ant/cache", "val/bee"], links)
+    assert names == ["ant", "bee"]
+    assert doubts == [
+        f"no images lie in '{tmp_path}/train/cow': fill or remove these folders",
+        f"links lead nowhere: '{tmp_path}/train/dog': mend or remove them",
+        f"no images lie in '{tmp_path}/val/bee': fill or remove these folders",
+    ]
+
+
+def test_a_split_of_empty_folders_is_named(tmp_path):
+    (doubt,) = found(tmp_path, SPLITS[:2], [f"val/{number}" for number in range(7)]).doubts
+    assert doubt.count("/val/") == 5
+    assert "and 2 more: fill" in doubt

@@ -1,0 +1,258 @@
+"""Labels are held against the classes before the first step."""
+
+import time
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from lightning.pytorch import Trainer
+
+import linvit
+from linvit.data import ClassificationData
+from linvit.data.sources.labels import check_labels, check_same_classes, check_trained_classes
+from linvit.tasks import ClassificationTask
+from tests.data.images import image_folder, picture, plain_table, png, save
+
+
+def table(labels, paths=True):
+    images = [{"bytes": b"", "path": f"{row}.jpg" if paths else None} for row in range(len(labels))]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    return datasets.Dataset.from_dict({"image": images, "label": labels}, features=kinds)
+
+
+def error_of(call, *args):
+    with pytest.raises(linvit.UserError) as error:
+        call(*args)
+    return str(error.value)
+
+
+def test_labels_inside_are_fine():
+    check_labels(table([0, 3, 2]), "image", "label", 4, "train", "x")
+
+
+def test_the_first_rows_outside_are_named():
+    labels = [0, 4, 1, -1, None, 9, 9, 9, 9]
+    assert error_of(check_labels, table(labels), "image", "label", 4, "val", "here") == (
+        "7 of 9 labels in the val split of 'here' lie outside the 4 classes, 0 to 3: row 1 (1.jpg) has 4, "
+        "row 3 (3.jpg) has -1, row 4 (4.jpg) has None, row 5 (5.jpg) has 9, row 6 (6.jpg) has 9, and 2 more. "
+        "Mend or remove these rows, or set --data.num_classes"
+    )
+
+
+def test_chosen_rows_are_looked_at_and_no_others():
+    rows = table([0, 9, 1, 8], paths=False)
+    check_labels(rows.select([2, 0]), "image", "label", 4, "train", "x")
+    text = error_of(check_labels, rows.select([2, 3]), "image", "label", 4, "train", "x")
+    assert "1 of 2 labels" in text
+    assert "row 1 (stored in the table) has 8" in text
+
+
+def test_a_million_labels_take_no_time():
+    count = 1_281_167
+    columns = [
+        pa.StructArray.from_arrays([pa.nulls(count, pa.binary()), pa.nulls(count, pa.string())], ["bytes", "path"]),
+        pa.array(np.arange(count) % 1000),
+    ]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = datasets.Dataset(pa.Table.from_arrays(columns, schema=kinds.arrow_schema))
+    start = time.perf_counter()
+    check_labels(rows, "image", "label", 1000, "train", "x")
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "message"),
+    [
+        (["ant", "bee"], ["ant", "cow"], "class 1 is 'bee' in train and 'cow' in val"),
+        (["ant", "bee"], ["ant", "bee", "cow"], "2 against 3 of them"),
+    ],
+)
+def test_splits_that_call_classes_differently(names, others, message):
+    splits = {
+        split: datasets.Dataset.from_dict(
+            {"label": [0]}, features=datasets.Features({"label": datasets.ClassLabel(names=given)})
+        )
+        for split, given in (("train", names), ("val", others))
+    }
+    assert message in error_of(check_same_classes, splits, "label", "x")
+    check_same_classes({"train": splits["train"], "val": splits["train"]}, "label", "x")
+
+
+class TestTrainedClasses:
+    """Classes that only some splits have."""
+
+    NAMES = ("cat", "cats", "dog")
+
+    def check(self, names=NAMES, **labels):
+        splits = {split: datasets.Dataset.from_dict({"label": given}) for split, given in labels.items()}
+        return check_trained_classes(splits, "label", list(names), "here")
+
+    @pytest.mark.parametrize("split", ["val", "test"])
+    def test_one_without_training_images_is_an_error(self, split):
+        labels = {"train": [0, 0, 2], "val": [0, 2], "test": [0, 2], split: [1, 2, 1]}
+        assert error_of(lambda: self.check(**labels)) == (
+            f"the {split} split of 'here' has classes without training images: 'cats'. Did you mean 'cat'? "
+            f"Name them as train does, add training images, or move them elsewhere"
+        )
+
+    def test_one_without_validation_images_is_told(self):
+        assert self.check(train=[0, 1, 2, 2], val=[1, 1], test=[2]) == (
+            "the val split of 'here' has no images of some trained classes: 'cat', 'dog'"
+        )
+
+    def test_many_are_not_all_named(self):
+        names = [str(index) for index in range(20)]
+        text = error_of(lambda: self.check(names, train=[0], val=range(20)))
+        assert "has classes without training images: '1', '2', '3', '4', '5' and 14 more. Name them" in text
+
+    def test_nothing_to_say(self):
+        assert self.check(train=[0, 1, 2, None], val=[2, 1, 0, -1, None], test=[-1, -1]) is None
+        assert self.check(train=[0, 2], test=[2]) is None
+
+
+class TestData:
+    """Of the data module."""
+
+    def test_a_misspelt_class_folder(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["cats", "dog"])
+        data = ClassificationData(str(folder), num_workers=0, img_size=8)
+        assert "has classes without training images: 'cats'. Did you mean 'cat'?" in error_of(data.setup, "fit")
+        data.setup("predict")
+
+    def test_a_class_without_validation_images_is_a_warning(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train"], ["cat", "dog"])
+        image_folder(folder, ["val"], ["dog"])
+        with pytest.warns(UserWarning, match="val split of .* has no images of some trained classes: 'cat'"):
+            ClassificationData(str(folder), num_workers=0, img_size=8).setup("fit")
+
+    @pytest.mark.parametrize("split", ["train", "val", "test"])
+    def test_labels_are_asked_of_the_splits_in_use(self, tmp_path, split):
+        labelled = {"train", "val", "test"} - {split}
+        folder = image_folder(tmp_path / "data", labelled)
+        for number in range(3):
+            save(picture(number), folder / split / f"{number}.png")
+        for stage, uses in (("fit", {"train", "val"}), ("validate", {"val"}), ("test", {"test"}), ("predict", set())):
+            data = ClassificationData(str(folder), num_workers=0, img_size=8)
+            assert data.class_names == ["ant", "bee"]
+            if split in uses:
+                text = error_of(data.setup, stage)
+                assert text.startswith(f"the {split} split of data source '{folder}' has no labels")
+                assert f"images directly in {split}/ have no class" in text
+            else:
+                data.setup(stage)
+
+    def test_split_folders_are_no_classes(self, tmp_path):
+        for split in ("train", "val"):
+            save(picture(0), tmp_path / split / "0.png")
+        data = ClassificationData(str(tmp_path), num_workers=0, img_size=8)
+        assert data.class_names is None
+        assert "images directly in train/ have no class" in error_of(data.setup, "fit")
+
+    def test_a_test_split_of_other_columns_harms_only_tests(self, tmp_path):
+        rows = datasets.load_dataset("parquet", data_files=str(plain_table(tmp_path / "x.parquet", label=[0, 1] * 5)))
+        rows = rows["train"].cast_column("image", datasets.Image())
+        for name, test in (("label", rows.remove_columns("label")), ("image", rows.rename_column("image", "scan"))):
+            datasets.DatasetDict({"train": rows, "val": rows, "test": test}).save_to_disk(tmp_path / name)
+            data = ClassificationData(str(tmp_path / name), num_workers=0, img_size=8)
+            data.setup("fit")
+            assert data.train_set[0]["label"] == 0
+            assert "the test split of data source" in error_of(data.setup, "test")
+
+    def test_too_few_images_to_hold_some_out(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 1, label=[0])
+        data = ClassificationData(str(path), num_workers=0, img_size=8)
+        assert "has no validation split, and a share of 0.1 of its 1 training images" in error_of(data.setup, "fit")
+
+    def test_a_class_that_only_the_validation_split_has(self, tmp_path):
+        plain_table(tmp_path / "train-0.parquet", 10, label=[0, 1] * 5)
+        plain_table(tmp_path / "validation-0.parquet", 4, label=[0, 1, 2, 1])
+        data = ClassificationData(str(tmp_path), num_workers=0, img_size=8)
+        text = error_of(data.setup, "fit")
+        assert text.startswith("1 of 4 labels in the val split of")
+        assert "row 2 (stored in the table) has 2" in text
+
+    def test_a_missing_label(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 10, label=[0, 1, None, 1, 0] * 2)
+        data = ClassificationData(str(path), num_workers=0, img_size=8)
+        assert "has None" in error_of(data.setup, "fit")
+
+    def test_a_model_of_other_classes(self, tmp_path):
+        folder = image_folder(tmp_path / "data", ["train", "val", "test"])
+        data = ClassificationData(str(folder), num_workers=0, img_size=16, batch_size=2)
+        task = ClassificationTask(backbone="deit_nano", num_classes=3, img_size=16)
+        trainer = Trainer(
+            accelerator="cpu", logger=False, max_epochs=1, enable_checkpointing=False, enable_progress_bar=False
+        )
+        for run in (trainer.fit, trainer.validate, trainer.test):
+            text = error_of(lambda run=run: run(task, datamodule=data))
+            assert text == (
+                f"the model has 3 classes, but data source '{folder}' has 2. "
+                f"Build the model with num_classes=2, or choose other data"
+            )
+
+
+class TestStreamed:
+    """The data module over a stream."""
+
+    def data(self, path, **options):
+        return ClassificationData(str(path), num_workers=0, img_size=8, batch_size=4, streaming=True, **options)
+
+    def test_words_cannot_be_numbered(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 10, label=["a", "b"] * 5)
+        assert "holds no class indices, which streaming needs" in error_of(lambda: self.data(path).num_classes)
+
+    def test_labels_without_names_need_the_number_of_classes(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 10, label=[0, 1] * 5)
+        assert "set --data.num_classes" in error_of(lambda: self.data(path).num_classes)
+        assert self.data(path, num_classes=2).num_classes == 2
+
+    def test_there_must_be_a_validation_split(self, tmp_path):
+        path = plain_table(tmp_path / "x.parquet", 10, label=[0, 1] * 5)
+        data = self.data(path, num_classes=2)
+        message = error_of(data.setup, "fit")
+        assert message.endswith(
+            "no val split; it has: train; a stream is not cut in two: add one, or set --data.streaming=false"
+        )
+
+    def test_repeats_are_not_streamed(self):
+        assert "got repeats=3" in error_of(lambda: self.data("digits", repeats=3))
+
+    def test_digits(self):
+        data = self.data("digits")
+        data.trainer = SimpleNamespace(
+            global_rank=1,
+            world_size=3,
+            num_devices=3,
+            strategy=None,
+            log_dir=None,
+            lightning_module=SimpleNamespace(hparams={}),
+        )
+        data.setup("fit")
+        assert [len(batch["label"]) for batch in data.train_dataloader()] == [4] * (1257 // 12)
+        assert len(data.val_dataloader().dataset) == 60
+        assert data.preview(5)["val"].shape == (5, 3, 8, 8)
+
+    @pytest.mark.parametrize(("stage", "count"), [("test", 360), ("predict", 360)])
+    def test_evaluation_sees_all(self, stage, count):
+        data = self.data("digits")
+        data.setup(stage)
+        batches = list(getattr(data, f"{stage}_dataloader")())
+        assert sorted(row for batch in batches for row in batch["index"].tolist()) == list(range(count))
+        assert ("label" in batches[0]) == (stage == "test")
+
+
+def test_images_of_a_stream_are_those_of_the_table(tmp_path):
+    images = [{"bytes": png(picture(row)), "path": None} for row in range(6)]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 3}, features=kinds)
+    rows.to_parquet(tmp_path / "test.parquet")
+    both = [ClassificationData(str(tmp_path), num_workers=0, img_size=8, streaming=stream) for stream in (False, True)]
+    for data in both:
+        data.setup("test")
+    table, stream = (next(iter(data.test_dataloader())) for data in both)
+    assert (table["image"] == stream["image"]).all()
+    assert (table["label"] == stream["label"]).all()
+    assert table["id"] == stream["id"]

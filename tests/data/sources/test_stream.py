@@ -1,0 +1,327 @@
+"""Streaming: who reads which rows, in which order, and how many steps every rank does."""
+
+import collections
+import io
+import tarfile
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features
+
+import linvit
+from linvit.data.loading.seeds import keys
+from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_share
+from linvit.data.sources.stream import Stream, stream_loader
+from tests.data.images import image_folder, picture, png
+
+FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee", "cow"])})
+UNEVEN = [5, 1, 9, 4, 7]  # 26 rows
+KINDS = ["parquet", "arrow", "saved"]
+
+
+def rows(first, count):
+    """A table whose labels and images follow from the number of the row."""
+    images = [{"bytes": png(picture(first + row)), "path": f"{first + row}.png"} for row in range(count)]
+    labels = [(first + row) % 3 for row in range(count)]
+    return Dataset.from_dict({"image": images, "label": labels}, features=FEATURES)
+
+
+def write(path, kind, counts):
+    """Shards of the given lengths; what `save_to_disk` writes is one table."""
+    path.mkdir()
+    if kind == "saved":
+        DatasetDict({"train": rows(0, sum(counts))}).save_to_disk(path)
+        return path
+    firsts = np.cumsum([0, *counts])
+    for index, count in enumerate(counts):
+        table = rows(int(firsts[index]), count)
+        file = path / f"train-{index:05}-of-{len(counts):05}.{kind}"
+        if kind == "parquet":
+            table.to_parquet(file)
+        else:
+            with datasets.arrow_writer.ArrowWriter(path=str(file), features=FEATURES) as writer:
+                writer.write_table(table.data.table)
+                writer.finalize()
+    return path
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shards")
+    return {kind: load_streams(str(write(root / kind, kind, UNEVEN)))["train"] for kind in KINDS}
+
+
+def untold(shards):
+    """The same without knowledge of the number of rows, as of tar or JSON files."""
+    return Shards(shards.rows, None, None)
+
+
+def plain(image, key):
+    return {"image": image, "key": key}
+
+
+def stream(shards, rank=0, world=1, workers=0, **options):
+    given = {"transform": plain, "image": "image", "label": "label", "num_classes": 3, "batch_size": 2, "source": "s"}
+    bad = BadImages("skip", 0.5, num_workers=workers) if options.get("seed") is not None else BadImages("raise")
+    return Stream(
+        shards, **{**given, **options}, num_workers=workers, rank=rank, world_size=world, bad=options.get("bad", bad)
+    )
+
+
+def batches(shards, rank=0, world=1, workers=0, epoch=0, **options):
+    """Row numbers of the batches of one rank, from real loader processes."""
+    samples = stream(shards, rank, world, workers, **options)
+    samples.set_epoch(epoch)
+    loader = stream_loader(samples, workers)
+    return [batch["index"].tolist() for batch in loader]
+
+
+def flat(lists):
+    return [row for part in lists for row in part]
+
+
+LAYOUTS = [(world, workers) for world in (1, 2, 3) for workers in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+class TestRowsAreKnown:
+    """Parquet, arrow and save_to_disk tell their rows, so that these can be dealt out exactly."""
+
+    def test_evaluation_sees_every_row_once(self, shards, kind, world, workers):
+        ranks = [batches(shards[kind], rank, world, workers) for rank in range(world)]
+        assert sorted(flat(flat(ranks))) == list(range(26))
+        assert max(len(flat(rank)) for rank in ranks) - min(len(flat(rank)) for rank in ranks) <= 1
+        for rank in ranks:
+            assert all(len(batch) == 2 for batch in sorted(rank, key=len)[1:])  # one incomplete batch, no more
+
+    def test_training_has_equal_steps_no_overlap_and_leaves_out_less_than_a_batch_per_rank(
+        self, shards, kind, world, workers
+    ):
+        ranks = [batches(shards[kind], rank, world, workers, seed=1, buffer=4) for rank in range(world)]
+        steps = 26 // (world * 2)
+        assert [[len(batch) for batch in rank] for rank in ranks] == [[2] * steps] * world
+        seen = flat(flat(ranks))
+        assert len(set(seen)) == len(seen) == steps * world * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_union_over_ranks_and_processes_is_the_set_if_it_can_be_shared(shards, kind):
+    ranks = [batches(shards[kind], rank, 13, 2, seed=1, buffer=4, batch_size=1) for rank in range(13)]
+    assert sorted(flat(flat(ranks))) == list(range(26))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_what_it_says(shards, kind):
+    for sample in stream(shards[kind]):
+        number = sample["index"]
+        assert sample["label"] == number % 3
+        assert sample["id"] == f"{number}.png"
+        expected = torch.from_numpy(np.array(picture(number))).permute(2, 0, 1)
+        assert torch.equal(sample["image"], expected)
+
+
+class TestOrder:
+    """A function of seed, epoch and layout."""
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_is_the_same_every_time_and_another_in_every_epoch_and_for_every_seed(self, shards, workers):
+        def order(**options):
+            return batches(shards["parquet"], workers=workers, buffer=8, **{"seed": 3, **options})
+
+        torch.manual_seed(0)
+        first = order(epoch=2)
+        torch.manual_seed(1)
+        np.random.seed(1)
+        state = torch.get_rng_state()
+        assert order(epoch=2) == first
+        assert torch.equal(torch.get_rng_state(), state)
+        assert order(epoch=3) != first
+        assert order(epoch=2, seed=4) != first
+
+    def test_the_loader_processes_learn_the_epoch_while_they_live(self, shards):
+        samples = stream(shards["parquet"], workers=2, seed=3, buffer=8)
+        loader = stream_loader(samples, 2)
+        passes = []
+        for epoch in (0, 5):
+            loader.sampler.set_epoch(epoch)  # as Lightning does
+            passes.append([batch["index"].tolist() for batch in loader])
+        assert passes == [batches(shards["parquet"], workers=2, epoch=epoch, seed=3, buffer=8) for epoch in (0, 5)]
+
+    def test_a_larger_buffer_carries_rows_further(self, shards):
+        def carried(buffer):
+            order = flat(batches(shards["saved"], seed=3, buffer=buffer))
+            start = flat(batches(shards["saved"], seed=3, buffer=1))
+            return np.mean([abs(order.index(row) - start.index(row)) for row in order])
+
+        assert carried(1) == 0
+        assert 0 < carried(3) < carried(26)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_the_augmentation_of_a_row_is_that_of_the_map_style_path_whoever_reads_it(self, shards, workers):
+        samples = stream(shards["arrow"], 1, 2, workers, seed=7)
+        samples.set_epoch(4)
+        expected = keys(np.arange(26), 7, 4)
+        found = {
+            row: key
+            for batch in stream_loader(samples, workers)
+            for row, key in zip(batch["index"].tolist(), batch["key"].tolist(), strict=True)
+        }
+        assert len(found) == 12
+        assert all(expected[row] == key for row, key in found.items())
+
+
+class TestRowsAreUnknown:
+    """Whole shards are dealt out."""
+
+    @pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)
+    def test_evaluation_sees_every_row_once(self, shards, world, workers):
+        hidden = untold(shards["arrow"])
+        seen = [
+            number & 0xFFFF | number >> 32 << 16
+            for r in range(world)
+            for number in flat(batches(hidden, r, world, workers))
+        ]
+        firsts = {shard << 16: count for shard, count in enumerate(UNEVEN)}
+        assert sorted(seen) == sorted(first + row for first, count in firsts.items() for row in range(count))
+
+    @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2), (5, 1)], ids=str)
+    def test_training_has_equal_steps_whatever_the_shards_hold(self, shards, world, workers):
+        hidden = untold(shards["arrow"])
+        ranks = [batches(hidden, rank, world, workers, seed=1, total=26) for rank in range(world)]
+        assert [[len(batch) for batch in rank] for rank in ranks] == [[2] * (26 // (world * 2))] * world
+        parts = [set(flat(rank)) for rank in ranks]
+        assert sum(map(len, parts)) == len(set.union(*parts))  # none on two ranks
+
+    def test_the_number_of_rows_must_be_told(self, shards):
+        with pytest.raises(linvit.UserError, match=r"set --data\.streaming_rows"):
+            stream(untold(shards["arrow"]), seed=1)
+
+    @pytest.mark.parametrize(
+        ("world", "workers", "way"),
+        [
+            (1, 6, "has 5 shards to stream, too few for 1 devices x 6 loader processes; lower --data.num_workers to 5"),
+            (2, 3, "lower --data.num_workers to 2, use fewer devices"),
+            (6, 0, "has 5 shards to stream, too few for 6 devices; use fewer devices, or write the data into more"),
+        ],
+    )
+    def test_too_few_shards_are_an_error_at_the_start(self, shards, world, workers, way):
+        with pytest.raises(linvit.UserError) as error:
+            stream(untold(shards["arrow"]), 0, world, workers, seed=1, total=26)
+        assert way in str(error.value)
+
+    def test_tar_files(self, tmp_path):
+        for shard in range(2):
+            with tarfile.open(tmp_path / f"train-{shard}.tar", "w") as tar:
+                for row in range(3):
+                    for name, data in ((f"{row}.png", png(picture(row + 3 * shard))), (f"{row}.cls", b"%d" % row)):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+        shards = load_streams(str(tmp_path))["train"]
+        assert (shards.counts, shards.rows.num_shards) == (None, 2)
+        samples = [sample for rank in range(2) for sample in stream(shards, rank, 2, image="png", label="cls")]
+        assert sorted(sample["label"] for sample in samples) == [0, 0, 1, 1, 2, 2]
+        assert len({sample["image"].numpy().tobytes() for sample in samples}) == 6
+        with pytest.raises(linvit.UserError, match=r"label of 'row 1 of shard 1 \(.*1\.png\)' in 's' is 1"):
+            list(stream(shards, 1, 2, image="png", label="cls", num_classes=1))
+
+
+class TestBadRows:
+    """A stream cannot draw another row; the next ones take the place."""
+
+    @pytest.fixture
+    def broken(self, tmp_path):
+        images = [{"bytes": png(picture(row)), "path": f"{row}.png"} for row in range(12)]
+        images[3]["bytes"] = images[7]["bytes"] = b"no image"
+        table = Dataset.from_dict({"image": images, "label": [0] * 12}, features=FEATURES)
+        table.to_parquet(tmp_path / "train.parquet", batch_size=4)
+        return load_streams(str(tmp_path))["train"]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_batches_stay_full(self, broken, workers):
+        found = batches(broken, workers=workers, seed=1, batch_size=3)
+        assert [len(batch) for batch in found] == [3] * 4
+        assert not {3, 7} & set(flat(found))
+
+    def test_evaluation_raises(self, broken):
+        with pytest.raises(linvit.UserError, match=r"image row 3 \(3\.png\) cannot be decoded"):
+            batches(broken)
+
+    def test_rows_without_an_image_are_skipped(self, tmp_path):
+        images = [{"bytes": png(picture(row)), "path": None} if row % 3 else None for row in range(12)]
+        Dataset.from_dict({"image": images, "label": [0] * 12}, features=FEATURES).to_parquet(tmp_path / "x.parquet")
+        shards = load_streams(str(tmp_path))["train"]
+        assert not {0, 3, 6, 9} & set(flat(batches(shards, seed=1, batch_size=3)))
+        with pytest.raises(linvit.UserError, match=r"row 0 \(stored in the table\) cannot be decoded: no image"):
+            batches(shards)
+
+    def test_nothing_but_bad_rows_does_not_go_on_for_ever(self, tmp_path):
+        images = [{"bytes": b"no image", "path": None}] * 4
+        Dataset.from_dict({"image": images, "label": [0] * 4}, features=FEATURES).to_parquet(tmp_path / "train.parquet")
+        with pytest.raises(linvit.UserError, match="gave a loader process no image that can be used"):
+            batches(load_streams(str(tmp_path))["train"], seed=1)
+
+
+def test_a_label_outside_the_classes_is_named(shards):
+    with pytest.raises(
+        linvit.UserError, match=r"the label of 'row 2 \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1"
+    ):
+        list(stream(shards["parquet"], num_classes=2))
+
+
+def test_row_groups_count_as_shards_while_files_are_few(tmp_path):
+    rows(0, 20).to_parquet(tmp_path / "train.parquet", batch_size=6)
+    found = load_streams(str(tmp_path))["train"]
+    assert (found.counts, found.rows.num_shards, found.total) == ([6, 6, 6, 2], 4, 20)
+    assert flat(batches(found)) == list(range(20))
+
+
+def test_digits_can_be_streamed():
+    assert {name: shards.total for name, shards in load_streams("digits").items()} == {
+        "train": 1257,
+        "val": 180,
+        "test": 360,
+    }
+
+
+def test_brackets_in_a_path_are_no_pattern(tmp_path):
+    rows(0, 20).to_parquet(tmp_path / "train.parquet")
+    tmp_path.rename(moved := tmp_path.with_name(f"{tmp_path.name}[1]"))
+    assert load_streams(str(moved))["train"].total == load_streams(str(moved / "train.parquet"))["train"].total == 20
+
+
+def test_a_truncated_file_is_told(tmp_path):
+    rows(0, 20).to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "train.parquet").write_bytes((tmp_path / "train.parquet").read_bytes()[:-50])
+    with pytest.raises(linvit.UserError, match=f"cannot read the data at '{tmp_path}'.* Is a file incomplete"):
+        load_streams(str(tmp_path))
+
+
+def test_a_name_that_the_hub_cannot_know():
+    with pytest.raises(linvit.UserError, match="called hub:owner/name; got 'hub:'"):
+        load_streams("hub:")
+
+
+def test_images_in_folders_are_not_streamed(tmp_path):
+    with pytest.raises(linvit.UserError, match=r"leave out --data\.streaming"):
+        load_streams(str(image_folder(tmp_path / "data", ["train"])))
+
+
+def test_parts_cover_a_range_in_the_order_of_the_shards():
+    shards = Shards(None, [3, 5, 2], 10)
+    assert assign(shards, np.array([2, 0, 1]), 1, 7) == [Part(2, 1, 2, 9), Part(0, 0, 3, 0), Part(1, 0, 2, 3)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 6])
+def test_processes_share_batches_as_the_loader_asks_for_them(count, workers):
+    """The loader takes a batch from each in turn: earlier ones may have one more, and the last batch comes last."""
+    shares = [worker_share(count, worker, workers) for worker in range(workers)]
+    assert [stop for _, stop in shares[:-1]] == [start for start, _ in shares[1:]]
+    assert (shares[0][0], shares[-1][1]) == (0, count)
+    sizes = collections.Counter(stop - start for start, stop in shares)
+    assert max(sizes) - min(sizes) <= 1

@@ -1,0 +1,197 @@
+"""What training and evaluation do to one image, and where its randomness comes from."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import linvit
+from linvit.data.transforms import on_device
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, denormalise
+from linvit.data.transforms.geometry import evaluation_view
+from linvit.data.transforms.on_device import finish
+from linvit.data.transforms.ops import Change, Warp
+from tests.data.transforms.test_pixel_ops import photograph, tensor
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+STATISTICS = torch.tensor([MEAN, STD]).view(2, 3, 1, 1)
+NONE = Augmentation(crop_scale=None, hflip=0)
+RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25, interpolation="random")
+EVERYTHING = Augmentation(auto_augment="rand-p1", color_jitter=0.4, erase=0.5, rotate=20, translate=0.2, zoom=0.2)
+AUGMENTATIONS = {
+    "none": NONE,
+    "geometric": Augmentation((0.3, 1), hflip=0.5, rotate=20, translate=0.2, zoom=0.2),
+    "recipe": RECIPE,
+    "3-augment": Augmentation(auto_augment="3-augment", color_jitter=0.3),
+    "everything": EVERYTHING,
+}
+each = pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
+
+
+def pixels(height, width, seed=0):
+    return tensor(photograph(height, width, seed))
+
+
+@each
+@pytest.mark.parametrize("size", [(16, 16), (8, 24), (24, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(12, 10), (50, 9), (9, 50), (1, 1)], ids=str)
+def test_any_image_becomes_the_wanted_size_in_8_bits(augmentation, shape, size):
+    train = TrainTransform(size, augmentation, MEAN)
+    for sample in [train(pixels(*shape), key) for key in range(5)] + [
+        EvalTransform(size, "short", 0.875)(pixels(*shape), 0)
+    ]:
+        assert sample["image"].shape == (3, *size)
+        assert sample["image"].dtype == torch.uint8
+        assert sample["image"].is_contiguous()
+
+
+@each
+def test_the_key_decides_and_no_global_generator_does(augmentation):
+    transform, image, results = TrainTransform((16, 16), augmentation, MEAN), pixels(40, 30), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        results.append([transform(image, key) for key in range(20)])
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first["image"], second["image"])
+        assert first["plan"] == second["plan"]
+    if augmentation is not NONE:
+        assert len({sample["image"].numpy().tobytes() for sample in results[0]}) > 10
+
+
+@each
+def test_the_image_given_is_left_alone(augmentation):
+    image = pixels(16, 16)
+    before = image.clone()
+    for key in range(20):
+        TrainTransform((16, 16), augmentation, MEAN)(image, key)
+    assert torch.equal(image, before)
+
+
+def test_an_image_that_fits_is_not_changed():
+    image = pixels(10, 12)
+    for transform in (EvalTransform((10, 12), "short", 1.0), TrainTransform((10, 12), NONE, MEAN)):
+        assert torch.equal(transform(image, 3)["image"], image)
+
+
+def test_the_evaluation_s_way_of_resizing_is_taken():
+    for mode in ("short", "square", "direct"):
+        found = EvalTransform((20, 20), mode, 0.8)(pixels(60, 40), 0)["image"]
+        assert torch.equal(found, evaluation_view(pixels(60, 40), (20, 20), mode, 0.8))
+
+
+class TestDevice:
+    """`augment_on: device` draws the same and leaves the doing to the device."""
+
+    @pytest.mark.parametrize("name", ["recipe", "3-augment", "everything"])
+    def test_it_comes_to_the_same(self, name):
+        """Bit for bit where nothing is interpolated between pixels, else as near as torch's and PIL's kernels are."""
+        options = {**AUGMENTATIONS[name].__dict__, "interpolation": "bilinear"}
+        worker, device = (
+            TrainTransform((32, 32), Augmentation(**options | {"augment_on": on}), MEAN) for on in ("worker", "device")
+        )
+        for key in range(60):
+            now, later = worker(pixels(40, 30), key), device(pixels(40, 30), key)
+            assert now["plan"].changes == ()
+            assert now["plan"].erase == later["plan"].erase
+            done = (
+                on_device.change(later["image"][None], [later["plan"].changes])[0]
+                if later["plan"].changes
+                else later["image"]
+            )
+            if any(isinstance(change, Warp) for change in later["plan"].changes):
+                continue  # a level of difference can become many in what follows; see test_operations
+            assert torch.equal(done, now["image"])
+
+    def test_the_plan_has_what_is_left(self):
+        device = TrainTransform(
+            (32, 32), Augmentation(auto_augment="rand-n3-p1", augment_on="device", color_jitter=0.2), MEAN
+        )
+        plan = device(pixels(40, 30), 5)["plan"]
+        assert plan.key == 5
+        assert len(plan.changes) == 6
+        assert [change.name for change in plan.changes[3:] if isinstance(change, Change)] == [
+            change.name for change in plan.changes[3:]
+        ]
+
+
+def test_a_certain_flip_flips():
+    image = pixels(8, 8)
+    flipped = TrainTransform((8, 8), Augmentation(None, hflip=1.0), MEAN)(image, 0)["image"]
+    assert torch.equal(flipped, image.flip(-1))
+
+
+def test_flips_are_half_of_all():
+    transform, image = TrainTransform((8, 8), Augmentation(None), MEAN), pixels(8, 8)
+    flipped = sum(torch.equal(transform(image, key)["image"], image.flip(-1)) for key in range(1000))
+    assert 450 < flipped < 550
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rotate": 10}, (10, 0, 1)),
+        ({"translate": 0.2}, (0, 0.2, 1)),
+        ({"zoom": 0.3}, (0, 0, 1.3)),
+    ],
+    ids=str,
+)
+def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options, expected):
+    """Read off the matrix: x' = (cos x - sin y) / zoom + ..."""
+    transform = TrainTransform((100, 100), Augmentation(None, **options), MEAN)
+    largest = np.zeros(3)
+    for key in range(300):
+        (warp,) = transform._moves(np.random.default_rng(key))
+        a, b, c, d, e, f = warp.matrix
+        zoom = 1 / np.hypot(a, b)
+        angle = np.degrees(np.arctan2(-b, a))
+        centre = np.linalg.solve([[a, b], [d, e]], [50 - c, 50 - f])  # where the middle went
+        largest = np.maximum(largest, [abs(angle), np.abs(centre - 50).max() / 100, zoom])
+        assert not warp.bicubic
+        assert warp.fill == (0, 0, 0)
+    ends = np.array(expected)
+    assert (largest <= ends + 0.005).all()
+    assert (largest >= 0.95 * ends).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale must be [low, high] with 0 < low <= high <= 1; got [0.0, 1.0]"),
+        ({"crop_scale": (0.8, 0.2)}, "got [0.8, 0.2]"),
+        ({"crop_scale": (0.2, 1.5)}, "got [0.2, 1.5]"),
+        ({"hflip": 1.5}, "hflip must lie between 0 and 1; got 1.5"),
+        ({"translate": -0.1}, "translate must lie between 0 and 1; got -0.1"),
+        ({"zoom": 2}, "zoom must be at least 0 and below 1; got 2"),
+        ({"rotate": -10}, "-10"),
+        ({"zoom": 1.0}, "1.0"),  # a scale of 0
+        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio must be [low, high] with 0 < low <= high; got [2.0, 1.0]"),
+        ({"interpolation": "cubic"}, "interpolation must be one of bicubic, bilinear, random; got 'cubic'"),
+        ({"augment_on": "gpu"}, "augment_on must be one of worker, device; got 'gpu'"),
+        ({"erase": -0.25}, "erase must lie between 0 and 1; got -0.25"),
+        ({"color_jitter": -1.0}, "color_jitter must be 0 or more; got -1.0"),
+        ({"auto_augment": "randaug"}, "auto_augment must be 3-augment, null, or RandAugment like rand-m9-mstd0.5-inc1"),
+    ],
+    ids=str,
+)
+def test_an_impossible_augmentation_is_a_user_error(options, message):
+    with pytest.raises(linvit.UserError) as error:
+        Augmentation(**options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 5)], ids=str)
+def test_denormalise_is_the_inverse(batch):
+    image = pixels(10, 12)
+    normal = finish(image[None], (), *STATISTICS)[0].expand(*batch, -1, -1, -1)
+    assert torch.allclose(denormalise(normal, MEAN, STD), (image / 255).expand_as(normal), atol=1e-6)
+
+
+def test_denormalise_stays_within_0_and_1():
+    shown = denormalise(torch.randn(3, 4, 4) * 100, MEAN, STD)
+    assert (shown.min(), shown.max()) == (0, 1)
