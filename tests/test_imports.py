@@ -1,6 +1,7 @@
 """Imports run one way, downward: the table of floors in docs/architecture.md, read off the source."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -9,51 +10,21 @@ import linvit
 from tests.plugin.distributions import python
 
 ROOT = Path(linvit.__file__).parent
-FLOOR_0 = {"errors", "registry", "image_size"}  # open to all, like torch
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "jsonargparse"}
 HEAVY = {"torch", "torchvision", "timm", "numpy", "datasets", "tensorboard"} | LIGHTNING
 
-FLOOR = {
-    "errors": 0,
-    "image_size": 0,
-    "model_facts": 0,
-    "registry": 0,
-    "source": 0,
-    "kernels": 0,
-    "attention": 1,
-    "layers": 2,
-    "backbones": 3,
-    "analysis": 3,
-    "heads": 4,
-    "weights": 4,
-    "optim": 0,
-    "testing": 4,
-    "tasks": 5,
-    "data": 5,
-    "callbacks": 6,
-    "cli": 7,
-}
-# Part of linvit -> the parts that it may import, besides itself, `errors` and `registry`.
-MAY_IMPORT = {
-    "errors": set(),
-    "image_size": set(),
-    "model_facts": set(),
-    "registry": set(),
-    "source": set(),
-    "kernels": set(),
-    "attention": {"kernels"},
-    "layers": {"attention"},
-    "backbones": {"attention", "layers", "model_facts"},
-    "analysis": {"attention", "layers"},
-    "heads": {"attention", "layers", "backbones"},
-    "weights": {"attention", "layers", "backbones"},
-    "optim": set(),
-    "testing": {"attention", "layers", "backbones", "analysis"},
-    "tasks": {"backbones", "heads", "optim", "weights"},
-    "data": set(),
-    "callbacks": {"analysis"},
-    "cli": {part for part, floor in FLOOR.items() if floor < 7},
-}
+PAGE = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (\d) \| (.+?) \|(.*)\|$", PAGE, re.MULTILINE)  # floor, parts, what they may import
+FLOOR = {part: int(floor) for floor, parts, _ in ROWS for part in re.findall(r"`(\w+)`", parts)}
+OPEN_TO_ALL = {part for _, parts, _ in ROWS if parts.endswith("open to all") for part in re.findall(r"`(\w+)`", parts)}
+
+
+def may_import(part):
+    """The parts of linvit that a part may import, besides itself and those that are open to all."""
+    (words,) = [words for _, parts, words in ROWS if f"`{part}`" in parts]
+    if "everything below" in words:
+        return {other for other, floor in FLOOR.items() if floor < FLOOR[part]}
+    return set(re.findall(r"`(\w+)`", words))
 
 
 def part_of(path):
@@ -89,22 +60,20 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path.parent != ROOT or not
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
 
-def test_every_part_has_a_floor():
-    parts = {part_of(path) for path in FILES}
-    assert parts <= FLOOR.keys(), "a new part of linvit: give it a floor here and in docs/architecture.md"
-    assert FLOOR.keys() == MAY_IMPORT.keys()
+def test_the_table_names_every_part_and_no_other():
+    assert {part_of(path) for path in FILES} == FLOOR.keys()
 
 
 def test_the_table_runs_downward():
-    for part, allowed in MAY_IMPORT.items():
-        for other in allowed:
+    for part in FLOOR:
+        for other in may_import(part):
             assert FLOOR[other] < FLOOR[part], f"{part} may import {other}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_imports_run_downward(path):
     part = part_of(path)
-    allowed = MAY_IMPORT[part] | FLOOR_0 | {part}
+    allowed = may_import(part) | OPEN_TO_ALL | {part}
     for name in imports(path):
         top, _, rest = name.partition(".")
         if top == "linvit":
@@ -119,7 +88,7 @@ def test_the_mathematics_knows_no_lightning(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["errors.py", "registry.py", "source.py", "model_facts.py", "__init__.py", "__main__.py", "cli/list.py"]
+    "name", ["errors.py", "registry.py", "source.py", "model_info.py", "__init__.py", "__main__.py", "cli/list.py"]
 )
 def test_what_must_stay_light_names_nothing_heavy(name):
     assert not {module.partition(".")[0] for module in imports(ROOT / name)} & HEAVY

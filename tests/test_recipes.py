@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
 from linvit.tasks.schedule import run_schedule
@@ -221,7 +221,7 @@ def test_settings(name):
 
 @published
 def test_timm_is_told_of_the_same_evaluation(name):
-    data, facts = configuration(name)["data"]["init_args"], model_facts()[name]
+    data, facts = configuration(name)["data"]["init_args"], model_info()[name]
     mode = data["eval_resize"]
     assert facts.crop_pct == (1.0 if mode == "direct" else data["eval_crop"])
     assert facts.crop_mode == ("center" if mode == "short" else "squash")

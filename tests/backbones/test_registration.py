@@ -9,7 +9,7 @@ import torch
 import linvit
 import linvit.backbones
 from linvit import UserError
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from tests.helpers import randn
 from tests.plugin.distributions import python, write_distribution
 
@@ -83,7 +83,7 @@ def test_preparation_of_images() -> None:
     ]:
         config = timm.get_pretrained_cfg(name)
         assert (config.input_size, config.crop_pct, config.crop_mode) == ((3, size, size), crop, mode)
-        assert model_facts()[name].crop_pct == crop
+        assert model_info()[name].crop_pct == crop
 
 
 def test_pretrained_says_how_to_load() -> None:

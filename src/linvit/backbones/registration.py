@@ -8,13 +8,13 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from linvit.errors import UserError
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from linvit.registry import backbones
 
 
 def preparation(name: str) -> dict[str, Any]:
     """How images are prepared for a backbone, as far as it differs from timm's defaults (224, 0.875, bicubic)."""
-    facts = model_facts().get(name)
+    facts = model_info().get(name)
     if facts is None:
         return {}
     size = (3, facts.img_size, facts.img_size)

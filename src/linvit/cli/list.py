@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from linvit import source
 from linvit.errors import UserError, check_choice, check_number
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from linvit.registry import Entry, Registry, attentions, backbones, heads, parameters_of
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
@@ -105,7 +105,7 @@ def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
     target = owners[0].target
     if kind == "attentions":
         return source.complexity(target), source.paper(target)
-    facts = model_facts().get(name) if owners[0].owner == "linvit" else None
+    facts = model_info().get(name) if owners[0].owner == "linvit" else None
     if kind == "backbones" and facts is not None:
         top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"
         return f"{facts.parameters / 1e6:.1f}", f"{facts.macs / 1e9:.2f}", top1
@@ -157,7 +157,7 @@ def _one(kind: str, name: str) -> Iterator[str]:
 
 def _published(name: str) -> Iterator[str]:
     """Size and accuracy of one of linvit's own backbones."""
-    facts = model_facts().get(name)
+    facts = model_info().get(name)
     if facts is None:
         return
     yield (

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from linvit.registry import backbones, parameters_of
 
 ORDER = ("score", "top1", "top5", "loss")  # of the rows; others follow
@@ -37,7 +37,7 @@ def published(settings: Mapping[str, Any]) -> tuple[float, str] | None:
         settings: Hyper-parameters of the task.
     """
     name, options = backbones.parse(settings["backbone"])
-    facts = model_facts().get(name)
+    facts = model_info().get(name)
     if facts is None or facts.top1 is None or settings["attention"] is not None or settings["num_classes"] != 1000:
         return None
     if image_size(settings["img_size"]) != (facts.img_size, facts.img_size):

@@ -9,27 +9,27 @@ import linvit
 from linvit.analysis.model_cost import macs, num_parameters
 from linvit.attention.soft import SoftAttention
 from linvit.attention.soft_norm import SoftNormAttention
-from linvit.model_facts import model_facts
+from linvit.model_info import model_info
 from linvit.registry import backbones
 
 OWN = [name for name, owners in backbones.entries().items() if owners[0].owner == "linvit" and name != "timm"]
 
 
 def test_every_backbone_has_a_row_and_every_row_a_backbone() -> None:
-    assert sorted(model_facts()) == sorted(OWN)
+    assert sorted(model_info()) == sorted(OWN)
 
 
 def test_an_accuracy_has_a_source() -> None:
-    for name, facts in model_facts().items():
+    for name, facts in model_info().items():
         assert bool(facts.top1_source) == (facts.top1 is not None), name
         assert facts.top1 is None or 60 < facts.top1 < 90
 
 
-@pytest.mark.parametrize("name", [name for name, facts in model_facts().items() if facts.also])
+@pytest.mark.parametrize("name", [name for name, facts in model_info().items() if facts.also])
 def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> None:
     with torch.device("meta"):
-        model = linvit.create_backbone({"name": name, **model_facts()[name].also})
-    assert num_parameters(model) not in (0, model_facts()[name].parameters)
+        model = linvit.create_backbone({"name": name, **model_info()[name].also})
+    assert num_parameters(model) not in (0, model_info()[name].parameters)
 
 
 def test_the_table_is_part_of_the_package() -> None:
@@ -38,7 +38,7 @@ def test_the_table_is_part_of_the_package() -> None:
 
 
 ROWS = [
-    pytest.param(name, marks=[pytest.mark.slow] if facts.macs > 3e9 else []) for name, facts in model_facts().items()
+    pytest.param(name, marks=[pytest.mark.slow] if facts.macs > 3e9 else []) for name, facts in model_info().items()
 ]
 
 
@@ -50,12 +50,12 @@ def built(request: pytest.FixtureRequest) -> tuple[str, torch.nn.Module]:
 
 def test_parameters_are_exactly_the_published(built: tuple[str, torch.nn.Module]) -> None:
     name, model = built
-    assert num_parameters(model) == model_facts()[name].parameters
+    assert num_parameters(model) == model_info()[name].parameters
 
 
 def test_macs_are_the_published(built: tuple[str, torch.nn.Module]) -> None:
     name, model = built
-    facts = model_facts()[name]
+    facts = model_info()[name]
     ours = macs(model, facts.img_size) + extra_products_of_soft(model, facts.img_size)
     if any(isinstance(module, SoftNormAttention) for module in model.modules()):
         # The reference halves alpha up to ten times, as its data want, with a product each; we take one for all.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 TABLE = Path(__file__).parent / "backbones" / "models.csv"
 
 
-class ModelFacts(NamedTuple):
+class ModelInfo(NamedTuple):
     """One backbone as its authors published it, 1000 classes.
 
     Attributes:
@@ -34,11 +34,11 @@ class ModelFacts(NamedTuple):
 
 
 @functools.cache
-def model_facts() -> dict[str, ModelFacts]:
+def model_info() -> dict[str, ModelInfo]:
     """Facts by name of the backbone."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return {
-            row["name"]: ModelFacts(
+            row["name"]: ModelInfo(
                 img_size=int(row["img_size"]),
                 parameters=int(row["parameters"]),
                 macs=int(row["macs"]),
