@@ -296,6 +296,9 @@ def test_bad_option_is_refused(options: dict[str, object], message: str) -> None
 
 
 def test_fewer_keys_than_queries_are_refused() -> None:
-    layer = AttentionLayer(24, 3, Grid((6, 8)), attention="linear_angular", sr_ratio=2)
+    with pytest.raises(UserError, match="LinearAngularAttention declares no fewer_keys"):
+        AttentionLayer(24, 3, Grid((6, 8)), attention="linear_angular", sr_ratio=2)
+    grid = Grid((6, 8), kv_size=(3, 4))
+    module = LinearAngularAttention(24, 3, grid)
     with pytest.raises(UserError, match=r"got a grid of 6x8 queries and 3x4 keys\. Use sr_ratio=1 and sr_pool=0"):
-        layer(torch.randn(1, 48, 24), Grid((6, 8)))
+        inputs(module, grid)(module, grid)

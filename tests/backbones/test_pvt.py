@@ -302,6 +302,9 @@ def test_mechanisms_are_built_for_the_grid_of_their_block() -> None:
         (["focused", "softmax", {"name": "soft_norm"}, "linear", "soft"], None, [8, 4, 1, 2, 1]),
         ("linear", [4, 1, 2, 2], [4, 1, 1, 2, 2]),
         ("soft", (1, 1, 1, 1), [1, 1, 1, 1, 1]),
+        ({"name": "nystrom", "conv_kernel": 3}, None, [1, 1, 1, 1, 1]),  # options change what a mechanism can do
+        ({"name": "soft", "tie_qk": False}, None, [8, 4, 4, 2, 1]),
+        ({"name": "poly_nl", "project_q": True}, None, [8, 4, 4, 2, 1]),
     ],
 )
 def test_spatial_reduction(attention: Any, sr_ratios: Any, want: list[int]) -> None:
@@ -425,6 +428,7 @@ def test_initial_values() -> None:
         ({"attention": ["softmax", "linear"]}, r"lists 2 specs, but this backbone has 5 block\(s\) in 4 stage"),
         ({"attention": "soft", "sr_ratios": (8, 4, 2, 1)}, "keys are the queries .* use no spatial reduction"),
         ({"attention": "poly_nl", "sr_ratios": (8, 4, 2, 1)}, "PolyNLAttention projects 'kv'.* use sr_ratio=1"),
+        ({"attention": "linear_angular", "sr_ratios": (8, 4, 2, 1)}, r"declares no fewer_keys, so .* use sr_ratio=1"),
         ({"attention": "focussed"}, "Did you mean 'focused'"),
         ({"class_token": False}, "global_pool 'token' needs the class token"),
         ({"global_pool": "max"}, "global_pool must be one of token, avg; got 'max'"),

@@ -274,6 +274,8 @@ def test_attention_per_stage_and_per_block() -> None:
         ({"attention": "soft"}, [(1, 1)] * 5),
         ({"attention": ["soft", "linear_angular", "softmax", "focused"]}, [(1, 1), (1, 1), (1, 1), (2, 2), (1, 1)]),
         ({"attention": ["soft", "poly_nl", "softmax", "focused"], "linear": True}, [*[(1, 1)] * 3, (7, 7), (7, 7)]),
+        ({"attention": {"name": "nystrom", "conv_kernel": 3}, "linear": True}, [(1, 1)] * 5),
+        ({"attention": {"name": "soft", "tie_qk": False}}, [(8, 8), (4, 4), (4, 4), (2, 2), (1, 1)]),
     ],
     ids=str,
 )

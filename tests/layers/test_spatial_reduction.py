@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linvit import Grid
-from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
+from linvit import AttentionLayer, Grid, UserError
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
+from linvit.registry import Spec
 from tests.golden_files import Golden, attention_layer, both_precisions, check_layer_gradients, of_case
 from tests.helpers import assert_near, perturb, randn
 
@@ -60,3 +61,30 @@ def test_pooled_gives_the_same_count_for_any_grid(size: tuple[int, int]) -> None
     want = F.layer_norm(torch.cat([x[:, :1], patches], 1), (6,), reduction.norm.weight, reduction.norm.bias)
     assert reduction.reduced(size) == (3, 3)
     assert_near(got, F.gelu(want), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ("softmax", True),
+        ("nystrom", True),
+        ({"name": "nystrom", "conv_kernel": 3}, False),
+        ("linear_angular", False),
+        ("soft", False),
+        ({"name": "soft", "tie_qk": False}, True),
+        ({"name": "poly_nl", "project_q": True}, True),
+    ],
+    ids=str,
+)
+def test_options_decide_whether_keys_can_be_reduced(spec: Spec, want: bool) -> None:
+    torch.manual_seed(0)
+    assert reducible_spec(spec, 24, 3, Grid((8, 8))) == want
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(1), drawn)  # looking draws no number
+    layer = AttentionLayer(24, 3, Grid((8, 8)), attention=spec, sr_ratio=2, sr_required=False)
+    assert (layer.sr is not None) == want
+    assert layer(randn(2, 64, 24, dtype=torch.float32), Grid((8, 8))).isfinite().all()
+    if not want:
+        with pytest.raises(UserError, match=r"cannot be reduced; use sr_ratio=1|use no spatial reduction"):
+            AttentionLayer(24, 3, Grid((8, 8)), attention=spec, sr_pool=2)

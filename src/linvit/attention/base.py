@@ -90,7 +90,7 @@ class Attention(nn.Module):
     narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
     takes_input: ClassVar[bool] = False
-    fewer_keys: ClassVar[bool] = True
+    fewer_keys: bool = True
     channelwise: bool = False
     probeable: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None

@@ -68,6 +68,7 @@ class NystromAttention(Attention):
         self.init = init
         self.landmarks = Landmarks(num_landmarks, landmarks, uneven)
         self.landmarks.count(grid)  # raises if they do not fit
+        self.fewer_keys = not conv_kernel
         self.conv = None
         if conv_kernel:
             shape, padding = (conv_kernel, 1), (conv_kernel // 2, 0)

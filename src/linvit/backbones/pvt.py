@@ -22,7 +22,6 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
-from linvit.layers.spatial_reduction import reducible
 from linvit.registry import Spec
 
 
@@ -46,7 +45,7 @@ class PVT(Backbone):
         mlp_ratios: Hidden width of the feed-forward layer over C, of each stage.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
-            8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
+            8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
         qkv_bias: Bias in the q, k, v projections.
         proj_drop: Dropout after the output projection of each attention.
         class_token: Prepend a learnable class token in stage 4.
@@ -73,10 +72,11 @@ class PVT(Backbone):
         global_pool: str = "token",
         final_norm: bool = True,
     ) -> None:
-        check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        ratios = (8, 4, 2, 1) if sr_ratios is None else sr_ratios
+        sizes = {"embed_dims": embed_dims, "num_heads": num_heads, "mlp_ratios": mlp_ratios}
+        check_stages(4, depths=depths, sr_ratios=ratios, **sizes)
         super().__init__(num_classes, embed_dims[-1], global_pool, num_prefix_tokens=int(class_token))
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
-        ratios = reductions(specs, sr_ratios, default=(8, 4, 2, 1))
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):
@@ -92,13 +92,14 @@ class PVT(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,
-                        sr_ratio=ratio,
+                        sr_ratio=ratios[i],
+                        sr_required=sr_ratios is not None,
                     ),
                     feed_forward(ffn, dim, int(dim * mlp_ratios[i])),
                     rate,
                     norm_eps=1e-6,
                 )
-                for spec, ratio, rate in zip(specs[i], ratios[i], rates[i], strict=True)
+                for spec, rate in zip(specs[i], rates[i], strict=True)
             ]
             self.stages.append(Stage(dim, grid, PatchEmbed(in_chans, dim, stride, stride), blocks, positions=True))
             in_chans = dim
@@ -122,21 +123,6 @@ class IdleNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x, as it is."""
         return x
-
-
-def reductions(specs: Sequence[Sequence[Spec]], given: Sequence[int] | None, default: Sequence[int]) -> list[list[int]]:
-    """Spatial reduction of every block of every stage.
-
-    Args:
-        specs: Attention of every block of every stage.
-        given: What the user lists, per stage; it holds for all blocks.
-        default: What each stage has if nothing is given, in blocks whose mechanism can attend to fewer keys; the others
-            have none.
-    """
-    if given is not None:
-        check_stages(4, sr_ratios=given)
-        return [[ratio] * len(stage) for ratio, stage in zip(given, specs, strict=True)]
-    return [[ratio if reducible(spec) else 1 for spec in stage] for ratio, stage in zip(default, specs, strict=True)]
 
 
 _flatten = partial(

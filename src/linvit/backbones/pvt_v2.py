@@ -16,7 +16,6 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.pvt import reductions
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -24,7 +23,6 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.patch_embed import PatchEmbed
-from linvit.layers.spatial_reduction import reducible
 from linvit.registry import Spec
 
 
@@ -45,7 +43,7 @@ class PVTv2(Backbone):
         num_heads: Heads of each stage.
         mlp_ratios: Hidden width of the MLP over C, of each stage.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
-            8, 4, 2, 1, and 1 in blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, linear-angular).
+            8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
         linear: The linear variant (b2_li): in all stages keys and values come from patches pooled to 7 x 7, where the
             mechanism allows it, and a ReLU precedes the MLP's convolution. `sr_ratios` must then be None.
         qkv_bias: Bias in the q, k, v projections.
@@ -68,7 +66,10 @@ class PVTv2(Backbone):
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
     ) -> None:
-        check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, mlp_ratios=mlp_ratios)
+        default = (1, 1, 1, 1) if linear else (8, 4, 2, 1)
+        ratios = default if sr_ratios is None else sr_ratios
+        sizes = {"embed_dims": embed_dims, "num_heads": num_heads, "mlp_ratios": mlp_ratios}
+        check_stages(4, depths=depths, sr_ratios=ratios, **sizes)
         if linear and sr_ratios is not None:
             raise UserError(
                 f"linear: true pools keys and values in all stages, so it excludes sr_ratios; got {list(sr_ratios)}. "
@@ -76,7 +77,6 @@ class PVTv2(Backbone):
             )
         super().__init__(num_classes, embed_dims[-1], global_pool="avg")
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
-        ratios = reductions(specs, sr_ratios, default=(1, 1, 1, 1) if linear else (8, 4, 2, 1))
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size))):
@@ -91,14 +91,15 @@ class PVTv2(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,
-                        sr_ratio=ratio,
-                        sr_pool=7 if linear and reducible(spec) else 0,
+                        sr_ratio=ratios[i],
+                        sr_pool=7 if linear else 0,
+                        sr_required=sr_ratios is not None,
                     ),
                     Mlp(dim, int(dim * mlp_ratios[i]), conv=True, pre_act=linear),
                     rate,
                     norm_eps=1e-6,
                 )
-                for spec, ratio, rate in zip(specs[i], ratios[i], rates[i], strict=True)
+                for spec, rate in zip(specs[i], rates[i], strict=True)
             ]
             kernel, stride = (3, 2) if i else (7, 4)
             embed = PatchEmbed(in_chans, dim, kernel, stride, padding=kernel // 2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.layers.hosting import attend, projection_widths, queries_keys_values
-from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
 
 
@@ -159,7 +159,7 @@ class ReducedTransplant(Transplant):
     """In PVTv2: keys and values come from fewer tokens, or from all with a mechanism that needs as many as queries."""
 
     def __init__(self, source: Any, spec: Spec, size: tuple[int, int]) -> None:
-        sr = reduction(source) if reducible(spec) else None
+        sr = reduction(source) if reducible_spec(spec, source.proj.in_features, source.num_heads, Grid(size)) else None
         super().__init__(source, spec, Grid(size, kv_size=None if sr is None else sr.reduced(size)))
         self.sr = sr
 

@@ -7,7 +7,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.layers.relative_positions import position_table, relative_position_bias
-from linvit.layers.spatial_reduction import PooledReduction, StridedReduction
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
 
 
@@ -25,6 +25,7 @@ class AttentionLayer(nn.Module):
         proj_drop: Dropout after the output projection.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
+        sr_required: Refuse a mechanism that needs as many keys as queries. False leaves the reduction out for it.
         rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
             not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
 
@@ -47,6 +48,7 @@ class AttentionLayer(nn.Module):
         proj_drop: float = 0.0,
         sr_ratio: int = 1,
         sr_pool: int = 0,
+        sr_required: bool = True,
         rel_pos_bias: bool = False,
     ) -> None:
         super().__init__()
@@ -55,6 +57,8 @@ class AttentionLayer(nn.Module):
             raise UserError(f"sr_ratio must be at least 1 and sr_pool at least 0; got {sr_ratio} and {sr_pool}")
         if sr_ratio > 1 and sr_pool:
             raise UserError(f"sr_ratio={sr_ratio} and sr_pool={sr_pool} exclude each other; set one of them")
+        if (sr_ratio > 1 or sr_pool) and not sr_required and not reducible_spec(attention, dim, num_heads, grid):
+            sr_ratio, sr_pool = 1, 0
         self.sr: StridedReduction | PooledReduction | None = None
         if sr_ratio > 1:
             self.sr = StridedReduction(dim, sr_ratio)
@@ -69,10 +73,15 @@ class AttentionLayer(nn.Module):
         if self.sr is None:
             self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         else:
-            if self.mechanism.projections != "qkv":
+            if not reducible(self.mechanism):
+                tied = (
+                    f"projects '{self.mechanism.projections}'"
+                    if self.mechanism.fewer_keys
+                    else "declares no fewer_keys"
+                )
                 raise UserError(
-                    f"{type(self.mechanism).__name__} projects '{self.mechanism.projections}', so its keys or queries "
-                    f"cannot be reduced; use sr_ratio=1 and sr_pool=0 with it"
+                    f"{type(self.mechanism).__name__} {tied}, so its keys or queries cannot be reduced; use sr_ratio=1 "
+                    f"and sr_pool=0 with it"
                 )
             self.q = nn.Linear(dim, self.widths[0], bias=qkv_bias)
             self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)

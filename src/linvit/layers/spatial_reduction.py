@@ -1,7 +1,6 @@
 """Spatial reduction of keys and values: fewer patch tokens, prefix tokens kept."""
 
-from typing import cast
-
+import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
@@ -50,8 +49,12 @@ class PooledReduction(nn.Module):
         return self.act(self.norm(reduced))  # type: ignore[no-any-return]
 
 
-def reducible(spec: Spec) -> bool:
-    """Whether a mechanism's keys and values may come from other tokens than its queries."""
-    name, _ = attentions.parse(spec)
-    mechanism = cast("type[Attention]", attentions.get(name))
+def reducible(mechanism: Attention) -> bool:
+    """Whether a mechanism's keys and values may come from fewer tokens than its queries, options considered."""
     return mechanism.fewer_keys and mechanism.projections == "qkv"
+
+
+def reducible_spec(spec: Spec, dim: int, num_heads: int, grid: Grid) -> bool:
+    """Builds the mechanism of a spec to ask `reducible` of it, without moving torch's random generator."""
+    with torch.random.fork_rng(devices=[]):
+        return reducible(attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid))
