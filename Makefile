@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := checkpoints/quickstart
+# Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
+PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 .PHONY: quickstart test test-all lint tensorboard clean help
 .DEFAULT_GOAL := help
@@ -24,10 +26,10 @@ $(RUNS)/result.txt: | .venv/installed
 	  echo "  train it anew    rm $@ && make quickstart"; } > $@
 
 test: .venv/installed-dev ## all fast tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-all: .venv/installed-dev ## all tests; those that need a GPU skip without one
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/ruff format --check .

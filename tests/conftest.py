@@ -3,6 +3,9 @@
 import os
 import tempfile
 
+# One thread per process: `make test` runs a process per core. torch and OpenMP read this when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings
