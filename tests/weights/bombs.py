@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from linvit.weights.torch_file import MAGIC
+MAGIC = 0x1950A86A20F9469CFC6C  # opens a file of torch.save before 1.6
 
 
 class New:
@@ -96,6 +96,10 @@ BOMBS: dict[str, Callable[[str], bytes]] = {
         named("functools", "partial") + named("os", "system") + text(f"touch {mark}") + b"\x86R" + b")R"
     ),
 }
+
+# Those that are replaced by a stand-in. torch's unpickler refuses the rest: the module os, whatever else is called than
+# a class or function by its name, and what no pickle of protocol 2 has.
+REPLACED = {"exec", "eval", "newobj", "setstate", "slots", "setitem", "setitems", "append", "appends"}
 
 
 def pickled(bomb: bytes) -> bytes:

@@ -36,6 +36,7 @@ def wrapped(prefix, state=GOOD):
         (wrapped("_orig_mod.module."), ""),
         (wrapped("module.module."), ""),
         (wrapped("backbone."), ""),
+        (wrapped("network."), ""),
         ({**wrapped("backbone._orig_mod."), "decode_head.w": torch.zeros(2)}, ""),
         ({"state_dict": wrapped("module.backbone.module.")}, "state_dict"),
         ({**GOOD, "epoch": 3, "name": "x"}, ""),
@@ -65,19 +66,14 @@ def test_averaged_weights_are_a_choice(ema, taken):
     assert torch.equal(weights.state["w"], content[taken]["w"])
 
 
-TASK = {**wrapped("backbone._orig_mod.", WORSE), **wrapped("ema.network._orig_mod."), "metrics.total": torch.ones(1)}
-
-
-@pytest.mark.parametrize(
-    ("content", "path"),
-    [(TASK, ""), ({"epoch": 1, "state_dict": TASK}, "state_dict.")],
-    ids=["state dict", "checkpoint"],
-)
+@pytest.mark.parametrize("trained", ["network", "backbone"])
+@pytest.mark.parametrize("path", ["", "state_dict."], ids=["state dict", "checkpoint"])
 @pytest.mark.parametrize("ema", [None, True, False])
-def test_a_task_s_weights_and_their_average_lie_side_by_side(content, path, ema):
-    """Averaged weights are taken only if asked for, as when the task predicts."""
-    weights = read(content, ema)
-    taken, left = ("ema.network", "backbone") if ema else ("backbone", "ema.network")
+def test_a_task_s_weights_and_their_average_lie_side_by_side(trained, path, ema):
+    """Averaged weights are taken only if asked for, as when the task predicts. First checkpoints say `backbone`."""
+    task = {**wrapped(f"{trained}._orig_mod.", WORSE), **wrapped("ema.network._orig_mod."), "metrics.n": torch.ones(1)}
+    weights = read({"epoch": 1, "state_dict": task} if path else task, ema)
+    taken, left = ("ema.network", trained) if ema else (trained, "ema.network")
     assert (weights.taken, weights.others[0]) == (f"{path}{taken}", left)
     assert list(weights.state) == ["w"]
     assert torch.equal(weights.state["w"], (GOOD if ema else WORSE)["w"])
@@ -128,12 +124,9 @@ def test_a_whole_object_is_no_state_dict(tmp_path, content):
     [torch.ones(1).expand(10**9), torch.ones(3, 3).to_sparse(), torch.ones(3, device="meta")],
     ids=["expanded", "sparse", "meta"],
 )
-@pytest.mark.parametrize("object_beside", [False, True])
-def test_a_tensor_that_is_not_what_it_seems(tmp_path, tensor, object_beside):
-    torch.save({"w": tensor, "v": torch.ones(2), **({"x": Path()} if object_beside else {})}, tmp_path / "x.pth")
-    if object_beside and (tensor.layout is not torch.strided or tensor.is_meta):
-        assert list(read(tmp_path / "x.pth").state) == ["v"]  # no plain tensor, so not read
-        return
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+def test_a_tensor_that_is_not_what_it_seems(tmp_path, tensor):
+    torch.save({"w": tensor, "v": torch.ones(2), "x": Path()}, tmp_path / "x.pth")
     with pytest.raises(linvit.UserError, match=r"'w' of .* is no plain tensor"):
         read(tmp_path / "x.pth")
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from linvit.errors import UserError
 from linvit.weights import hub, torch_file
-from linvit.weights.inert import StoredTensor
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
 AVERAGED = ("state_dict_ema", "model_ema")
-TRAINED, AVERAGE = "backbone.", "ema.network."  # before a task's weights and before their moving average
+TRAINED = ("network.", "backbone.")  # before the weights of a task: today, and in linvit's first checkpoints
+AVERAGE = "ema.network."  # before their moving average
 WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
 
 
@@ -89,13 +89,7 @@ def _content(file: Path) -> tuple[Any, bool]:
                 return {name: opened.get_tensor(name) for name in opened.keys()}, WRITTEN_BY in metadata  # noqa: SIM118
         except Exception as error:  # bytes of any kind
             raise torch_file.broken(file, error) from error
-    torch_file.check_archive(file)
-    with file.open("rb") as opened:
-        new = opened.read(4) == b"PK\x03\x04"
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=new), False
-    except Exception:  # more than tensors, or no checkpoint at all; the other reader tells
-        return torch_file.read(file), False
+    return torch_file.load(file), False
 
 
 def _weights(
@@ -115,10 +109,11 @@ def _weights(
         path.append(key)
         inner = inner[key]
         order = ("model", "state_dict")
-    tensors = {str(key): _tensor(key, value, source) for key, value in inner.items() if _is_tensor(value)}
+    tensors = {str(key): _checked(key, value, source) for key, value in inner.items() if isinstance(value, Tensor)}
     plain = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
-    below = {prefix: _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
-    branch = AVERAGE if ema and not set(AVERAGED) & set(path) else TRAINED
+    trained = next((prefix for prefix in TRAINED if _below(prefix, plain)), TRAINED[0])
+    below = {prefix: _below(prefix, plain) for prefix in (trained, AVERAGE)}
+    branch = AVERAGE if ema and not set(AVERAGED) & set(path) else trained
     if not plain or (branch == AVERAGE and not below[AVERAGE]):
         holds = ", ".join(map(str, list(content)[:10])) or "nothing"
         wanted = f"averaged weights ({', '.join(AVERAGED)} or {AVERAGE}*)" if ema else "weights"
@@ -130,16 +125,9 @@ def _weights(
     return Weights(below[branch] or plain, source, ".".join(path), others, ours, file)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor | StoredTensor)
-
-
-def _tensor(name: str, value: Tensor | StoredTensor, source: str) -> Tensor:
-    """The numbers, if they are what they seem: dense, real, in memory, and no fewer than the shape says."""
-    try:
-        tensor = value.load() if isinstance(value, StoredTensor) else value.detach()
-    except Exception as error:  # bytes of any kind
-        raise UserError(f"{source} is incomplete: '{name}' cannot be read: {error}") from error
+def _checked(name: str, value: Tensor, source: str) -> Tensor:
+    """A tensor without its history, if it is what it seems: dense, in memory, as many numbers as its shape says."""
+    tensor = value.detach()
     dense = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise UserError(f"'{name}' of {source} is no plain tensor; save the file again with dense, contiguous tensors")

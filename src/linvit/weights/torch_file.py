@@ -1,22 +1,80 @@
-"""Files of `torch.save`, the old format and the new, read without running what is in them."""
+"""The one reader of files of `torch.save`, in the old format and the new. It runs nothing that is in them.
 
-import io
-import struct
+A pickle is a program: it may name any function and have it called. torch's weights-only unpickler calls only the
+functions that make tensors, and stops at every other name, such as the class of a configuration beside the weights. A
+file of weights is then read again with a stand-in class under that name, which takes any content and keeps none of it.
+The names in a file are never looked up or imported.
+"""
+
+import re
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.serialization import safe_globals
 
 from linvit.errors import UserError
-from linvit.weights.inert import Machine, Storage
 
-MAGIC = 0x1950A86A20F9469CFC6C  # opens a file of torch.save before 1.6
+MAX_STAND_INS = 200  # every one costs another pass over the pickle
+UNKNOWN = re.compile(r"GLOBAL (\S+) was not an allowed global")
+FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(\S+)'>")
+
+
+def load(path: Path, *, objects: bool = True) -> Any:
+    """Reads a file of `torch.save`: tensors on the CPU, plain values, containers and stand-ins for objects.
+
+    Args:
+        path: The file.
+        objects: Whether the file may hold objects of other classes. They are replaced by stand-ins.
+
+    Raises:
+        UserError: If the file is incomplete, is not one of `torch.save`, unpacks to more than its size, is a
+            TorchScript program, or holds objects that are not allowed or cannot be replaced.
+    """
+    check_archive(path)
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    fills: dict[str, type | None] = {}  # the name of each stand-in, and the container that the file fills it as
+    while True:
+        try:
+            with safe_globals([(stand_in(name, fill), name) for name, fill in fills.items()]):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        except UnpicklingError as error:
+            text = str(error)
+            unknown, filled = UNKNOWN.search(text), FILLED.search(text)
+            if objects and unknown and (name := _full(unknown[1])) not in fills and len(fills) < MAX_STAND_INS:
+                fills[name] = None
+            elif filled and fills.get(name := _full(filled[2]), type) is None:
+                fills[name] = OrderedDict if filled[1] == "SETITEM" else list
+            elif not zipped and "Unsupported operand" in text:  # bytes of any kind
+                raise broken(path, error) from error
+            else:
+                raise _refusal(path, f"it names {_full(unknown[1])}" if unknown else _reason(text)) from error
+        except Exception as error:  # bytes of any kind
+            raise broken(path, error) from error
+
+
+def stand_in(name: str, fill: type | None) -> type:
+    """A class that is called like a class or function of a file, and shares nothing with it but the name.
+
+    Args:
+        name: "package.module.Class".
+        fill: What each call returns an empty one of: a container that the unpickler adds items to. None is an instance
+            that takes any state and keeps none.
+    """
+    module, _, own_name = name.rpartition(".")
+
+    def new(cls: type, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls) if fill is None else fill()
+
+    return type(own_name, (), {"__module__": module, "__new__": new, "__setstate__": lambda *_: None})
 
 
 def check_archive(path: Path) -> None:
-    """Looks into a zip file's table of contents, before anything is unpacked.
+    """Checks the table of contents of a zip file before anything is unpacked.
 
     Raises:
         UserError: If it holds more bytes than the file has (`torch.save` compresses nothing), or a TorchScript program.
@@ -34,73 +92,27 @@ def check_archive(path: Path) -> None:
         raise UserError(f"'{path}' is a zip file that unpacks to more than its size. torch.save compresses nothing")
 
 
-def read(path: Path) -> Any:
-    """The content of a file of `torch.save`, old format or new: plain values, containers, `StoredTensor`, `Inert`.
-
-    Raises:
-        UserError: If it is no such file, or incomplete.
-    """
-    try:
-        return _read_zip(path) if zipfile.is_zipfile(path) else _read_stream(path)
-    except UserError:
-        raise
-    except Exception as error:  # bytes of any kind
-        raise broken(path, error) from error
-
-
 def broken(path: Path, error: Exception) -> UserError:
-    """What to say of a file that cannot be read."""
+    """The error for a file that cannot be read."""
     return UserError(
         f"'{path}' is incomplete or not a checkpoint ({path.stat().st_size} bytes): {type(error).__name__}: "
-        f"{str(error)[:200]}. Download it again, or use another file"
+        f"{_reason(str(error))}. Download it again, or use another file"
     )
 
 
-def _read_zip(path: Path) -> Any:
-    with zipfile.ZipFile(path) as archive:
-        (main,) = (name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1)
-        folder = main.removesuffix("data.pkl")
-        if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-            raise UserError(f"'{path}' was written on a big-endian machine; save it again on another")
-        program = archive.read(main)
-    numbers: dict[str, Tensor] = {}
-
-    def numbers_of(storage: Storage) -> Tensor:
-        if storage.key not in numbers:
-            with zipfile.ZipFile(path) as archive:
-                numbers[storage.key] = _numbers(archive.read(f"{folder}data/{storage.key}"), storage.dtype)
-        return numbers[storage.key]
-
-    return Machine(numbers_of).run(io.BytesIO(program))
+def _refusal(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"'{path}' holds more than tensors and plain values in pickle protocol 2, so it is not opened: {reason}. Save "
+        f"the weights alone, by torch.save(model.state_dict(), FILE)"
+    )
 
 
-def _read_stream(path: Path) -> Any:
-    """The format before torch 1.6: five pickles in a row, then the numbers of each storage."""
-    places: dict[str, tuple[int, int]] = {}
-    numbers: dict[str, Tensor] = {}
-
-    def numbers_of(storage: Storage) -> Tensor:
-        if storage.key not in numbers:
-            start, size = places[storage.key]
-            with path.open("rb") as file:
-                file.seek(start)
-                numbers[storage.key] = _numbers(file.read(size), storage.dtype)
-        return numbers[storage.key]
-
-    machine = Machine(numbers_of)
-    with path.open("rb") as file:
-        if machine.run(file) != MAGIC:
-            raise ValueError("it is not written by torch.save")
-        machine.run(file)  # version of the format
-        machine.run(file)  # sizes of C types
-        content = machine.run(file)
-        for key in machine.run(file):
-            (count,) = struct.unpack("<q", file.read(8))
-            places[key] = file.tell(), count * machine.dtypes[key].itemsize
-            if file.seek(places[key][1], io.SEEK_CUR) > path.stat().st_size:
-                raise EOFError("the numbers of its tensors are cut off")
-    return content
+def _full(name: str) -> str:
+    """The name of a class with its module, which torch and Python leave out where it is `builtins`."""
+    return name if "." in name else f"builtins.{name}"
 
 
-def _numbers(data: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+def _reason(text: str) -> str:
+    """The line of torch's message that says what is wrong; advice stands before and after it."""
+    line = text.partition("\n\nCheck the documentation")[0].rpartition("\n")[2]
+    return line.rpartition("WeightsUnpickler error: ")[2].strip(" .")[:200]

@@ -1,14 +1,12 @@
 """What a checkpoint says, read safely and checked before anything expensive starts."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from linvit.errors import UserError
-from linvit.weights.torch_file import check_archive
+from linvit.weights import torch_file
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -24,19 +22,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
         found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
         raise UserError(f"there is no checkpoint at '{path}'.{found}")
-    check_archive(path)
     start = f"\nTo start from the weights of another program: --model.pretrained={path}, without --ckpt_path"
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"checkpoint '{path}' holds more than tensors and plain values, so it is not opened: {error}{start}"
-        ) from error
-    except Exception as error:  # bytes of any kind
-        raise UserError(
-            f"checkpoint '{path}' is incomplete or not a checkpoint ({path.stat().st_size} bytes): {error}. "
-            f"Use another one from {path.parent}"
-        ) from error
+        checkpoint = torch_file.load(path, objects=False)
+    except UserError as error:
+        raise UserError(f"checkpoint {error}; others may lie in {path.parent}{start}") from error
     if not isinstance(checkpoint, dict) or not {"hyper_parameters", "state_dict"} <= checkpoint.keys():
         holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else type(checkpoint).__name__
         raise UserError(
