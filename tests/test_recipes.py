@@ -203,28 +203,23 @@ def test_settings(name):
     assert model["label_smoothing"] == 0.1
     augmentation = data["augmentation"]
     assert augmentation["auto_augment"] == "rand-m9-mstd0.5-inc1"
-    assert augmentation["erase"] == 0.25
+    assert augmentation["random_erasing"] == 0.25
     assert augmentation["crop_scale"] == [0.08, 1.0]
     assert augmentation["hflip"] == 0.5
     family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name else "deit"
     flattened = name.startswith("flatten_") and family != "deit"
     assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
-    assert data["repeats"] == (3 if family in ("deit", "pvt") and not flattened else 1)
+    assert data["repeated_aug"] == (3 if family in ("deit", "pvt") and not flattened else 1)
     assert data["img_size"] == (384 if name.endswith("384") else 224)
-    if name in ("swin_base_384", "flatten_swin_base_384"):
-        assert data["eval_resize"] == "direct"
-    else:
-        assert data["eval_resize"] == ("square" if flattened else "short")
-        whole = {"cswin_base_384": 1.0}
-        assert data["eval_crop"] == whole.get(name, 0.9 if family in ("cswin", "soft") and not flattened else 0.875)
+    whole = {"cswin_base_384": 1.0, "swin_base_384": 1.0, "flatten_swin_base_384": 1.0}
+    assert data["crop_mode"] == ("squash" if flattened or name == "swin_base_384" else "center")
+    assert data["crop_pct"] == whole.get(name, 0.9 if family in ("cswin", "soft") and not flattened else 0.875)
 
 
 @published
 def test_timm_is_told_of_the_same_evaluation(name):
     data, facts = configuration(name)["data"]["init_args"], model_info()[name]
-    mode = data["eval_resize"]
-    assert facts.crop_pct == (1.0 if mode == "direct" else data["eval_crop"])
-    assert facts.crop_mode == ("center" if mode == "short" else "squash")
+    assert (facts.crop_pct, facts.crop_mode) == (data["crop_pct"], data["crop_mode"])
 
 
 @published

@@ -40,8 +40,8 @@ def batches(count: int, batch_size: int = 8, **options: Any) -> DataLoader[Any]:
 
 
 def batch(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Samples as a batch with a key, from which mixing is drawn."""
-    return {**default_collate(samples), "key": samples[0]["index"]}
+    """Samples as a batch with a seed, from which mixing is drawn."""
+    return {**default_collate(samples), "seed": samples[0]["index"]}
 
 
 def tiny_task(**options: Any) -> ClassificationTask:

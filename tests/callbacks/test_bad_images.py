@@ -33,7 +33,7 @@ def fit(root, cwd, **options):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_bad_image_is_named_once_in_the_run_folder(root, bad, tmp_path, workers):
     with pytest.warns(UserWarning, match="training images could not be decoded") as told:
-        done = fit(root, tmp_path, data__bad_budget=0.5, data__num_workers=workers)
+        done = fit(root, tmp_path, data__max_bad_fraction=0.5, data__num_workers=workers)
     assert done.code == 0
     report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
     with report.open(newline="") as file:
@@ -55,7 +55,7 @@ def test_too_many_end_the_run_with_a_way_out(root, bad, tmp_path):
     assert done.code == 2
     report = next(tmp_path.glob("checkpoints/*/version_0/bad_images.csv"))
     assert re.match(r"linvit: error: 6 of the \d+ training images cannot be decoded, .* the last is /.*\(", done.err)
-    for part in (f"listed in '{report}'", "linvit data check PATH", "--data.bad_budget"):
+    for part in (f"listed in '{report}'", "linvit data check PATH", "--data.max_bad_fraction"):
         assert part in done.err
 
 

@@ -169,7 +169,7 @@ def test_the_limit_of_pixels(tmp_path, capsys):
 )
 def test_mistakes_are_user_errors_before_any_image_is_read(arguments, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("linvit.cli.data.survey", lambda *args: pytest.fail("started"))
+    monkeypatch.setattr("linvit.cli.data.scan", lambda *args: pytest.fail("started"))
     with pytest.raises(linvit.UserError) as error:
         main(["check", *arguments])
     assert message in str(error.value)

@@ -88,7 +88,7 @@ def test_worker_processes_load_the_same(folder):
 class TestDeterminism:
     """Training batches as a function of (seed, epoch), to the last bit."""
 
-    AUGMENTATION = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.5, interpolation="random")
+    AUGMENTATION = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.5, interpolation="random")
 
     def batches(self, folder, epoch=0, noise=0, **options):
         """What the model sees of an epoch, while other things use the global generators."""
@@ -105,7 +105,7 @@ class TestDeterminism:
             torch.equal(one["image"], other["image"])
             and torch.equal(one["index"], other["index"])
             and torch.equal(one["label"], other["label"])
-            and one["key"] == other["key"]
+            and one["seed"] == other["seed"]
             for one, other in zip(first, second, strict=True)
         )
 
@@ -130,7 +130,7 @@ class TestDeterminism:
         first = self.batches(folder)
         for other in (self.batches(folder, epoch=1), self.batches(folder, seed=1)):
             assert not any(torch.equal(one["image"], two["image"]) for one, two in zip(first, other, strict=True))
-            assert {batch["key"] for batch in first}.isdisjoint(batch["key"] for batch in other)
+            assert {batch["seed"] for batch in first}.isdisjoint(batch["seed"] for batch in other)
 
     def test_the_seed_is_the_run_s_unless_given(self, folder, monkeypatch):
         monkeypatch.setenv("PL_GLOBAL_SEED", "5")
@@ -151,8 +151,8 @@ class TestDeterminism:
         seen = [index for share in shares for index in share]
         assert len(set(seen)) == len(seen) == 10 // world * world
 
-    def test_repeats_reach_the_sampler(self, folder):
-        (batch,) = ready(folder, batch_size=10, repeats=2).train_dataloader()
+    def test_repeated_augmentation_reaches_the_sampler(self, folder):
+        (batch,) = ready(folder, batch_size=10, repeated_aug=2).train_dataloader()
         assert len(batch["index"]) == 10
         assert len(batch["index"].unique()) == 5
 
@@ -173,18 +173,18 @@ class TestOnTheDevice:
         assert done["image"].dtype == torch.float32
         assert torch.allclose(done["image"], by_hand, atol=1e-6)
 
-    def test_the_batch_s_key_is_an_int(self, folder):
+    def test_the_batch_s_seed_is_an_int(self, folder):
         """A tensor would be moved to the device, and reading it there would wait for the device."""
         module = ready(folder, batch_size=4)
         batch = module.on_after_batch_transfer(next(iter(module.train_dataloader())), 0)
-        assert isinstance(batch["key"], int)
-        assert "plans" not in batch
+        assert isinstance(batch["seed"], int)
+        assert "device_ops" not in batch
 
     def test_training_images_are_erased_after_normalising(self, folder):
-        module = ready(folder, batch_size=10, img_size=32, augmentation=Augmentation(None, hflip=0, erase=1.0))
+        module = ready(folder, batch_size=10, img_size=32, augmentation=Augmentation(None, hflip=0, random_erasing=1.0))
         (batch,) = module.train_dataloader()
         plain = batch["image"] / 255
-        boxes = [plan.erase for plan in batch["plans"].plans]
+        boxes = [ops.erase for ops in batch["device_ops"].samples]
         done = module.on_after_batch_transfer(batch, 0)["image"]
         for image, before, box in zip(done, plain, boxes, strict=True):
             changed = (image - before).abs() > 1e-6
@@ -234,7 +234,7 @@ class TestPreview:
 
     @pytest.mark.parametrize("on", ["worker", "device"])
     def test_all_augmentation_shows_and_each_time_the_same(self, folder, on):
-        strong = Augmentation(None, hflip=0, auto_augment="rand-p1", augment_on=on, erase=1.0)
+        strong = Augmentation(None, hflip=0, auto_augment="rand-p1", augment_on=on, random_erasing=1.0)
         plain, first, second = (
             ready(folder, img_size=32, augmentation=augmentation).preview(10)["train"]
             for augmentation in (Augmentation(None, hflip=0), strong, strong)
@@ -260,10 +260,10 @@ class TestPreview:
         ({"img_size": 0}, "0"),
         ({"img_size": [8]}, "[8]"),
         ({"img_size": [8, 8, 8]}, "[8, 8, 8]"),
-        ({"eval_crop": 0.0}, "eval_crop must lie in (0, 1]; got 0.0"),
-        ({"eval_crop": 1.1}, "got 1.1"),
-        ({"eval_resize": "long"}, "eval_resize must be one of short, square, direct; got 'long'"),
-        ({"repeats": 0}, "repeats must be 1 (each image once) or more; got 0"),
+        ({"crop_pct": 0.0}, "crop_pct must lie in (0, 1]; got 0.0"),
+        ({"crop_pct": 1.1}, "got 1.1"),
+        ({"crop_mode": "long"}, "crop_mode must be one of center, squash, border; got 'long'"),
+        ({"repeated_aug": 0}, "repeated_aug must be 1 (each image once) or more; got 0"),
         ({"seed": -1}, "seed must be 0 or more, or null for the run's; got -1"),
         ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1; got 0.0"),
         ({"val_fraction": 1.0}, "got 1.0"),

@@ -10,7 +10,7 @@ from PIL import Image
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.loading.seeds import Draw
+from linvit.data.loading.seeds import SeededIndex
 from linvit.data.transforms.classification import Augmentation
 from tests.data.images import image_folder, picture, plain_table, png, save
 
@@ -19,7 +19,7 @@ NONE = Augmentation(crop_scale=None, hflip=0)
 
 def data(source, **options):
     """Data whose samples are plain pixels of 10x12 images."""
-    plain = {"num_workers": 0, "img_size": [10, 12], "mean": [0] * 3, "std": [1] * 3, "eval_crop": 1.0}
+    plain = {"num_workers": 0, "img_size": [10, 12], "mean": [0] * 3, "std": [1] * 3, "crop_pct": 1.0}
     return ClassificationData(source=str(source), augmentation=NONE, **{**plain, **options})
 
 
@@ -91,7 +91,7 @@ class TestSplits:
     def test_a_missing_validation_split_is_cut_from_training_always_alike(self, tmp_path, caplog):
         folder = image_folder(tmp_path / "data", ["train", "test"], count=10)
         first, second = (ready(folder, val_fraction=0.2) for _ in range(2))
-        assert f"data source '{folder}' has no validation split; a share of 0.2 of its train split" in caplog.text
+        assert f"data source '{folder}' has no validation split; a fraction of 0.2 of its train split" in caplog.text
         assert (len(first.train_set), len(first.val_set)) == (16, 4)
         assert self.ids(first.train_set) == self.ids(second.train_set)
         everything = sorted(map(str, (folder / "train").rglob("*.png")))
@@ -293,7 +293,7 @@ def test_training_images_are_augmented_and_the_others_are_not(tmp_path):
     module = ClassificationData(str(folder), num_workers=0, img_size=8, augmentation=Augmentation(rotate=90))
     for stage in ("fit", "test", "predict"):
         module.setup(stage)
-    assert not torch.equal(module.train_set[Draw(0, 1)]["image"], module.train_set[Draw(0, 2)]["image"])
+    assert not torch.equal(module.train_set[SeededIndex(0, 1)]["image"], module.train_set[SeededIndex(0, 2)]["image"])
     for samples in (module.val_set, module.test_set, module.predict_set):
-        assert torch.equal(samples[Draw(0, 1)]["image"], samples[Draw(0, 2)]["image"])
-        assert "plan" not in samples[0]
+        assert torch.equal(samples[SeededIndex(0, 1)]["image"], samples[SeededIndex(0, 2)]["image"])
+        assert "device_ops" not in samples[0]

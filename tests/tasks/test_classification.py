@@ -61,15 +61,15 @@ def test_label_smoothing_is_the_formula(tmp_path, smoothing):
     assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
 
-class Keyed(RandomImages):
-    """Random images whose batches carry a key."""
+class Seeded(RandomImages):
+    """Random images whose batches carry a seed."""
 
     @staticmethod
-    def batches(count, key=3):
+    def batches(count, seed=3):
         def collate(samples):
-            return {**default_collate(samples), "key": key}
+            return {**default_collate(samples), "seed": seed}
 
-        return DataLoader(Keyed(count), 8, collate_fn=collate)
+        return DataLoader(Seeded(count), 8, collate_fn=collate)
 
 
 class TestMixing:
@@ -86,7 +86,7 @@ class TestMixing:
         target = (1 - smoothing) * shares + smoothing / CLASSES
         with torch.no_grad():
             log = task.eval()(images).log_softmax(-1)
-        trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, Keyed.batches(8))
+        trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, Seeded.batches(8))
         assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
     def test_options_reach_it(self):
@@ -96,17 +96,17 @@ class TestMixing:
     def test_validation_is_left_alone(self, tmp_path):
         watch, data = Watch(), RandomImages(8)
         runner = trainer(tmp_path, max_epochs=1, callbacks=[watch])
-        runner.fit(tiny_task(mixup_alpha=1.0), Keyed.batches(8), batches(8))
+        runner.fit(tiny_task(mixup_alpha=1.0), Seeded.batches(8), batches(8))
         assert torch.equal(watch.val[0]["image"], data.images)
         assert torch.equal(watch.val[0]["label"], data.labels)
 
-    def test_batches_without_a_key_are_a_user_error(self, tmp_path):
-        with pytest.raises(linvit.UserError, match=r"batch\['key'\]"):
+    def test_batches_without_a_seed_are_a_user_error(self, tmp_path):
+        with pytest.raises(linvit.UserError, match=r"batch\['seed'\]"):
             trainer(tmp_path, max_epochs=1).fit(tiny_task(mixup_alpha=1.0), DataLoader(RandomImages(8), 8))
 
     def test_it_survives_the_model_summary(self, tmp_path):
         runner = trainer(tmp_path, max_epochs=1, enable_model_summary=True)
-        runner.fit(tiny_task(mixup_alpha=0.5), Keyed.batches(8))
+        runner.fit(tiny_task(mixup_alpha=0.5), Seeded.batches(8))
 
 
 class TestMetrics:

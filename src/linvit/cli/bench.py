@@ -26,7 +26,7 @@ from linvit.errors import UserError, check_number
 from linvit.tasks import Task
 from linvit.tasks.base import FACTS
 
-RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25)
+RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 WORKERS = 8
 CPU_BATCH = 8  # of the model: a recipe's batch is made for a GPU, and on a CPU takes minutes and all the memory
 EPILOG = """examples:

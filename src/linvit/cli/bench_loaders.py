@@ -51,7 +51,7 @@ def timms(folder: Path, data: ClassificationData, given: Augmentation) -> Callab
             color_jitter=given.color_jitter,
             auto_augment=given.auto_augment,
             interpolation=given.interpolation,
-            re_prob=given.erase,
+            re_prob=given.random_erasing,
             re_mode="pixel",
             num_workers=0,
             persistent_workers=False,

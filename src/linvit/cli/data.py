@@ -11,7 +11,7 @@ import numpy as np
 from linvit.data.classification import ClassificationData
 from linvit.data.sources.bad_images import MAX_PIXELS
 from linvit.data.sources.labels import check_labels
-from linvit.data.sources.scan import Survey, survey
+from linvit.data.sources.scan import ScanResult, scan
 from linvit.errors import UserError
 
 EPILOG = """examples:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     image = data.columns[0]
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     wrong = _columns(data) or _training(data)
-    found = survey(pictures, image, args.max_pixels, args.workers)
+    found = scan(pictures, image, args.max_pixels, args.workers)
     print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
     if args.output is not None:
         with args.output.open("w", newline="") as file:
@@ -100,7 +100,7 @@ def _training(data: ClassificationData) -> list[str]:
     return []
 
 
-def _summary(data: ClassificationData, found: Survey) -> list[str]:
+def _summary(data: ClassificationData, found: ScanResult) -> list[str]:
     classes = "no labels" if data.columns[1] is None else f"{data.num_classes} classes"
     lines = [f"{data.source}: {found.images.total():,} images, {classes}"]
     for split, rows in data.splits.items():
@@ -131,7 +131,7 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.most_common()) or "none"
 
 
-def _bad(found: Survey, output: Path | None) -> list[str]:
+def _bad(found: ScanResult, output: Path | None) -> list[str]:
     if not found.bad:
         return ["  no bad images"]
     more = len(found.bad) - SHOWN
@@ -143,7 +143,7 @@ def _bad(found: Survey, output: Path | None) -> list[str]:
     ]
 
 
-def _copies(found: Survey) -> list[str]:
+def _copies(found: ScanResult) -> list[str]:
     if not found.copies:
         return []
     more = len(found.copies) - SHOWN

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
-from linvit.data.loading.seeds import Draw, key
+from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.loading.shared_memory import check_shared_memory, explain
 from linvit.data.sources.images import collate
 from linvit.data.sources.stream import Stream, stream_loader
@@ -38,7 +38,7 @@ class ImageData(LightningDataModule):
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         seed: Of the order of samples and of all augmentation; null is the run's (`seed_everything`).
-        repeats: How often an image comes, augmented anew, in the epochs that it is in; epochs stay as long.
+        repeated_aug: How often each image of an epoch is used, augmented differently each time.
 
     Attributes:
         train_set: Training samples, after `setup`.
@@ -60,7 +60,7 @@ class ImageData(LightningDataModule):
         mean: Sequence[float],
         std: Sequence[float],
         seed: int | None = None,
-        repeats: int = 1,
+        repeated_aug: int = 1,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -69,8 +69,8 @@ class ImageData(LightningDataModule):
             raise UserError(f"num_workers must be 0 (load in the training process) or more; got {num_workers}")
         if len(mean) != 3 or len(std) != 3 or not all(deviation > 0 for deviation in std):
             raise UserError(f"mean and std need 3 values, one per channel, std above 0; got {list(mean)}, {list(std)}")
-        if repeats < 1:
-            raise UserError(f"repeats must be 1 (each image once) or more; got {repeats}")
+        if repeated_aug < 1:
+            raise UserError(f"repeated_aug must be 1 (each image once) or more; got {repeated_aug}")
         if seed is not None and seed < 0:
             raise UserError(f"seed must be 0 or more, or null for the run's; got {seed}")
         self.batch_size = batch_size
@@ -80,7 +80,7 @@ class ImageData(LightningDataModule):
         self.mean = tuple(mean)
         self.std = tuple(std)
         self.seed = seed
-        self.repeats = repeats
+        self.repeated_aug = repeated_aug
         self._statistics = torch.tensor([self.mean, self.std]).view(2, 3, 1, 1)
 
     @property
@@ -97,10 +97,10 @@ class ImageData(LightningDataModule):
         """Finishes the images of a batch where they now are: augmentation on the device, normalising, erasing."""
         if not isinstance(batch, dict):  # Lightning's model summary sends bare images through here
             return batch
-        image, plans = batch["image"], batch.pop("plans", None)
+        image, plans = batch["image"], batch.pop("device_ops", None)
         if self._statistics.device != image.device:
             self._statistics = self._statistics.to(image.device)
-        batch["image"] = finish(image, plans.plans if plans else (), *self._statistics)
+        batch["image"] = finish(image, plans.samples if plans else (), *self._statistics)
         trainer = self.trainer
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
 
@@ -114,9 +114,9 @@ class ImageData(LightningDataModule):
                 total = len(samples)  # type: ignore[arg-type]
                 shares = min(count, total)
                 rows = [i * total // shares for i in range(shares)]
-                batch = collate([samples[Draw(row, key(self._seed, row))] for row in rows])
-            plans = batch.get("plans")
-            images = finish(batch["image"], plans.plans if plans else (), *self._statistics.cpu())
+                batch = collate([samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows])
+            plans = batch.get("device_ops")
+            images = finish(batch["image"], plans.samples if plans else (), *self._statistics.cpu())
             shown[name] = denormalise(images, self.mean, self.std)
         return shown
 
@@ -128,7 +128,7 @@ class ImageData(LightningDataModule):
             return stream_loader(self.train_set, self.num_workers)
         length = len(self.train_set)  # type: ignore[arg-type]
         return self._loader(
-            self.train_set, TrainSampler(length, self._seed, *self._place, self.repeats, self.batch_size)
+            self.train_set, TrainSampler(length, self._seed, *self._place, self.repeated_aug, self.batch_size)
         )
 
     def val_dataloader(self) -> DataLoader[Any]:

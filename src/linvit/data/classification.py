@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import datasets
 import numpy as np
@@ -20,6 +19,7 @@ from linvit.data.sources.splits import hold_out, load_splits
 from linvit.data.sources.stream import Stream
 from linvit.data.sources.stream_checks import check_stream_labels, check_stream_options, stream_classes
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
+from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice
 
 
@@ -34,13 +34,14 @@ class ClassificationData(ImageData):
         num_workers: Loader processes per device; 0 loads in the training process.
         img_size: Side, or [H, W], of the images given to the model.
         num_classes: How many classes to expect; null takes what the data has.
-        val_fraction: Share of the training images held out when the data has no validation split.
+        val_fraction: Fraction of the training images held out when the data has no validation split.
         augmentation: Random changes to training images.
-        repeats: How often an image comes, augmented anew, in the epochs that it is in; epochs stay as long, so each
-            has 1 / repeats of the images (DeiT: 3).
-        eval_resize: How evaluation resizes: short (aspect kept, until `img_size / eval_crop` is covered), square (to
-            `img_size / eval_crop` whatever the aspect), or direct (to `img_size`).
-        eval_crop: Share of the resized side that evaluation keeps, from the centre; direct uses none of it.
+        repeated_aug: How often each image of an epoch is used, augmented differently each time. Epochs keep their
+            length, so each has 1 / repeated_aug of the images (DeiT: 3).
+        crop_mode: How evaluation resizes and crops, in timm's words: center (resize until `img_size / crop_pct` is
+            covered, crop the centre), squash (resize to `img_size / crop_pct` whatever the aspect, crop the centre), or
+            border (resize until the image fits into `img_size / crop_pct`, pad with the mean colour).
+        crop_pct: Fraction of the resized side that evaluation keeps; 1.0 keeps all of it.
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         image_column: Column of the images; null finds it.
@@ -50,7 +51,7 @@ class ClassificationData(ImageData):
         shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.
         bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
             Evaluation always raises.
-        bad_budget: Largest share of the training images that is skipped (5 are always allowed).
+        max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
         max_pixels: Images with more are refused before they are decoded.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
 
@@ -67,9 +68,9 @@ class ClassificationData(ImageData):
         num_classes: int | None = None,
         val_fraction: float = 0.1,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
-        repeats: int = 1,
-        eval_resize: Literal["short", "square", "direct"] = "short",
-        eval_crop: float = 0.875,
+        repeated_aug: int = 1,
+        crop_mode: CropMode = "center",
+        crop_pct: float = 0.875,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         image_column: str | None = None,
@@ -78,14 +79,14 @@ class ClassificationData(ImageData):
         streaming_rows: int | None = None,
         shuffle_buffer: int = 1000,
         bad_images: Policy = "skip",
-        bad_budget: float = 0.001,
+        max_bad_fraction: float = 0.001,
         max_pixels: int = MAX_PIXELS,
         seed: int | None = None,
     ) -> None:
-        super().__init__(batch_size, num_workers, img_size, mean, std, seed, repeats)
-        check_choice("eval_resize", eval_resize, ["short", "square", "direct"])
-        if not 0 < eval_crop <= 1:
-            raise UserError(f"eval_crop must lie in (0, 1]; got {eval_crop}")
+        super().__init__(batch_size, num_workers, img_size, mean, std, seed, repeated_aug)
+        check_choice("crop_mode", crop_mode, ["center", "squash", "border"])
+        if not 0 < crop_pct <= 1:
+            raise UserError(f"crop_pct must lie in (0, 1]; got {crop_pct}")
         if not 0 < val_fraction < 1:
             raise UserError(f"val_fraction must lie between 0 and 1; got {val_fraction}")
         self.source = source
@@ -93,11 +94,11 @@ class ClassificationData(ImageData):
         self.val_fraction = val_fraction
         self.image_column = image_column
         self.label_column = label_column
-        self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeats)
-        self.bad_images = BadImages(bad_images, bad_budget, max_pixels, num_workers)
+        self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeated_aug)
+        self.bad_images = BadImages(bad_images, max_bad_fraction, max_pixels, num_workers)
         self.strict = BadImages("raise", max_pixels=max_pixels)
         self.train_transform = TrainTransform(self.size, augmentation, mean)
-        self.eval_transform = EvalTransform(self.size, eval_resize, eval_crop)
+        self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct, mean)
 
     @cached_property
     def splits(self) -> dict[str, datasets.Dataset]:
@@ -233,8 +234,8 @@ class ClassificationData(ImageData):
         if split in ("train", "val") and "train" in self.splits and "val" not in self.splits and not streams:
             if split == "val":
                 rank_zero_info(
-                    f"data source '{self.source}' has no validation split; a share of {self.val_fraction} of its train "
-                    f"split is held out (--data.val_fraction)"
+                    f"data source '{self.source}' has no validation split; a fraction of {self.val_fraction} of its "
+                    f"train split is held out (--data.val_fraction)"
                 )
             return self._set(split, self.splits["train"], transform, label, self._halves[split])
         if split not in self.splits:

@@ -55,16 +55,16 @@ class ClassificationTask(Task):
         """Cross entropy against smoothed, possibly mixed targets.
 
         Raises:
-            UserError: If batches are to be mixed and have no `key`, an int from which the mixing is drawn.
+            UserError: If batches are to be mixed and have no `seed`, an int from which the mixing is drawn.
         """
         image, target = batch["image"], batch["label"]
         if self.mixing.active:
-            if "key" not in batch:
+            if "seed" not in batch:
                 raise UserError(
-                    "mixup and CutMix are drawn from batch['key'], an int of each batch, and this data has none. Add "
+                    "mixup and CutMix are drawn from batch['seed'], an int of each batch, and this data has none. Add "
                     "it, or set --model.mixup_alpha=0 --model.cutmix_alpha=0"
                 )
-            image, target = self.mixing(image, target, self.hparams["num_classes"], batch["key"])
+            image, target = self.mixing(image, target, self.hparams["num_classes"], batch["seed"])
         loss = F.cross_entropy(self(image), target, label_smoothing=self.hparams["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True)
         return loss

@@ -1,4 +1,4 @@
-"""Order, shares and keys of samples."""
+"""Order, shares and seeds of samples."""
 
 import itertools
 
@@ -24,14 +24,14 @@ def dealt(length, world, epoch=0, seed=0, **options):
 def test_ranks_share_the_set_without_overlap_in_equal_steps(world):
     shares = dealt(240, world)
     assert {len(share) for share in shares} == {240 // world}
-    assert sorted(draw.row for share in shares for draw in share) == list(range(240))
+    assert sorted(one.row for share in shares for one in share) == list(range(240))
 
 
 @pytest.mark.parametrize(("length", "world", "batch", "expected"), [(103, 4, 8, 24), (103, 4, 30, 25), (7, 2, 1, 3)])
 def test_what_does_not_fill_a_step_of_all_ranks_is_dropped(length, world, batch, expected):
     shares = dealt(length, world, batch_size=batch)
     assert [len(share) for share in shares] == [expected] * world
-    rows = [draw.row for share in shares for draw in share]
+    rows = [one.row for share in shares for one in share]
     assert len(set(rows)) == len(rows)
 
 
@@ -39,34 +39,34 @@ def test_the_order_follows_from_seed_and_epoch_alone():
     first = dealt(100, 1)
     assert first == dealt(100, 1)
     for other in (dealt(100, 1, epoch=1), dealt(100, 1, seed=1)):
-        assert [draw.row for draw in other[0]] != [draw.row for draw in first[0]]
-        assert not {draw.key for draw in other[0]} & {draw.key for draw in first[0]}
+        assert [one.row for one in other[0]] != [one.row for one in first[0]]
+        assert not {one.seed for one in other[0]} & {one.seed for one in first[0]}
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_a_sample_s_key_does_not_depend_on_the_rank_layout(repeats):
-    alone, shared = (sorted(itertools.chain(*dealt(96, world, repeats=repeats))) for world in (1, 4))
+@pytest.mark.parametrize("repeated_aug", [1, 3])
+def test_a_sample_s_seed_does_not_depend_on_the_rank_layout(repeated_aug):
+    alone, shared = (sorted(itertools.chain(*dealt(96, world, repeated_aug=repeated_aug))) for world in (1, 4))
     assert alone == shared
 
 
-def test_repeats_land_on_different_ranks_with_different_keys_and_the_epoch_stays_as_long():
-    shares = dealt(90, 3, repeats=3)
+def test_repeats_land_on_different_ranks_with_different_seeds_and_the_epoch_stays_as_long():
+    shares = dealt(90, 3, repeated_aug=3)
     assert [len(share) for share in shares] == [30] * 3
     for copies in zip(*shares, strict=True):  # the same step of the three ranks
-        assert len({draw.row for draw in copies}) == 1
-        assert len({draw.key for draw in copies}) == 3
-    assert len({draw.row for draw in shares[0]}) == 30
+        assert len({one.row for one in copies}) == 1
+        assert len({one.seed for one in copies}) == 3
+    assert len({one.row for one in shares[0]}) == 30
 
 
 def test_the_epochs_of_repeats_see_all_images_in_the_end():
-    seen = {draw.row for epoch in range(40) for draw in dealt(90, 1, epoch, repeats=3)[0]}
+    seen = {one.row for epoch in range(40) for one in dealt(90, 1, epoch, repeated_aug=3)[0]}
     assert seen == set(range(90))
 
 
 @pytest.mark.parametrize(("length", "world"), [(10, 1), (10, 3), (11, 4), (4, 4)])
 def test_evaluation_has_every_sample_once(length, world):
     shares = [list(EvalSampler(length, rank, world)) for rank in range(world)]
-    assert sorted(draw.row for share in shares for draw in share) == list(range(length))
+    assert sorted(one.row for share in shares for one in share) == list(range(length))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert [len(EvalSampler(length, rank, world)) for rank in range(world)] == list(map(len, shares))
 

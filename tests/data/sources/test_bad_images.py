@@ -15,8 +15,8 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.loading.seeds import Draw
-from linvit.data.sources.bad_images import FLOOR, BadImageError, BadImages, load, name_of, read
+from linvit.data.loading.seeds import SeededIndex
+from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImageError, BadImages, load, name_of, read
 from tests.data.damaged import bomb, damaged, encoded, photo
 from tests.data.images import image_folder
 
@@ -145,17 +145,17 @@ class Rows(Dataset):
     def __len__(self):
         return self.length
 
-    def __getitem__(self, draw):
-        return self.bad.first_good(self.sample, draw.row, draw.key, self.length)
+    def __getitem__(self, at):
+        return self.bad.first_good(self.sample, at.row, at.seed, self.length)
 
-    def sample(self, row, key):
+    def sample(self, row, seed):
         if row in self.wrong:
             raise BadImageError(f"{row}.jpg", "bad, and that's it")
         return row
 
 
-def draws(*rows):
-    return [Draw(row, 17 * row + 3) for row in rows]
+def seeded(*rows):
+    return [SeededIndex(row, 17 * row + 3) for row in rows]
 
 
 def named(path):
@@ -166,27 +166,27 @@ def named(path):
 class TestSkipping:
     """Another image takes the place."""
 
-    def test_which_one_follows_from_the_key_alone(self):
+    def test_which_one_follows_from_the_seed_alone(self):
         rows = Rows(BadImages("skip", 1.0), {4})
         torch.manual_seed(0)
-        first = rows[Draw(4, 11)]
+        first = rows[SeededIndex(4, 11)]
         torch.manual_seed(1)
-        assert rows[Draw(4, 11)] == first != 4
-        assert len({rows[Draw(4, key)] for key in range(6)}) == 6  # another key, another image
+        assert rows[SeededIndex(4, 11)] == first != 4
+        assert len({rows[SeededIndex(4, seed)] for seed in range(6)}) == 6  # another seed, another image
 
     def test_a_bad_replacement_is_replaced_too(self):
         good = Rows(BadImages("skip", 1.0), {4})
-        once = good[Draw(4, 11)]
-        assert Rows(BadImages("skip", 1.0), {4, once})[Draw(4, 11)] not in (4, once)
+        once = good[SeededIndex(4, 11)]
+        assert Rows(BadImages("skip", 1.0), {4, once})[SeededIndex(4, 11)] not in (4, once)
 
     @pytest.mark.parametrize("workers", [0, 2, 3])
     def test_the_choice_and_the_account_are_the_same_for_any_number_of_processes(self, tmp_path, workers):
         bad = BadImages("skip", 0.1, num_workers=workers)
         bad.report = tmp_path / "run" / "bad_images.csv"
-        loader = DataLoader(Rows(bad, {3, 40, 77}), 8, sampler=draws(*range(100)), num_workers=workers)
+        loader = DataLoader(Rows(bad, {3, 40, 77}), 8, sampler=seeded(*range(100)), num_workers=workers)
         batches = [batch.tolist() for batch in loader]
         alone = Rows(BadImages("skip", 0.1), {3, 40, 77})
-        assert batches == [[alone[draw] for draw in draws(*range(i, min(i + 8, 100)))] for i in range(0, 100, 8)]
+        assert batches == [[alone[at] for at in seeded(*range(i, min(i + 8, 100)))] for i in range(0, 100, 8)]
         assert (bad.since_last(), bad.since_last()) == (3, 0)
         header, *lines = named(bad.report)
         assert header == ["image", "reason"]
@@ -197,49 +197,54 @@ class TestSkipping:
             bad = BadImages("skip", 0.5)
             bad.report = tmp_path / "bad_images.csv"
             rows = Rows(bad, {1, 2})
-            assert [rows[draw] for draw in draws(1, 2, 1)]
+            assert [rows[at] for at in seeded(1, 2, 1)]
         assert [line[0] for line in named(bad.report)] == ["image", "1.jpg", "2.jpg"]
 
 
-class TestBudget:
+class TestMaxFraction:
     """How many may be skipped."""
 
-    @pytest.mark.parametrize(("budget", "allowed"), [(0.008, 8), (0.001, FLOOR)])
+    @pytest.mark.parametrize(("fraction", "allowed"), [(0.008, 8), (0.001, ALWAYS_ALLOWED)])
     @pytest.mark.parametrize("workers", [0, 3])
-    def test_a_share_of_the_set_and_always_a_few(self, tmp_path, budget, allowed, workers):
-        bad = BadImages("skip", budget, num_workers=workers)
+    def test_a_fraction_of_the_set_and_always_a_few(self, tmp_path, fraction, allowed, workers):
+        bad = BadImages("skip", fraction, num_workers=workers)
         bad.report = tmp_path / "bad.csv"
         rows = Rows(bad, set(range(allowed + 1)))
         epochs = [*range(allowed), *range(500, 520)] * 10
-        loader = DataLoader(rows, 4, sampler=draws(*epochs), num_workers=workers)
+        loader = DataLoader(rows, 4, sampler=seeded(*epochs), num_workers=workers)
         assert sum(map(len, loader)) == len(epochs)
         assert bad.since_last() >= 10 * allowed  # a replacement may be bad, too
         with pytest.raises(linvit.UserError) as error:
-            list(DataLoader(rows, 4, sampler=draws(allowed), num_workers=workers))
+            list(DataLoader(rows, 4, sampler=seeded(allowed), num_workers=workers))
         text = str(error.value)
         assert f"{allowed + 1} of the 1000 training images cannot be decoded" in text
-        said = (f"{allowed}.jpg (bad", f"At most {allowed} are", f"bad_budget={budget}", f"listed in '{bad.report}'")
+        said = (
+            f"{allowed}.jpg (bad",
+            f"At most {allowed} are",
+            f"max_bad_fraction={fraction}",
+            f"listed in '{bad.report}'",
+        )
         for part in (*said, "linvit data check PATH"):
             assert part in text
 
     def test_none_allows_none(self):
         with pytest.raises(linvit.UserError, match=r"1 of the 1000 .* 4\.jpg"):
-            Rows(BadImages("skip", 0.0), {4})[Draw(4, 0)]
+            Rows(BadImages("skip", 0.0), {4})[SeededIndex(4, 0)]
 
     def test_it_ends_even_if_everything_is_allowed(self):
         with pytest.raises(linvit.UserError, match="none of 100 images"):
-            Rows(BadImages("skip", 1.0), range(10), 10)[Draw(4, 0)]
+            Rows(BadImages("skip", 1.0), range(10), 10)[SeededIndex(4, 0)]
 
     def test_raise_raises_at_once(self):
         with pytest.raises(linvit.UserError, match=r"image 4\.jpg cannot be decoded: bad.*Replace or remove it"):
-            Rows(BadImages("raise"), {4})[Draw(4, 0)]
+            Rows(BadImages("raise"), {4})[SeededIndex(4, 0)]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_the_error_of_a_loader_process_reaches_the_user(self, workers):
         loader = DataLoader(
             Rows(BadImages("skip", 0.001, num_workers=workers), range(20)),
             4,
-            sampler=draws(*range(20)),
+            sampler=seeded(*range(20)),
             num_workers=workers,
         )
         with pytest.raises(linvit.UserError, match=r"([6-9]|\d\d) of the 1000 "):
@@ -250,7 +255,7 @@ class TestBudget:
     ("options", "message"),
     [
         ({"policy": "ignore"}, "bad_images must be one of raise, skip; got 'ignore'"),
-        ({"policy": "skip", "budget": 5}, "bad_budget must lie between 0 and 1, such as 0.001; got 5"),
+        ({"policy": "skip", "max_fraction": 5}, "max_bad_fraction must lie between 0 and 1, such as 0.001; got 5"),
         ({"policy": "skip", "max_pixels": 0}, "max_pixels must lie between 1 and"),
         ({"policy": "skip", "max_pixels": 10**9}, "where PIL refuses; got 1000000000"),
     ],
@@ -269,7 +274,7 @@ class TestData:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_training_batches_stay_full(self, root, expected, workers):
-        data = self.data(root, bad_budget=0.5, num_workers=workers)
+        data = self.data(root, max_bad_fraction=0.5, num_workers=workers)
         data.setup("fit")
         batches = list(data.train_dataloader())
         assert [len(batch["image"]) for batch in batches] == [8] * (len(data.train_set) // 8)
@@ -280,10 +285,10 @@ class TestData:
         labels = [label for batch in batches for label in batch["label"].tolist()]
         assert all(f"/{classes[label]}/" in name for label, name in zip(labels, names, strict=True))
 
-    def test_over_the_default_budget(self, root, expected):
+    def test_over_the_default_fraction(self, root, expected):
         data = self.data(root)
         data.setup("fit")
-        with pytest.raises(linvit.UserError, match=f"{FLOOR + 1} of the .* training images cannot be decoded"):
+        with pytest.raises(linvit.UserError, match=f"{ALWAYS_ALLOWED + 1} of the .* training images cannot be decoded"):
             list(chain.from_iterable(data.train_dataloader() for _ in range(3)))
 
     def test_evaluation_raises_whatever_the_policy(self, tmp_path):
@@ -291,7 +296,7 @@ class TestData:
         files = [folder / split / "ant" / "1.png" for split in ("val", "test")]
         for file in files:
             file.write_bytes(b"")
-        data = self.data(folder, bad_images="skip", bad_budget=1.0)
+        data = self.data(folder, bad_images="skip", max_bad_fraction=1.0)
         for stage, file in (("validate", files[0]), ("test", files[1]), ("predict", files[1])):
             data.setup(stage)
             loader = getattr(data, f"{'val' if stage == 'validate' else stage}_dataloader")()
@@ -305,7 +310,7 @@ class TestData:
         kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
         rows = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 4}, features=kinds)
         datasets.DatasetDict({"train": rows, "val": rows.select([0, 1])}).save_to_disk(tmp_path / "set")
-        data = self.data(tmp_path / "set", bad_budget=0.5)
+        data = self.data(tmp_path / "set", max_bad_fraction=0.5)
         data.setup("fit")
         data.bad_images.report = tmp_path / "bad_images.csv"
         assert [len(batch["label"]) for batch in data.train_dataloader()] == [8]

@@ -164,7 +164,7 @@ class TestData:
     def test_too_few_images_to_hold_some_out(self, tmp_path):
         path = plain_table(tmp_path / "x.parquet", 1, label=[0])
         data = ClassificationData(str(path), num_workers=0, img_size=8)
-        assert "has no validation split, and a share of 0.1 of its 1 training images" in error_of(data.setup, "fit")
+        assert "and holding out a fraction of 0.1 of its 1 training images" in error_of(data.setup, "fit")
 
     def test_a_class_that_only_the_validation_split_has(self, tmp_path):
         plain_table(tmp_path / "train-0.parquet", 10, label=[0, 1] * 5)
@@ -217,8 +217,8 @@ class TestStreamed:
             "no val split; it has: train; a stream is not cut in two: add one, or set --data.streaming=false"
         )
 
-    def test_repeats_are_not_streamed(self):
-        assert "got repeats=3" in error_of(lambda: self.data("digits", repeats=3))
+    def test_repeated_augmentation_is_not_streamed(self):
+        assert "got repeated_aug=3" in error_of(lambda: self.data("digits", repeated_aug=3))
 
     def test_digits(self):
         data = self.data("digits")

@@ -1,10 +1,10 @@
-"""The survey of a set, image by image."""
+"""The scan of a set, image by image."""
 
 import datasets
 import pytest
 from PIL.TiffImagePlugin import TiffImageFile
 
-from linvit.data.sources.scan import Finding, examine, survey
+from linvit.data.sources.scan import Finding, examine, scan
 from tests.data.damaged import encoded, photo
 
 
@@ -26,15 +26,15 @@ def test_copies_within_a_split_are_no_leak(tmp_path):
         {"image": [{"bytes": encoded(photo(0), "PNG"), "path": None}] * 3},
         features=datasets.Features({"image": datasets.Image()}),
     )
-    assert survey({"train": rows}, "image", 10**6, 0, progress=False).copies == []
-    both = survey({"train": rows, "val": rows.select([0])}, "image", 10**6, 0, progress=False)
+    assert scan({"train": rows}, "image", 10**6, 0, progress=False).copies == []
+    both = scan({"train": rows, "val": rows.select([0])}, "image", 10**6, 0, progress=False)
     assert both.copies == [("train: row 0 (stored in the table)", "val: row 0 (stored in the table)")]
 
 
 def test_rows_without_an_image_and_rows_of_one_path_are_told_apart():
     images = [{"bytes": encoded(photo(0), "PNG"), "path": "x.png"}, None, {"bytes": b"no image", "path": "x.png"}]
     rows = datasets.Dataset.from_dict({"image": images}, features=datasets.Features({"image": datasets.Image()}))
-    found = survey({"train": rows}, "image", 10**6, 0, progress=False)
+    found = scan({"train": rows}, "image", 10**6, 0, progress=False)
     assert [(bad.name, bad.reason) for bad in found.bad] == [
         ("row 1 (stored in the table)", "no image: the cell is empty"),
         ("row 2 (x.png)", "not an image"),

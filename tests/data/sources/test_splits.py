@@ -225,5 +225,5 @@ class TestHoldingOut:
 
     @pytest.mark.parametrize(("count", "share"), [(0, 0.1), (1, 0.1), (3, 0.9)])
     def test_something_must_be_left_to_train_on(self, count, share):
-        with pytest.raises(linvit.UserError, match=f"a share of {share} of its {count} training images .* leave none"):
+        with pytest.raises(linvit.UserError, match=f"a fraction of {share} of its {count} training .* leave none"):
             hold_out(count, share, "x")

@@ -11,7 +11,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 import linvit
-from linvit.data.loading.seeds import keys
+from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_share
 from linvit.data.sources.stream import Stream, stream_loader
@@ -59,8 +59,8 @@ def untold(shards):
     return Shards(shards.rows, None, None)
 
 
-def plain(image, key):
-    return {"image": image, "key": key}
+def plain(image, seed):
+    return {"image": image, "seed": seed}
 
 
 def stream(shards, rank=0, world=1, workers=0, **options):
@@ -164,14 +164,14 @@ class TestOrder:
     def test_the_augmentation_of_a_row_is_that_of_the_map_style_path_whoever_reads_it(self, shards, workers):
         samples = stream(shards["arrow"], 1, 2, workers, seed=7)
         samples.set_epoch(4)
-        expected = keys(np.arange(26), 7, 4)
+        expected = sample_seeds(np.arange(26), 7, 4)
         found = {
-            row: key
+            row: seed
             for batch in stream_loader(samples, workers)
-            for row, key in zip(batch["index"].tolist(), batch["key"].tolist(), strict=True)
+            for row, seed in zip(batch["index"].tolist(), batch["seed"].tolist(), strict=True)
         }
         assert len(found) == 12
-        assert all(expected[row] == key for row, key in found.items())
+        assert all(expected[row] == seed for row, seed in found.items())
 
 
 class TestRowsAreUnknown:

@@ -11,14 +11,16 @@ from linvit.data.transforms import on_device
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, denormalise
 from linvit.data.transforms.geometry import evaluation_view
 from linvit.data.transforms.on_device import finish
-from linvit.data.transforms.ops import Change, Warp
+from linvit.data.transforms.ops import Op, Warp
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 STATISTICS = torch.tensor([MEAN, STD]).view(2, 3, 1, 1)
 NONE = Augmentation(crop_scale=None, hflip=0)
-RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25, interpolation="random")
-EVERYTHING = Augmentation(auto_augment="rand-p1", color_jitter=0.4, erase=0.5, rotate=20, translate=0.2, zoom=0.2)
+RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25, interpolation="random")
+EVERYTHING = Augmentation(
+    auto_augment="rand-p1", color_jitter=0.4, random_erasing=0.5, rotate=20, translate=0.2, zoom=0.2
+)
 AUGMENTATIONS = {
     "none": NONE,
     "geometric": Augmentation((0.3, 1), hflip=0.5, rotate=20, translate=0.2, zoom=0.2),
@@ -38,8 +40,8 @@ def pixels(height, width, seed=0):
 @pytest.mark.parametrize("shape", [(12, 10), (50, 9), (9, 50), (1, 1)], ids=str)
 def test_any_image_becomes_the_wanted_size_in_8_bits(augmentation, shape, size):
     train = TrainTransform(size, augmentation, MEAN)
-    for sample in [train(pixels(*shape), key) for key in range(5)] + [
-        EvalTransform(size, "short", 0.875)(pixels(*shape), 0)
+    for sample in [train(pixels(*shape), seed) for seed in range(5)] + [
+        EvalTransform(size, "center", 0.875, MEAN)(pixels(*shape), 0)
     ]:
         assert sample["image"].shape == (3, *size)
         assert sample["image"].dtype == torch.uint8
@@ -47,19 +49,19 @@ def test_any_image_becomes_the_wanted_size_in_8_bits(augmentation, shape, size):
 
 
 @each
-def test_the_key_decides_and_no_global_generator_does(augmentation):
+def test_the_seed_decides_and_no_global_generator_does(augmentation):
     transform, image, results = TrainTransform((16, 16), augmentation, MEAN), pixels(40, 30), []
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
         before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-        results.append([transform(image, key) for key in range(20)])
+        results.append([transform(image, seed) for seed in range(20)])
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     for first, second in zip(*results, strict=True):
         assert torch.equal(first["image"], second["image"])
-        assert first["plan"] == second["plan"]
+        assert first["device_ops"] == second["device_ops"]
     if augmentation is not NONE:
         assert len({sample["image"].numpy().tobytes() for sample in results[0]}) > 10
 
@@ -68,21 +70,21 @@ def test_the_key_decides_and_no_global_generator_does(augmentation):
 def test_the_image_given_is_left_alone(augmentation):
     image = pixels(16, 16)
     before = image.clone()
-    for key in range(20):
-        TrainTransform((16, 16), augmentation, MEAN)(image, key)
+    for seed in range(20):
+        TrainTransform((16, 16), augmentation, MEAN)(image, seed)
     assert torch.equal(image, before)
 
 
 def test_an_image_that_fits_is_not_changed():
     image = pixels(10, 12)
-    for transform in (EvalTransform((10, 12), "short", 1.0), TrainTransform((10, 12), NONE, MEAN)):
+    for transform in (EvalTransform((10, 12), "center", 1.0, MEAN), TrainTransform((10, 12), NONE, MEAN)):
         assert torch.equal(transform(image, 3)["image"], image)
 
 
 def test_the_evaluation_s_way_of_resizing_is_taken():
-    for mode in ("short", "square", "direct"):
-        found = EvalTransform((20, 20), mode, 0.8)(pixels(60, 40), 0)["image"]
-        assert torch.equal(found, evaluation_view(pixels(60, 40), (20, 20), mode, 0.8))
+    for mode in ("center", "squash", "border"):
+        found = EvalTransform((20, 20), mode, 0.8, MEAN)(pixels(60, 40), 0)["image"]
+        assert torch.equal(found, evaluation_view(pixels(60, 40), (20, 20), mode, 0.8, (102, 128, 153)))
 
 
 class TestDevice:
@@ -95,16 +97,16 @@ class TestDevice:
         worker, device = (
             TrainTransform((32, 32), Augmentation(**options | {"augment_on": on}), MEAN) for on in ("worker", "device")
         )
-        for key in range(60):
-            now, later = worker(pixels(40, 30), key), device(pixels(40, 30), key)
-            assert now["plan"].changes == ()
-            assert now["plan"].erase == later["plan"].erase
+        for seed in range(60):
+            now, later = worker(pixels(40, 30), seed), device(pixels(40, 30), seed)
+            assert now["device_ops"].ops == ()
+            assert now["device_ops"].erase == later["device_ops"].erase
             done = (
-                on_device.change(later["image"][None], [later["plan"].changes])[0]
-                if later["plan"].changes
+                on_device.apply_ops(later["image"][None], [later["device_ops"].ops])[0]
+                if later["device_ops"].ops
                 else later["image"]
             )
-            if any(isinstance(change, Warp) for change in later["plan"].changes):
+            if any(isinstance(op, Warp) for op in later["device_ops"].ops):
                 continue  # a level of difference can become many in what follows; see test_operations
             assert torch.equal(done, now["image"])
 
@@ -112,12 +114,10 @@ class TestDevice:
         device = TrainTransform(
             (32, 32), Augmentation(auto_augment="rand-n3-p1", augment_on="device", color_jitter=0.2), MEAN
         )
-        plan = device(pixels(40, 30), 5)["plan"]
-        assert plan.key == 5
-        assert len(plan.changes) == 6
-        assert [change.name for change in plan.changes[3:] if isinstance(change, Change)] == [
-            change.name for change in plan.changes[3:]
-        ]
+        left = device(pixels(40, 30), 5)["device_ops"]
+        assert left.seed == 5
+        assert len(left.ops) == 6
+        assert [op.name for op in left.ops[3:] if isinstance(op, Op)] == [op.name for op in left.ops[3:]]
 
 
 def test_a_certain_flip_flips():
@@ -128,7 +128,7 @@ def test_a_certain_flip_flips():
 
 def test_flips_are_half_of_all():
     transform, image = TrainTransform((8, 8), Augmentation(None), MEAN), pixels(8, 8)
-    flipped = sum(torch.equal(transform(image, key)["image"], image.flip(-1)) for key in range(1000))
+    flipped = sum(torch.equal(transform(image, seed)["image"], image.flip(-1)) for seed in range(1000))
     assert 450 < flipped < 550
 
 
@@ -145,8 +145,8 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
     """Read off the matrix: x' = (cos x - sin y) / zoom + ..."""
     transform = TrainTransform((100, 100), Augmentation(None, **options), MEAN)
     largest = np.zeros(3)
-    for key in range(300):
-        (warp,) = transform._moves(np.random.default_rng(key))
+    for seed in range(300):
+        (warp,) = transform._moves(np.random.default_rng(seed))
         a, b, c, d, e, f = warp.matrix
         zoom = 1 / np.hypot(a, b)
         angle = np.degrees(np.arctan2(-b, a))
@@ -173,7 +173,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
         ({"crop_ratio": (2.0, 1.0)}, "crop_ratio must be [low, high] with 0 < low <= high; got [2.0, 1.0]"),
         ({"interpolation": "cubic"}, "interpolation must be one of bicubic, bilinear, random; got 'cubic'"),
         ({"augment_on": "gpu"}, "augment_on must be one of worker, device; got 'gpu'"),
-        ({"erase": -0.25}, "erase must lie between 0 and 1; got -0.25"),
+        ({"random_erasing": -0.25}, "random_erasing must lie between 0 and 1; got -0.25"),
         ({"color_jitter": -1.0}, "color_jitter must be 0 or more; got -1.0"),
         ({"auto_augment": "randaug"}, "auto_augment must be 3-augment, null, or RandAugment like rand-m9-mstd0.5-inc1"),
     ],

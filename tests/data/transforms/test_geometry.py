@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
-from torchvision import transforms
+from torchvision.transforms import Compose
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box, cover, cut, evaluation_view, random_box, resize
@@ -87,20 +88,22 @@ def test_an_image_of_the_wanted_size_is_not_touched():
     assert resize(image, (8, 9)) is image
 
 
-@pytest.mark.parametrize("crop", [0.875, 0.9, 1.0])
-@pytest.mark.parametrize("mode", ["short", "square", "direct"])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0])
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize(("height", "width"), [(75, 100), (100, 75), (80, 80), (61, 153)])
-def test_evaluation_sees_what_torchvision_shows_of_a_pil_image(height, width, mode, crop):
-    """The protocols of DeiT and Swin (short), FLatten (square) and fine-tuning at 384 (direct)."""
-    side = int(48 / crop)
-    steps = {
-        "short": [transforms.Resize(side, transforms.InterpolationMode.BICUBIC), transforms.CenterCrop(48)],
-        "square": [transforms.Resize((side, side), transforms.InterpolationMode.BICUBIC), transforms.CenterCrop(48)],
-        "direct": [transforms.Resize((48, 48), transforms.InterpolationMode.BICUBIC)],
-    }[mode]
+def test_evaluation_sees_what_timm_shows_of_a_pil_image(height, width, crop_mode, crop_pct):
+    """The protocols of DeiT and Swin (center), of FLatten and of fine-tuning at 384 (squash), and timm's third."""
+    transform = create_transform(
+        (3, 48, 48),
+        interpolation="bicubic",
+        crop_mode=crop_mode,
+        crop_pct=crop_pct,
+        mean=(0.4, 0.5, 0.6),
+        std=(1, 1, 1),
+    )
     pixels = photograph(height, width)
-    theirs = tensor(transforms.Compose(steps)(Image.fromarray(pixels)))
-    ours = evaluation_view(tensor(pixels), (48, 48), mode, crop)
+    theirs = tensor(Compose(transform.transforms[:2])(Image.fromarray(pixels)))  # resizing and cropping alone
+    ours = evaluation_view(tensor(pixels), (48, 48), crop_mode, crop_pct, (102, 128, 153))
     assert near(ours, theirs)
 
 

@@ -7,8 +7,8 @@ from PIL import Image, ImageFilter, ImageOps
 from timm.data import auto_augment
 
 from linvit.data.transforms import on_device, ops
-from linvit.data.transforms.ops import Change, Warp, affine
-from linvit.data.transforms.rand_augment import OPERATIONS, as_change
+from linvit.data.transforms.ops import Op, Warp, affine
+from linvit.data.transforms.rand_augment import OPERATIONS, as_op
 
 TIMM = {
     "autocontrast": "AutoContrast",
@@ -74,7 +74,7 @@ def test_one_image_is_what_timm_makes_of_it(name, amount, size, bicubic):
     PIL weighs in float64 where shears and shifts weigh in float32, and rounds the matrix of a rotation.
     """
     pixels = photograph(*size)
-    done = ops.apply([as_change(name, amount, size, bicubic, FILL)], tensor(pixels))
+    done = ops.apply([as_op(name, amount, size, bicubic, FILL)], tensor(pixels))
     off = (done.int() - by_timm(pixels, name, amount, bicubic)).abs()
     assert off.max() <= (1 if name in MOVING else 0)
     assert (off > 0).float().mean() <= 0.1
@@ -86,8 +86,8 @@ def test_a_batch_on_the_device_is_what_timm_makes_of_each_image(name, bicubic):
     """Within one level; bicubic moves, where torch's kernel (a = -0.75) is not PIL's (a = -1), within 3 on average."""
     amounts = AMOUNTS.get(name, (0, 0))
     pictures = [photograph(40, 56, seed) for seed in range(len(amounts))]
-    plans = [[as_change(name, amount, (40, 56), bicubic, FILL)] for amount in amounts]
-    done = on_device.change(torch.stack([tensor(pixels) for pixels in pictures]), plans)
+    plans = [[as_op(name, amount, (40, 56), bicubic, FILL)] for amount in amounts]
+    done = on_device.apply_ops(torch.stack([tensor(pixels) for pixels in pictures]), plans)
     for image, pixels, amount in zip(done, pictures, amounts, strict=True):
         off = (image.int() - by_timm(pixels, name, amount, bicubic)).abs().float()
         if name in MOVING and bicubic:
@@ -98,20 +98,20 @@ def test_a_batch_on_the_device_is_what_timm_makes_of_each_image(name, bicubic):
 
 def test_no_bits_at_all_are_black():
     """timm asks for that at the largest magnitude; Pillow used to give black and now refuses."""
-    done = ops.apply([Change("posterize", 0)], tensor(photograph(8, 8)))
+    done = ops.apply([Op("posterize", 0)], tensor(photograph(8, 8)))
     assert not done.any()
 
 
 def test_changes_follow_one_another_each_image_its_own():
     images = torch.stack([tensor(photograph(24, 24, seed)) for seed in range(4)])
     plans = [
-        [Change("invert", 0), Change("posterize", 3)],
+        [Op("invert", 0), Op("posterize", 3)],
         [],
-        [Change("brightness", 0.5)],
-        [Change("color", 0.2), Change("invert", 0)],
+        [Op("brightness", 0.5)],
+        [Op("color", 0.2), Op("invert", 0)],
     ]
     before = images.clone()
-    done = on_device.change(images, plans)
+    done = on_device.apply_ops(images, plans)
     for image, plan, found in zip(before, plans, done, strict=True):
         assert torch.equal(ops.apply(plan, image), found)
     assert torch.equal(images, before)
@@ -120,7 +120,7 @@ def test_changes_follow_one_another_each_image_its_own():
 def test_grey_is_pil_s():
     pixels = photograph(20, 30)
     grey = np.asarray(ImageOps.grayscale(Image.fromarray(pixels)))
-    done = ops.apply([Change("grayscale", 0)], tensor(pixels))
+    done = ops.apply([Op("grayscale", 0)], tensor(pixels))
     assert np.array_equal(done.numpy(), np.stack([grey] * 3))
 
 
@@ -129,11 +129,11 @@ def test_blur_is_gaussian(sigma):
     """PIL approximates the bell by boxes, so the comparison is with the mean difference, away from the border."""
     pixels = photograph(60, 60)
     blurred = np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(sigma))).astype(int)
-    done = ops.apply([Change("blur", sigma)], tensor(pixels)).permute(1, 2, 0).numpy()
+    done = ops.apply([Op("blur", sigma)], tensor(pixels)).permute(1, 2, 0).numpy()
     assert np.abs(done - blurred)[8:-8, 8:-8].mean() < 1
     point = torch.zeros(3, 31, 31, dtype=torch.uint8)
     point[:, 15, 15] = 255
-    spread = ops.apply([Change("blur", sigma)], point)[0].float()
+    spread = ops.apply([Op("blur", sigma)], point)[0].float()
     ideal = torch.exp(-0.5 * ((torch.arange(31) - 15) / sigma) ** 2)
     ideal = 255 * torch.outer(ideal, ideal) / ideal.sum() ** 2
     assert (spread - ideal).abs().max() <= 1.5
@@ -143,9 +143,9 @@ def test_blur_is_gaussian(sigma):
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2)], ids=str)
 def test_tiny_images(name, size):
     image = tensor(photograph(*size))
-    change = Change(name, 1.5) if name in ("blur", "grayscale") else as_change(name, 1, size, True, FILL)
+    change = Op(name, 1.5) if name in ("blur", "grayscale") else as_op(name, 1, size, True, FILL)
     assert ops.apply([change], image).shape == image.shape
-    assert on_device.change(image[None], [[change]])[0].shape == image.shape
+    assert on_device.apply_ops(image[None], [[change]])[0].shape == image.shape
 
 
 @pytest.mark.parametrize("far", [-500.0, 500.0])
@@ -154,7 +154,7 @@ def test_what_moves_out_of_sight_leaves_the_fill(far, vertical):
     matrix = (1, 0, 0, 0, 1, far) if vertical else (1, 0, far, 0, 1, 0)
     for done in (
         ops.apply([Warp(matrix, True, FILL)], tensor(photograph(9, 7))),
-        on_device.change(tensor(photograph(9, 7))[None], [[Warp(matrix, True, FILL)]])[0],
+        on_device.apply_ops(tensor(photograph(9, 7))[None], [[Warp(matrix, True, FILL)]])[0],
     ):
         assert torch.equal(done, torch.tensor(FILL, dtype=torch.uint8).view(3, 1, 1).expand(3, 9, 7))
 

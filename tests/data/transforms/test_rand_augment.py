@@ -11,7 +11,7 @@ from timm.data import auto_augment
 
 import linvit
 from linvit.data.loading.seeds import generator
-from linvit.data.transforms.ops import Change, Warp
+from linvit.data.transforms.ops import Op, Warp
 from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter, three_augment
 from tests.data.distributions import alike, even, follows, independent, uniform
 from tests.data.transforms.test_pixel_ops import TIMM
@@ -96,10 +96,10 @@ def test_what_a_level_means(name, level, expected):
 
 def test_moves_are_in_pixels_of_the_image_and_filled_with_its_mean():
     augment = RandAugment.parse("rand-m10-n40-p1-inc1")
-    changes = augment.changes(generator(0), (100, 200), "bicubic", (1, 2, 3))
-    warps = {change.matrix for change in changes if isinstance(change, Warp)}
+    ops = augment.ops(generator(0), (100, 200), "bicubic", (1, 2, 3))
+    warps = {op.matrix for op in ops if isinstance(op, Warp)}
     assert {(1, 0, 90, 0, 1, 0), (1, 0, 0, 0, 1, 45)} <= {tuple(map(abs, matrix)) for matrix in warps}
-    assert all(change.bicubic and change.fill == (1, 2, 3) for change in changes if isinstance(change, Warp))
+    assert all(op.bicubic and op.fill == (1, 2, 3) for op in ops if isinstance(op, Warp))
 
 
 def test_random_interpolation_is_each_half_of_the_time():
@@ -140,11 +140,11 @@ def test_three_augment_is_one_of_three():
 
 def test_jitter_changes_three_things_in_any_order():
     drawn = [color_jitter(generator(seed), 0.4) for seed in range(3000)]
-    orders = collections.Counter(tuple(change.name for change in one) for one in drawn)
+    orders = collections.Counter(tuple(op.name for op in one) for one in drawn)
     assert len(orders) == math.factorial(3)
     assert even(list(orders.values()))
     for name in ("brightness", "contrast", "color"):
-        factors = [change.amount for one in drawn for change in one if change.name == name]
+        factors = [op.amount for one in drawn for op in one if op.name == name]
         assert follows(factors, uniform(0.6, 1.4))
-    assert min(change.amount for change in color_jitter(generator(0), 5)) >= 0
-    assert all(isinstance(change, Change) for change in drawn[0])
+    assert min(op.amount for op in color_jitter(generator(0), 5)) >= 0
+    assert all(isinstance(op, Op) for op in drawn[0])

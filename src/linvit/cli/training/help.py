@@ -28,7 +28,7 @@ TRAINER = {
 FINE = {  # set in recipes, seldom on a command line: only --help=all tells them
     *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "published_batch", "body_lr_scale"),
     *("mix_prob", "mix_switch"),
-    *("mean", "std", "image_column", "label_column", "val_fraction", "repeats", "seed"),
+    *("mean", "std", "image_column", "label_column", "val_fraction", "repeated_aug", "seed"),
     *("crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom"),
 }
 OPENING = {

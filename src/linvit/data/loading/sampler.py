@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from linvit.data.loading.seeds import Draw, keys
+from linvit.data.loading.seeds import SeededIndex, sample_seeds
 from linvit.errors import UserError
 
 
-class TrainSampler(DistributedSampler[Draw]):
+class TrainSampler(DistributedSampler[SeededIndex]):
     """Shuffles anew every epoch and deals the samples out to the ranks; every rank gets equally many.
 
-    Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeats` times in a row into the
-    shuffled list before it is dealt out, so that the copies land on different ranks, and ends the epoch after as many
-    samples as without.
+    Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeated_aug` times in a row into
+    the shuffled list before it is dealt out, so that the copies land on different ranks, and ends the epoch after as
+    many samples as without.
 
     It is a `DistributedSampler` so that Lightning leaves it in place and tells it the epoch.
 
@@ -23,36 +23,36 @@ class TrainSampler(DistributedSampler[Draw]):
         seed: Of the order and of all augmentation.
         rank: This process.
         world_size: Processes.
-        repeats: Copies of each sample; 1 is plain shuffling.
+        repeated_aug: Copies of each sample; 1 is plain shuffling.
         batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
     """
 
     def __init__(
-        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeats: int = 1, batch_size: int = 1
+        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeated_aug: int = 1, batch_size: int = 1
     ) -> None:
-        check_share(length, world_size)
+        check_enough_samples(length, world_size)
         self.length = length
         self.seed = seed
         self.rank = rank
         self.num_replicas = world_size
-        self.repeats = repeats
+        self.repeated_aug = repeated_aug
         self.epoch = 0
-        share = length // world_size
-        self.num_samples = share // batch_size * batch_size or share
+        per_rank = length // world_size
+        self.num_samples = per_rank // batch_size * batch_size or per_rank
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[SeededIndex]:
         """This rank's samples of the epoch."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
         places = np.arange(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
-        rows = order[places // self.repeats]
-        drawn = keys(rows * self.repeats + places % self.repeats, self.seed, self.epoch)
-        return (Draw(row, key) for row, key in zip(rows.tolist(), drawn.tolist(), strict=True))
+        rows = order[places // self.repeated_aug]
+        seeds = sample_seeds(rows * self.repeated_aug + places % self.repeated_aug, self.seed, self.epoch)
+        return (SeededIndex(row, seed) for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True))
 
     def __len__(self) -> int:
         return self.num_samples
 
 
-class EvalSampler(DistributedSampler[Draw]):
+class EvalSampler(DistributedSampler[SeededIndex]):
     """All samples in order, dealt out to the ranks without padding: none twice, so ranks may differ by one.
 
     Args:
@@ -62,22 +62,22 @@ class EvalSampler(DistributedSampler[Draw]):
     """
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
-        check_share(length, world_size)
-        self.mine = range(rank, length, world_size)
+        check_enough_samples(length, world_size)
+        self.indices = range(rank, length, world_size)
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[SeededIndex]:
         """This rank's samples."""
-        return (Draw(row, 0) for row in self.mine)
+        return (SeededIndex(row, 0) for row in self.indices)
 
     def __len__(self) -> int:
-        return len(self.mine)
+        return len(self.indices)
 
     def set_epoch(self, epoch: int) -> None:
         """The order is always the same."""
 
 
-def check_share(length: int, world_size: int) -> None:
-    """Raises a `UserError` if some of the ranks would have nothing to do."""
+def check_enough_samples(length: int, world_size: int) -> None:
+    """Raises a `UserError` if some of the ranks would get no sample."""
     if length < world_size:
         raise UserError(f"{length} images cannot be shared by {world_size} devices; lower --trainer.devices")
 

@@ -14,11 +14,11 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from linvit.data.loading.seeds import key
+from linvit.data.loading.seeds import sample_seed
 from linvit.data.transforms.decode import decode
 from linvit.errors import UserError, check_choice
 
-FLOOR = 5  # bad images that a budget above 0 always allows: of a small set one image is a large share
+ALWAYS_ALLOWED = 5  # images that any max_fraction above 0 allows to skip: one image is much of a small set
 ATTEMPTS = 100  # replacements in a row that are tried before the data itself must be at fault
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
@@ -48,19 +48,21 @@ class BadImages:
 
     Args:
         policy: raise ends the run at the first one; skip puts another image in its place.
-        budget: Largest share of the set's images that may be skipped; beyond it the run ends.
+        max_fraction: Largest fraction of the set's images that may be skipped; beyond it the run ends.
         max_pixels: An image with more is refused before it is decoded.
         num_workers: Loader processes.
     """
 
-    def __init__(self, policy: Policy, budget: float = 0.0, max_pixels: int = MAX_PIXELS, num_workers: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, max_fraction: float = 0.0, max_pixels: int = MAX_PIXELS, num_workers: int = 0
+    ) -> None:
         check_choice("bad_images", policy, ["raise", "skip"])
-        if not 0 <= budget <= 1:
-            raise UserError(f"bad_budget must lie between 0 and 1, such as 0.001; got {budget}")
+        if not 0 <= max_fraction <= 1:
+            raise UserError(f"max_bad_fraction must lie between 0 and 1, such as 0.001; got {max_fraction}")
         if max_pixels < 1 or max_pixels > 2 * MAX_PIXELS:
             raise UserError(f"max_pixels must lie between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {max_pixels}")
         self.policy = policy
-        self.budget = budget
+        self.max_fraction = max_fraction
         self.max_pixels = max_pixels
         self.report: Path | None = None
         self.met = torch.zeros(num_workers + 1, dtype=torch.int64).share_memory_()  # how often a bad image came
@@ -70,11 +72,11 @@ class BadImages:
     def expect(self, images: int) -> None:
         """Says of how many images the set is; begins the account of those that are bad anew."""
         self.images = images
-        self.allowed = max(FLOOR if self.budget else 0, math.floor(self.budget * images))
+        self.allowed = max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * images))
         self.rows = torch.full((len(self.met), self.allowed + 1), -1).share_memory_()  # of each process, -1 for none
 
     def refuse(self, bad: BadImageError, row: int) -> None:
-        """Names a bad image in the report, if the policy and the budget allow to go on.
+        """Names a bad image in the report, if the policy and max_fraction allow to go on.
 
         Raises:
             UserError: If they do not.
@@ -91,8 +93,9 @@ class BadImages:
             listed = f" They are listed in '{self.report}'." if self.report else ""
             raise UserError(
                 f"{different} of the {self.images} training images cannot be decoded, and more may follow; the last "
-                f"is {bad.name} ({bad.reason}). At most {self.allowed} are skipped (--data.bad_budget={self.budget})."
-                f"{listed} Replace or remove them (linvit data check PATH finds them all), or raise the budget"
+                f"is {bad.name} ({bad.reason}). At most {self.allowed} are skipped "
+                f"(--data.max_bad_fraction={self.max_fraction}).{listed} Replace or remove them (linvit data check "
+                f"PATH finds them all), or raise the fraction"
             ) from bad
 
     def since_last(self) -> int:
@@ -100,25 +103,25 @@ class BadImages:
         before, self._told = self._told, int(self.met.sum())
         return self._told - before
 
-    def first_good(self, sample: Callable[[int, int], Any], row: int, draw: int, length: int) -> Any:
-        """The sample of a row, or of one that the key chooses in its place.
+    def first_good(self, sample: Callable[[int, int], Any], row: int, seed: int, length: int) -> Any:
+        """The sample of a row, or of one that the seed chooses in its place.
 
         Args:
-            sample: Row and key to a sample; raises `BadImageError`.
+            sample: Row and seed to a sample; raises `BadImageError`.
             row: Of the table.
-            draw: The sample's key.
+            seed: The sample's seed.
             length: Rows of the table.
 
         Raises:
-            UserError: If the image is bad and policy or budget forbid to go on.
+            UserError: If the image is bad and policy or max_fraction forbid to go on.
         """
         chosen = row
         for attempt in range(ATTEMPTS):
             try:
-                return sample(chosen, draw)
+                return sample(chosen, seed)
             except BadImageError as error:
                 self.refuse(error, chosen)
-                chosen = key(draw, attempt) % length
+                chosen = sample_seed(seed, attempt) % length
         raise UserError(f"none of {ATTEMPTS} images, drawn in place of row {row}, can be decoded")
 
     def _write(self, bad: BadImageError) -> None:

@@ -8,12 +8,12 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from linvit.data.loading.seeds import Draw
+from linvit.data.loading.seeds import SeededIndex
 from linvit.data.sources.bad_images import BadImages, name_of, read
-from linvit.data.transforms.ops import Plans
+from linvit.data.transforms.ops import BatchDeviceOps
 
 Sample = dict[str, Any]
-"""image: 8-bit (3, H, W); index: in the split; id: path, else the index; label: class, if known; plan: if training."""
+"""image: 8-bit (3, H, W); index: in the split; id: path or index; label: class, if known; device_ops: in training."""
 
 
 class Images(Dataset[Sample]):
@@ -21,7 +21,7 @@ class Images(Dataset[Sample]):
 
     Args:
         rows: The table.
-        transform: 8-bit pixels (3, h, w) and a key to entries of the sample.
+        transform: 8-bit pixels (3, h, w) and a seed to entries of the sample.
         image: Column of the images.
         label: Column of the labels, or None.
         bad: What becomes of images that cannot be decoded.
@@ -50,34 +50,34 @@ class Images(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, draw: Draw | int) -> Sample:
-        """Loads, decodes and transforms one image, or another one in its place; a bare index has the key 0.
+    def __getitem__(self, at: SeededIndex | int) -> Sample:
+        """Loads, decodes and transforms one image, or another one in its place; a bare index has the seed 0.
 
         Raises:
             UserError: If the image cannot be decoded and may not be skipped; names its file.
         """
-        index, key = draw if isinstance(draw, Draw) else (draw, 0)
-        sample: Sample = self.bad.first_good(self._sample, index, key, len(self))
+        index, seed = at if isinstance(at, SeededIndex) else (at, 0)
+        sample: Sample = self.bad.first_good(self._sample, index, seed, len(self))
         return sample
 
-    def _sample(self, index: int, key: int) -> Sample:
+    def _sample(self, index: int, seed: int) -> Sample:
         number = int(self.chosen[index])
         row = self.rows[number]  # a table of one row
         stored = row[self.image][0].as_py()
         picture = read(stored, name_of(stored, f"row {number}"), self.bad.max_pixels)
-        sample = self.transform(picture, key) | {"index": index, "id": stored["path"] or str(index)}
+        sample = self.transform(picture, seed) | {"index": index, "id": stored["path"] or str(index)}
         if self.label is not None:
             sample["label"] = row[self.label][0].as_py()
         return sample
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
-    """A batch: tensors stacked, ids a list; of training samples also their `plans`, and `key`, 63 bits for the batch.
+    """A batch: tensors stacked, ids a list; in training also their `device_ops`, and `seed`, 63 bits for the batch.
 
-    The batch's key is that of its first sample. It stays an int, so that reading it waits for no device.
+    The batch's seed is that of its first sample. It stays an int, so that reading it waits for no device.
     """
-    plans = [sample["plan"] for sample in samples if "plan" in sample]
+    plans = [sample["device_ops"] for sample in samples if "device_ops" in sample]
     batch: dict[str, Any] = default_collate(
-        [{name: value for name, value in sample.items() if name != "plan"} for sample in samples]
+        [{name: value for name, value in sample.items() if name != "device_ops"} for sample in samples]
     )
-    return batch | {"key": plans[0].key, "plans": Plans(plans)} if plans else batch
+    return batch | {"seed": plans[0].seed, "device_ops": BatchDeviceOps(plans)} if plans else batch

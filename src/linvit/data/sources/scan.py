@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     frames: int = 1
 
 
-class Survey:
+class ScanResult:
     """What was found, added up.
 
     Attributes:
@@ -107,9 +107,9 @@ class _Examined(Dataset[Finding]):
         return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels)
 
 
-def survey(
+def scan(
     splits: Mapping[str, datasets.Dataset], image: str, max_pixels: int, workers: int, progress: bool = True
-) -> Survey:
+) -> ScanResult:
     """Examines every image, in several processes.
 
     Args:
@@ -119,7 +119,7 @@ def survey(
         workers: Processes besides this one; 0 does everything here.
         progress: Whether to show a bar.
     """
-    found = Survey()
+    found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():
             examined = _Examined(rows, image, split, max_pixels)

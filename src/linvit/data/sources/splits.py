@@ -149,17 +149,17 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     return found
 
 
-def hold_out(count: int, share: float, source: str) -> dict[str, np.ndarray]:
-    """Training rows cut in two at random, always the same way: `val` has the share, `train` the rest.
+def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
+    """Training rows cut in two at random, always the same way: `val` has the fraction, `train` the rest.
 
     Raises:
         UserError: If nothing would be left to train on.
     """
-    held = math.ceil(share * count)
+    held = math.ceil(fraction * count)
     if held >= count:
         raise UserError(
-            f"data source '{source}' has no validation split, and a share of {share} of its {count} training images "
-            f"(--data.val_fraction) would leave none to train on; add images, or a validation split"
+            f"data source '{source}' has no validation split, and holding out a fraction of {fraction} of its {count} "
+            f"training images (--data.val_fraction) would leave none to train on; add images, or a validation split"
         )
     order = np.random.default_rng(0).permutation(count)
     return {"train": order[held:], "val": order[:held]}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from linvit.data.loading.seeds import keys
+from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImageError, BadImages, name_of, read
 from linvit.data.sources.images import Sample, collate
 from linvit.data.sources.shards import ROWS, Part, Shards, assign, permutation, whole, worker_share
@@ -37,7 +37,7 @@ class Stream(IterableDataset[Sample]):
 
     Args:
         shards: The split.
-        transform: 8-bit pixels (3, h, w) and a key to entries of the sample.
+        transform: 8-bit pixels (3, h, w) and a seed to entries of the sample.
         image: Column of the images.
         label: Column of the labels, or None.
         num_classes: Labels lie below this; None does not check.
@@ -152,8 +152,8 @@ class Stream(IterableDataset[Sample]):
             except BadImageError as error:
                 self.bad.refuse(error, number)
                 continue
-            key = 0 if self.seed is None else int(keys(np.array([number]), self.seed, epoch)[0])
-            sample = self.transform(picture, key) | {"index": number, "id": stored["path"] or str(number)}
+            seed = 0 if self.seed is None else int(sample_seeds(np.array([number]), self.seed, epoch)[0])
+            sample = self.transform(picture, seed) | {"index": number, "id": stored["path"] or str(number)}
             if self.label is not None:
                 sample["label"] = self._checked(row[self.label], name)
             yield sample

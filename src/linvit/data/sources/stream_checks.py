@@ -39,7 +39,9 @@ def total_of(shards: Shards, given: int | None, source: str) -> int:
     return shards.total or 0 if given is None else given
 
 
-def check_stream_options(streaming: bool, rows: int | None, buffer: int, repeats: int) -> tuple[int, int | None] | None:
+def check_stream_options(
+    streaming: bool, rows: int | None, buffer: int, repeated_aug: int
+) -> tuple[int, int | None] | None:
     """The buffer and the number of rows of a stream, or None if nothing is streamed.
 
     Raises:
@@ -49,8 +51,10 @@ def check_stream_options(streaming: bool, rows: int | None, buffer: int, repeats
         raise UserError(f"shuffle_buffer must be 1 (no shuffling within a shard) or more; got {buffer}")
     if rows is not None and rows < 1:
         raise UserError(f"streaming_rows must be 1 or more; got {rows}")
-    if streaming and repeats > 1:
-        raise UserError(f"a stream gives each image once per epoch; got repeats={repeats}. Leave out --data.streaming")
+    if streaming and repeated_aug > 1:
+        raise UserError(
+            f"a stream gives each image once per epoch; got repeated_aug={repeated_aug}. Leave out --data.streaming"
+        )
     return (buffer, rows) if streaming else None
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms import geometry, ops, rand_augment
-from linvit.data.transforms.ops import BLACK, Change, Fill, Plan, Warp
+from linvit.data.transforms.geometry import CropMode
+from linvit.data.transforms.ops import BLACK, DeviceOps, Fill, Op, Warp
 from linvit.data.transforms.random_erasing import erased_box
 from linvit.errors import UserError, check_choice
 
@@ -20,17 +21,17 @@ class Augmentation:
     """Random changes to a training image.
 
     Attributes:
-        crop_scale: Area share of the random resized crop, [low, high]; null for no random crop.
+        crop_scale: Area of the random resized crop as a fraction of the image, [low, high]; null for no random crop.
         crop_ratio: Width over height of the random resized crop, [low, high].
         interpolation: Of resizing, shears and rotations: bicubic, bilinear, or random (one of the two each time).
         hflip: Probability of a horizontal flip.
         auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1, or 3-augment; null for neither.
         augment_on: Where auto_augment and color_jitter are done: worker, image by image, or device, batch by batch.
-        color_jitter: Largest change of brightness, contrast and colour, as a share. timm drops it beside RandAugment.
-        erase: Probability that a random box is filled with noise.
+        color_jitter: Largest change of brightness, contrast and colour, a fraction. timm drops it beside RandAugment.
+        random_erasing: Probability that a random box is filled with noise.
         rotate: Largest rotation in degrees, either way.
-        translate: Largest shift as a share of the side, either way.
-        zoom: Largest change of scale, as a share: 0.1 is 0.9 to 1.1.
+        translate: Largest shift as a fraction of the side, either way.
+        zoom: Largest change of scale, as a fraction: 0.1 is 0.9 to 1.1.
     """
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)
@@ -40,7 +41,7 @@ class Augmentation:
     auto_augment: str | None = None
     augment_on: Literal["worker", "device"] = "worker"
     color_jitter: float = 0.0
-    erase: float = 0.0
+    random_erasing: float = 0.0
     rotate: float = 0.0
     translate: float = 0.0
     zoom: float = 0.0
@@ -52,7 +53,7 @@ class Augmentation:
             raise UserError(f"crop_ratio must be [low, high] with 0 < low <= high; got {list(self.crop_ratio)}")
         check_choice("interpolation", self.interpolation, ["bicubic", "bilinear", "random"])
         check_choice("augment_on", self.augment_on, ["worker", "device"])
-        for name in ("hflip", "erase", "translate"):
+        for name in ("hflip", "random_erasing", "translate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1; got {getattr(self, name)}")
         if not 0 <= self.zoom < 1:
@@ -65,7 +66,7 @@ class Augmentation:
 
 
 class TrainTransform:
-    """Crops, flips and changes an image at random; the sample's key is the only source of randomness.
+    """Crops, flips and changes an image at random; the sample's seed is the only source of randomness.
 
     Args:
         size: Wanted (H, W).
@@ -76,16 +77,16 @@ class TrainTransform:
     def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:
         self.size = size
         self.augmentation = augmentation
-        self.fill: Fill = tuple(min(255, round(255 * share)) for share in mean)  # type: ignore[assignment]
+        self.fill = colour_of(mean)
         policy = augmentation.auto_augment
         named = policy is not None and policy != rand_augment.THREE_AUGMENT
         self.rand_augment = rand_augment.RandAugment.parse(str(policy)) if named else None
 
-    def __call__(self, image: Tensor, key: int) -> dict[str, Any]:
-        """8-bit pixels (3, h, w) and the sample's key to `image` (3, H, W), 8-bit, and the `plan` for the device."""
-        given, rng = self.augmentation, generator(key)
+    def __call__(self, image: Tensor, seed: int) -> dict[str, Any]:
+        """8-bit pixels (3, h, w) and the sample's seed to `image` (3, H, W), 8-bit, and `device_ops`."""
+        given, rng = self.augmentation, generator(seed)
         if given.crop_scale is None:
-            image = geometry.evaluation_view(image, self.size, "short", 1.0)
+            image = geometry.evaluation_view(image, self.size, "center", 1.0)
         else:
             box = geometry.random_box(rng, image.shape[1], image.shape[2], given.crop_scale, given.crop_ratio)
             image = geometry.resize(geometry.cut(image, box), self.size, rand_augment.choose(given.interpolation, rng))
@@ -93,12 +94,12 @@ class TrainTransform:
             image = image.flip(-1)
         image = ops.apply(self._moves(rng), image)
         drawn = self._policy(rng)
-        erase = erased_box(rng, given.erase, self.size) if given.erase else None
+        erase = erased_box(rng, given.random_erasing, self.size) if given.random_erasing else None
         if given.augment_on == "worker":
             image, drawn = ops.apply(drawn, image), []
-        return {"image": image.contiguous(), "plan": Plan(key, tuple(drawn), erase)}
+        return {"image": image.contiguous(), "device_ops": DeviceOps(seed, tuple(drawn), erase)}
 
-    def _moves(self, rng: np.random.Generator) -> list[Change | Warp]:
+    def _moves(self, rng: np.random.Generator) -> list[Op | Warp]:
         """Rotation, zoom and shift in one; what comes in from outside is black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
@@ -107,27 +108,36 @@ class TrainTransform:
         down, right = (round(side * rng.uniform(-given.translate, given.translate)) for side in self.size)
         return [Warp(ops.affine(angle, zoom, (right, down), self.size), False, BLACK)]
 
-    def _policy(self, rng: np.random.Generator) -> list[Change | Warp]:
+    def _policy(self, rng: np.random.Generator) -> list[Op | Warp]:
         """What auto_augment and color_jitter do to this image."""
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
-            drawn = self.rand_augment.changes(rng, self.size, given.interpolation, self.fill)
+            drawn = self.rand_augment.ops(rng, self.size, given.interpolation, self.fill)
         elif given.auto_augment is not None:
             drawn = rand_augment.three_augment(rng)
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
+def colour_of(mean: Sequence[float]) -> Fill:
+    """The mean colour in 8 bits, from means in [0, 1]."""
+    red, green, blue = (min(255, round(255 * value)) for value in mean)
+    return red, green, blue
+
+
 class EvalTransform:
     """Resizes an image and takes its centre; see `linvit.data.transforms.geometry.evaluation_view`."""
 
-    def __init__(self, size: tuple[int, int], mode: str, crop_share: float) -> None:
+    def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, mean: Sequence[float]) -> None:
         self.size = size
-        self.mode = mode
-        self.crop_share = crop_share
+        self.crop_mode = crop_mode
+        self.crop_pct = crop_pct
+        self.fill = colour_of(mean)
 
-    def __call__(self, image: Tensor, key: int) -> dict[str, Any]:
-        """8-bit pixels (3, h, w) to `image` (3, H, W), 8-bit; the key does not matter."""
-        return {"image": geometry.evaluation_view(image, self.size, self.mode, self.crop_share).contiguous()}
+    def __call__(self, image: Tensor, seed: int) -> dict[str, Any]:
+        """8-bit pixels (3, h, w) to `image` (3, H, W), 8-bit; the seed does not matter."""
+        return {
+            "image": geometry.evaluation_view(image, self.size, self.crop_mode, self.crop_pct, self.fill).contiguous()
+        }
 
 
 def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-INTERPOLATIONS = ("bilinear", "bicubic")
+CropMode = Literal["center", "squash", "border"]
 
 
 class Box(NamedTuple):
@@ -50,7 +51,7 @@ def random_box(
         rng: Numbers of the sample.
         height: Of the image.
         width: Of the image.
-        scale: Range of the area as a share of the image's, uniform.
+        scale: Range of the area as a fraction of the image's, uniform.
         ratio: Range of width over height, uniform in the logarithm.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -72,17 +73,40 @@ def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
     return target[0], max(target[1], target[0] * width // height)
 
 
-def evaluation_view(image: Tensor, size: tuple[int, int], mode: str, crop: float) -> Tensor:
-    """What evaluation sees of an image, bicubic.
+def evaluation_view(
+    image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Sequence[int] = (0, 0, 0)
+) -> Tensor:
+    """What evaluation sees of an image, resized bicubically; the modes are timm's.
 
     Args:
         image: 8-bit pixels (3, H, W).
         size: Wanted (H, W).
-        mode: "short": resize until the image covers `size / crop`, aspect kept, and take the centre; "square": resize
-            to `size / crop` whatever the aspect, and take the centre; "direct": resize to `size`.
-        crop: Share of the side that is kept.
+        crop_mode: "center" resizes until the image covers `size / crop_pct` and keeps its aspect; "squash" resizes to
+            `size / crop_pct` whatever the aspect; "border" resizes until the image fits into `size / crop_pct`, keeps
+            its aspect, and pads what is missing. All take the centre of the result.
+        crop_pct: Fraction of the resized side that is kept.
+        fill: Colour of the padding of "border".
     """
-    target = size if mode == "direct" else (math.floor(size[0] / crop), math.floor(size[1] / crop))
-    if mode == "short":
+    target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
+    if crop_mode == "center":
         target = cover(image.shape[1], image.shape[2], target)
-    return cut(resize(image, target), centre(*target, *size))
+    elif crop_mode == "border":
+        target = fit(image.shape[1], image.shape[2], target)
+    return center_crop_or_pad(resize(image, target), size, fill)
+
+
+def fit(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
+    """The largest size of the same aspect that fits into `target` (H, W), rounded as timm rounds it."""
+    ratio = max(height / target[0], width / target[1])
+    return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+
+def center_crop_or_pad(image: Tensor, size: Sequence[int], fill: Sequence[int]) -> Tensor:
+    """The middle of an image (3, H, W) at `size` (H, W); sides that are too short are padded with a colour."""
+    height, width = image.shape[1:]
+    down, across = max(size[0] - height, 0), max(size[1] - width, 0)
+    if down or across:
+        padded = torch.tensor(fill, dtype=image.dtype).view(3, 1, 1).repeat(1, height + down, width + across)
+        padded[:, down // 2 : down // 2 + height, across // 2 : across // 2 + width] = image
+        image = padded
+    return cut(image, centre(*image.shape[1:], *size))

@@ -1,4 +1,4 @@
-"""What is done to a whole batch on the device: the changes that were left to it, normalising, erasing."""
+"""What is done to a whole batch on the device: the operations that were left to it, normalising, erasing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.data.transforms.affine import Matrix
-from linvit.data.transforms.ops import Change, Plan, Warp
+from linvit.data.transforms.ops import DeviceOps, Op, Warp
 from linvit.data.transforms.pixel_ops import OPERATIONS
 from linvit.data.transforms.random_erasing import erase_
 
 
-def finish(images: Tensor, plans: Sequence[Plan], mean: Tensor, std: Tensor) -> Tensor:
+def finish(images: Tensor, plans: Sequence[DeviceOps], mean: Tensor, std: Tensor) -> Tensor:
     """8-bit images (B, 3, H, W) as the model takes them: changed, normalised, erased, float32.
 
     Args:
@@ -23,23 +23,23 @@ def finish(images: Tensor, plans: Sequence[Plan], mean: Tensor, std: Tensor) -> 
         mean: Of values in [0, 1], (3, 1, 1), on the same device.
         std: Likewise.
     """
-    if any(plan.changes for plan in plans):
-        images = change(images, [plan.changes for plan in plans])
+    if any(plan.ops for plan in plans):
+        images = apply_ops(images, [plan.ops for plan in plans])
     normal = images.float().sub_(255 * mean).div_(255 * std)
     if plans:
         erase_(normal, plans)
     return normal
 
 
-def change(images: Tensor, changes: Sequence[Sequence[Change | Warp]]) -> Tensor:
-    """Does to every image its own changes, those of one kind together."""
+def apply_ops(images: Tensor, ops: Sequence[Sequence[Op | Warp]]) -> Tensor:
+    """Does its own operations to every image, those of one kind together."""
     images = images.clone()
-    for layer in range(max(map(len, changes))):
+    for layer in range(max(map(len, ops))):
         alike: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
-        for i, own in enumerate(changes):
+        for i, own in enumerate(ops):
             if layer < len(own):
                 step = own[layer]
-                if isinstance(step, Change):
+                if isinstance(step, Op):
                     alike[step.name].append((i, step.amount))
                 else:
                     alike[step.bicubic, step.fill].append((i, step.matrix))

@@ -14,7 +14,7 @@ Fill = tuple[int, int, int]
 BLACK: Fill = (0, 0, 0)
 
 
-class Change(NamedTuple):
+class Op(NamedTuple):
     """One of `OPERATIONS`, by an amount."""
 
     name: str
@@ -29,34 +29,31 @@ class Warp(NamedTuple):
     fill: Fill
 
 
-class Plan(NamedTuple):
+class DeviceOps(NamedTuple):
     """What is left to do with a sample on the device.
 
     Attributes:
-        key: Of the sample; seeds the noise that it is erased with.
-        changes: In order; empty if the loader process has done them.
+        seed: Of the sample; the noise that erases a box of it follows from it.
+        ops: In order; empty if the loader process has done them.
         erase: The box to be erased, or None.
     """
 
-    key: int
-    changes: tuple[Change | Warp, ...]
+    seed: int
+    ops: tuple[Op | Warp, ...]
     erase: Box | None
 
 
-class Plans:
-    """The plans of a batch. Not a list or tuple: Lightning would search it, item by item, for tensors to move."""
+class BatchDeviceOps:
+    """The device ops of a batch. Not a list or tuple: Lightning would search it, item by item, for tensors to move."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self.plans = plans
+    def __init__(self, samples: Sequence[DeviceOps]) -> None:
+        self.samples = samples
 
 
-def apply(changes: Sequence[Change | Warp], image: Tensor) -> Tensor:
-    """Does the changes to one 8-bit image (3, H, W) on the CPU."""
-    for change in changes:
-        if isinstance(change, Warp):
-            image = warp(image, *change)
-        else:
-            image = OPERATIONS[change.name](image[None], change.amount)[0]
+def apply(ops: Sequence[Op | Warp], image: Tensor) -> Tensor:
+    """Does the operations to one 8-bit image (3, H, W) on the CPU."""
+    for op in ops:
+        image = warp(image, *op) if isinstance(op, Warp) else OPERATIONS[op.name](image[None], op.amount)[0]
     return image
 
 

@@ -1,11 +1,11 @@
-"""RandAugment (Cubuk et al. 2020) as timm draws it, and DeiT III's 3-augment: lists of changes for one sample."""
+"""RandAugment (Cubuk et al. 2020) as timm draws it, and DeiT III's 3-augment: lists of operations for one sample."""
 
 import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from linvit.data.transforms.ops import Change, Fill, Warp, affine
+from linvit.data.transforms.ops import Fill, Op, Warp, affine
 from linvit.errors import UserError
 
 THREE_AUGMENT = "3-augment"
@@ -78,8 +78,8 @@ class RandAugment:
         """What a level from 0 to 1 means to an operation.
 
         Returns:
-            Degrees (rotate), pixels per pixel (shear), share of the side (translate), bits kept (posterize), threshold
-            (solarize), addend (solarize_add), factor (color, contrast, brightness, sharpness), 0 (others).
+            Degrees (rotate), pixels per pixel (shear), fraction of the side (translate), bits kept (posterize),
+            threshold (solarize), addend (solarize_add), factor (color, contrast, brightness, sharpness), 0 (others).
         """
         sign = -1 if rng.random() < 0.5 else 1
         if name in ("color", "contrast", "brightness", "sharpness"):
@@ -93,14 +93,12 @@ class RandAugment:
         reach = {"rotate": 30, "shear_x": 0.3, "shear_y": 0.3, "translate_x": 0.45, "translate_y": 0.45}
         return sign * reach.get(name, 0) * level
 
-    def changes(
-        self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill
-    ) -> list[Change | Warp]:
+    def ops(self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill) -> list[Op | Warp]:
         """Draws what is done to an image of `size` (H, W)."""
-        return [as_change(*drawn, size, choose(interpolation, rng) == "bicubic", fill) for drawn in self.draw(rng)]
+        return [as_op(*drawn, size, choose(interpolation, rng) == "bicubic", fill) for drawn in self.draw(rng)]
 
 
-def as_change(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> Change | Warp:
+def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> Op | Warp:
     """An operation of RandAugment; those that move pixels are affine maps. `fill` is for what moves in."""
     moves = {
         "rotate": affine(amount, 1, (0, 0), size),
@@ -109,21 +107,21 @@ def as_change(name: str, amount: float, size: tuple[int, int], bicubic: bool, fi
         "translate_x": (1, 0, amount * size[1], 0, 1, 0),
         "translate_y": (1, 0, 0, 0, 1, amount * size[0]),
     }
-    return Warp(moves[name], bicubic, fill) if name in moves else Change(name, amount)
+    return Warp(moves[name], bicubic, fill) if name in moves else Op(name, amount)
 
 
-def three_augment(rng: np.random.Generator) -> list[Change | Warp]:
+def three_augment(rng: np.random.Generator) -> list[Op | Warp]:
     """Grey, solarised or blurred, one of the three (Touvron et al. 2022, DeiT III, section 3.2)."""
     choice = rng.integers(3)
     if choice == 0:
-        return [Change("grayscale", 0)]
-    return [Change("solarize", 128) if choice == 1 else Change("blur", rng.uniform(0.1, 2))]
+        return [Op("grayscale", 0)]
+    return [Op("solarize", 128) if choice == 1 else Op("blur", rng.uniform(0.1, 2))]
 
 
-def color_jitter(rng: np.random.Generator, strength: float) -> list[Change | Warp]:
+def color_jitter(rng: np.random.Generator, strength: float) -> list[Op | Warp]:
     """Brightness, contrast and colour by factors in 1 ± strength, in random order, as torchvision's ColorJitter."""
     names = ("brightness", "contrast", "color")
-    return [Change(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
+    return [Op(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
 
 
 def choose(interpolation: str, rng: np.random.Generator) -> str:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from linvit.data.transforms.geometry import Box
-from linvit.data.transforms.ops import Plan
+from linvit.data.transforms.ops import DeviceOps
 
-AREA = (0.02, 1 / 3)  # share of the image, uniform
+AREA = (0.02, 1 / 3)  # fraction of the image, uniform
 ASPECT = (0.3, 1 / 0.3)  # height over width, uniform in the logarithm
 
 
@@ -28,14 +28,14 @@ def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, in
     return None
 
 
-def erase_(images: Tensor, plans: Sequence[Plan]) -> None:
+def erase_(images: Tensor, plans: Sequence[DeviceOps]) -> None:
     """Fills the boxes of normalised images (B, 3, H, W) with normal noise, in place.
 
-    The noise follows from the sample's key and the kind of device: a GPU's generator gives other numbers than a CPU's.
+    The noise follows from the sample's seed and the kind of device: a GPU's generator gives other numbers than a CPU's.
     """
     generator = torch.Generator(images.device)
     for image, plan in zip(images, plans, strict=True):
         if plan.erase is not None:
             top, left, height, width = plan.erase
-            generator.manual_seed(plan.key)
+            generator.manual_seed(plan.seed)
             image[:, top : top + height, left : left + width].normal_(generator=generator)
