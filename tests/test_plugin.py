@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(__file__).parent / "plugin" / "linvit-cosine"
 HEAD_WIDTH = 32  # deit_nano: 96 channels, 3 heads
 
-BROKEN = {  # name -> its module, what `linvit list` can tell without running it, what `--check` says
+BROKEN = {  # name -> its module, its summary in `linvit list`, what `--check` says
     "bad_import": (
         "import no_such_dependency\n",
-        "broken: bad_import, line 1: ModuleNotFoundError: No module named 'no_such_dependency'",
+        "",
         "broken: ModuleNotFoundError: No module named 'no_such_dependency'",
     ),
-    "bad_syntax": ("def (:\n", "broken: bad_syntax, line 1: SyntaxError: invalid syntax", "broken: SyntaxError: "),
+    "bad_syntax": ("def (:\n", "", "broken: SyntaxError: "),
     "bad_type": (
         '"""A class, but no attention."""\nclass Mine:\n    pass\n',
         "A class, but no attention.",
@@ -29,7 +28,7 @@ BROKEN = {  # name -> its module, what `linvit list` can tell without running it
     ),
     "bad_exit": (
         "import sys\nsys.exit(0)\n",
-        "broken: bad_exit, line 2: sys.exit(0)",
+        "",
         "broken: SystemExit: 0",
     ),
     "bad_sleep": (
@@ -154,19 +153,20 @@ def test_the_plugin_survives_a_fast_dev_run(cosine, tmp_path):
 
 
 def test_broken_plugins_do_not_harm_the_list(broken):
-    python("-m", "linvit", "list", path=broken)  # warm
-    start = time.perf_counter()
-    done = python("-m", "linvit", "list", path=broken)
-    wall = time.perf_counter() - start
-    assert done.returncode == 0
+    """Nothing is imported: `bad_sleep` would sleep, `bad_exit` would end the process."""
+    code = (
+        "import sys\nfrom linvit.cli import main\nassert main(['list']) == 0\n"
+        f"assert not {{'torch', *{set(BROKEN)!r}}} & set(sys.modules)"
+    )
+    done = python("-c", code, path=broken)
+    assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert wall < 1.5, f"{wall:.2f} s: something was imported"
     for name in [*linvit.list_attentions(), *linvit.list_backbones(), "cosine"]:
         assert "broken" not in line_of(name, done.stdout)
     for name, (_, remark, _) in BROKEN.items():
         line = line_of(name, done.stdout)
         assert f"linvit-{name.replace('_', '-')} 0.1" in line
-        assert remark in line
+        assert line.rstrip().endswith(remark)
 
 
 def test_check_imports_each_plugin_and_reports_it(broken):

@@ -18,7 +18,7 @@ REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 COLUMNS = {"attentions": ("cost", "paper"), "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"), "heads": ()}
 
 EPILOG = """examples:
-  linvit list                                    everything, a broken plug-in with its reason
+  linvit list                                    everything; nothing is imported
   linvit list attentions --filter "*linear*"     names that match a wildcard
   linvit list attentions focused                 formula, paper, cost and options of one mechanism
   linvit list backbones --filter "flatten_*"     parameters, multiply-accumulates, published accuracy of some
@@ -117,11 +117,11 @@ def _owners(entries: list[Entry]) -> str:
 
 
 def _remark(owners: list[Entry]) -> str:
-    """The summary of a name, or what is wrong with it."""
+    """The summary of a name, or what is wrong with it as far as that can be said without importing it."""
     if len(owners) > 1:
         return "conflict: " + " and ".join(f"{entry.owner} ({entry.target})" for entry in owners)
-    broken = None if owners[0].owner == "linvit" else source.problem(owners[0].target)
-    return f"broken: {broken}" if broken else source.summary(owners[0].target)
+    missing = source.missing_package(owners[0].target)
+    return f"broken: there is no module '{missing}'" if missing else source.summary(owners[0].target)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
