@@ -15,8 +15,8 @@ from linvit.registry import backbones
 OWN = [name for name, owners in backbones.entries().items() if owners[0].owner == "linvit" and name != "timm"]
 
 
-def test_every_backbone_has_a_row_and_every_row_a_backbone() -> None:
-    assert sorted(model_info()) == sorted(OWN)
+def test_every_row_is_of_a_backbone() -> None:
+    assert model_info().keys() <= set(OWN)
 
 
 def test_an_accuracy_has_a_source() -> None:

@@ -85,6 +85,79 @@ def test_a_target_may_have_spaces_and_extras(install):
     assert attentions.get("mine").__name__ == "Mine"
 
 
+# Families: an entry point that names a module
+
+FAMILY = '''"""A family."""
+import linvit
+from linvit import preset
+
+class Net:
+    """A net."""
+    def __init__(self, in_chans=3, num_classes=1000, img_size=224, drop_path_rate=0.0, depth=1):
+        self.depth, self.num_classes = depth, num_classes
+
+mine_tiny = preset(Net, depth=2)
+mine_small = linvit.preset(mine_tiny, depth=4)
+'''
+FAMILY_GROUP = "[linvit.backbones]\nmine = linvit_mine\n"
+
+
+def test_a_family_registers_its_presets_without_being_imported(install):
+    install("linvit-mine", "1", FAMILY_GROUP, linvit_mine=FAMILY)
+    assert linvit.list_backbones("mine*") == ["mine_small", "mine_tiny"]
+    assert backbones.entries()["mine_tiny"] == [Entry("mine_tiny", "linvit_mine:mine_tiny", "linvit-mine 1")]
+    assert "linvit_mine" not in sys.modules
+    assert linvit.create_backbone("mine_small").depth == 4
+    assert linvit.create_backbone({"name": "mine_tiny", "depth": 7}, num_classes=3).depth == 7
+    with pytest.raises(UserError, match="Did you mean 'mine_tiny'"):
+        linvit.create_backbone("mine_tyni")
+
+
+def test_one_line_adds_a_preset_everywhere(tmp_path):
+    """To `linvit list`, its wildcards and one name's page, to specs with options, and to timm."""
+    added = FAMILY + "mine_wide = preset(Net, depth=8)\n"
+    write_distribution(tmp_path, "linvit-mine", "1", FAMILY_GROUP, linvit_mine=added)
+    listed = python("-m", "linvit", "list", "backbones", "--filter", "mine_w*", path=tmp_path)
+    assert re.search(r"^  mine_wide +linvit-mine 1 .*A net\.$", listed.stdout, re.MULTILINE), listed.stdout
+    shown = python("-m", "linvit", "list", "backbones", "mine_wide", path=tmp_path)
+    assert "from linvit_mine:mine_wide, linvit-mine 1" in shown.stdout
+    assert "  depth = 8\n" in shown.stdout
+    code = (
+        "import linvit, linvit.backbones, timm\n"
+        "assert timm.is_model('mine_wide')\n"
+        "assert linvit.create_backbone('mine_wide', num_classes=5).depth == 8\n"
+        "assert linvit.create_backbone('linvit_mine:mine_wide').depth == 8\n"
+    )
+    done = python("-c", code, path=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_families_of_one_name_collide(install):
+    install("linvit-mine", "1", FAMILY_GROUP, linvit_mine=FAMILY + "swin_tiny = preset(Net)\n")
+    with pytest.raises(UserError) as error:
+        linvit.create_backbone("swin_tiny")
+    assert "linvit (linvit.backbones.swin:swin_tiny)" in str(error.value)
+    assert "linvit-mine 1 (linvit_mine:swin_tiny)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def (:\n", "SyntaxError"),
+        ("import no_such_dependency\n", "No module named 'no_such_dependency'"),
+        (
+            "class Net: pass\n",
+            r"'mine' of linvit-mine 1 names the module 'linvit_mine', which .*preset\(CLASS",
+        ),
+    ],
+)
+def test_a_family_without_presets_is_one_broken_name(install, code, message):
+    install("linvit-mine", "1", FAMILY_GROUP, linvit_mine=code)
+    assert linvit.list_backbones("mine*") == ["mine"]
+    with pytest.raises(UserError, match=message):
+        linvit.create_backbone("mine")
+
+
 # The decorator
 
 
@@ -98,6 +171,15 @@ def test_the_decorator_registers_and_returns_the_class(widgets):
     assert widgets.get("round") is Round
     assert widgets.create({"name": "round", "radius": 2.0}).radius == 2.0
     assert widgets.entries()["round"][0].owner == f"module {__name__}"
+
+
+def test_a_preset_can_be_registered(widgets):
+    class Round:
+        def __init__(self, radius=1.0):
+            self.radius = radius
+
+    widgets.register("large")(linvit.preset(Round, radius=9.0))
+    assert widgets.create("large").radius == 9.0
 
 
 def test_decorating_the_same_class_again_is_fine(widgets):

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from linvit.errors import UserError
-from linvit.registry import attentions, backbones, heads
+from linvit.registry import attentions, backbones, heads, preset
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
@@ -40,6 +40,7 @@ __all__ = [
     "list_backbones",
     "list_heads",
     "load_pretrained",
+    "preset",
     "register_attention",
     "register_backbone",
     "register_head",

@@ -1,8 +1,10 @@
 """Names of attention mechanisms, backbones and heads, and how a spec becomes an object.
 
-A name comes from an entry point (`linvit.attentions`, `linvit.backbones`, `linvit.heads`), which is a pointer imported
-on first use, or from a decorator in the running program. linvit's own names are entry points like anybody else's.
-This module imports nothing heavy: listing names costs no torch.
+A name comes from an entry point (`linvit.attentions`, `linvit.backbones`, `linvit.heads`) or from a decorator in the
+running program. An entry point is `name = "package.module:Class"`, or `family = "package.module"` for all names that
+the module assigns from `preset`. linvit's own names are entry points like anybody else's. Nothing is imported before it
+is used: entry points are read from package metadata and presets from the source of their module, so listing names
+imports no torch.
 """
 
 import functools
@@ -15,12 +17,28 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from linvit import source
 from linvit.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 
 Spec = str | Mapping[str, Any]
 """A name, or a mapping with `name` and options: `focused` or `{name: focused, focusing_factor: 4}`."""
+
+
+def preset(constructor: Callable[..., Any], **options: Any) -> functools.partial[Any]:
+    """Registers the name that it is assigned to, with other defaults of a constructor.
+
+    An entry point names the module, and the names are read from its source: write `NAME = preset(...)` at top level.
+
+    Args:
+        constructor: A class or function, or another preset.
+        options: Options and their values; a spec may change them.
+
+    Example:
+        >>> swin_tiny = linvit.preset(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
+    """
+    return functools.partial(constructor, **options)
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,8 @@ class Entry:
             return self.registered
         module, _, attribute = self.target.partition(":")
         try:
-            loaded = attrgetter(attribute)(importlib.import_module(module))
+            loaded = importlib.import_module(module)
+            loaded = attrgetter(attribute)(loaded) if attribute else loaded
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plug-in may even call sys.exit
@@ -53,6 +72,11 @@ class Entry:
                 f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
                 f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
             ) from error
+        if not attribute:
+            raise UserError(
+                f"the entry point '{self.name}' of {self.owner} names the module '{module}', which defines no {kind}. "
+                f"Write NAME = linvit.preset(CLASS, option=value) in it, or name a class: '{module}:Class'"
+            )
         if not callable(loaded):
             raise UserError(
                 f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
@@ -90,8 +114,9 @@ class Registry:
         """
 
         def decorate(constructor: T) -> T:
-            target = f"{constructor.__module__}:{constructor.__qualname__}"
-            entry = Entry(name, target, f"module {constructor.__module__}", constructor)
+            built = constructor.func if isinstance(constructor, functools.partial) else constructor
+            target = f"{built.__module__}:{built.__qualname__}"
+            entry = Entry(name, target, f"module {built.__module__}", constructor)
             owners = [other for other in self.entries().get(name, []) if other.target != target]
             if owners:
                 raise UserError(self._collision(name, [*owners, entry]))
@@ -249,21 +274,22 @@ def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
 
 @functools.cache
 def _announced(group: str) -> tuple[Entry, ...]:
-    """Entry points of a group, from package metadata alone."""
-    return tuple(
-        Entry(
-            point.name,
-            _target(point),
-            "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version),
-        )
-        for point in entry_points(group=group)
-    )
+    """What the entry points of a group announce, nothing imported: a class each, or the presets of a module."""
+    found: list[Entry] = []
+    for point in entry_points(group=group):
+        owner = "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version)
+        module, attribute = _target(point)
+        presets = [] if attribute else source.presets(module)
+        found += [Entry(name, f"{module}:{name}", owner) for name in presets]
+        if not presets:
+            found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
+    return tuple(found)
 
 
-def _target(point: EntryPoint) -> str:
-    """`package.module:Class` without the spaces and `[extras]` that metadata may have; as written if malformed."""
+def _target(point: EntryPoint) -> tuple[str, str]:
+    """Module and class without the spaces and `[extras]` that metadata may have; as written if malformed."""
     match = point.pattern.match(point.value)
-    return f"{match['module']}:{match['attr'] or ''}" if match else point.value
+    return (match["module"], match["attr"] or "") if match else (point.value, "")
 
 
 def _owner(distribution: str, version: str) -> str:

@@ -44,6 +44,20 @@ def paper(target: str) -> str:
     return found[1] if found else ""
 
 
+def presets(module: str) -> list[str]:
+    """Names that a module assigns from `preset(...)` or `linvit.preset(...)`; none if its source cannot be read."""
+    tree = _tree(_find(module))
+    found = []
+    for statement in tree.body if tree else []:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="preset") | ast.Attribute(attr="preset")),
+            ):
+                found.append(name)
+    return found
+
+
 def missing_package(target: str) -> str:
     """The top-level package or module of a target if it is not installed; empty if it is."""
     package = target.partition(":")[0].partition(".")[0]
@@ -62,6 +76,13 @@ def _find(name: str) -> ModuleSpec | None:
             return None
         spec = PathFinder.find_spec(part, spec.submodule_search_locations)
     return spec
+
+
+def _tree(spec: ModuleSpec | None) -> ast.Module | None:
+    """The syntax tree of a module; None if it has no source that can be parsed."""
+    if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+        return None
+    return _parse(spec.origin)
 
 
 @functools.cache
@@ -86,9 +107,7 @@ def _definition(target: str, hops: int = 9) -> tuple[ast.Module | None, ast.Clas
     """The module and the class or function behind a target, through re-exports and `partial(Class, ...)`."""
     module, _, name = target.partition(":")
     spec = _find(module)
-    if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
-        return None, None
-    tree = _parse(spec.origin)
+    tree = _tree(spec)
     for statement in reversed(tree.body if tree and hops else []):
         match statement:
             case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
@@ -102,9 +121,9 @@ def _definition(target: str, hops: int = 9) -> tuple[ast.Module | None, ast.Clas
     return tree, None
 
 
-def _absolute(statement: ast.ImportFrom, name: str, spec: ModuleSpec) -> str:
+def _absolute(statement: ast.ImportFrom, name: str, spec: ModuleSpec | None) -> str:
     """The module that `from ... import` in module `name` reads; dots that lead out of the package stay."""
-    package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+    package = name if spec and spec.submodule_search_locations is not None else name.rpartition(".")[0]
     source = "." * statement.level + (statement.module or "")
     try:
         return importlib.util.resolve_name(source, package)

@@ -19,7 +19,7 @@ from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.stripes import StripeAttention
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 class CSWin(Backbone):
@@ -110,16 +110,16 @@ class CSWin(Backbone):
 
 _wide_stripes = (1, 2, 12, 12)  # at 384 pixels
 
-cswin_tiny = partial(CSWin, embed_dim=64, depths=(1, 2, 21, 1), num_heads=(2, 4, 8, 16))
-cswin_small = partial(CSWin, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
-cswin_base = partial(CSWin, embed_dim=96, depths=(2, 4, 32, 2), num_heads=(4, 8, 16, 32))
-cswin_base_384 = partial(cswin_base, img_size=384, split_size=_wide_stripes)
-cswin_large = partial(CSWin, embed_dim=144, depths=(2, 4, 32, 2), num_heads=(6, 12, 24, 24))
-cswin_large_384 = partial(cswin_large, img_size=384, split_size=_wide_stripes)
+cswin_tiny = preset(CSWin, embed_dim=64, depths=(1, 2, 21, 1), num_heads=(2, 4, 8, 16))
+cswin_small = preset(CSWin, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
+cswin_base = preset(CSWin, embed_dim=96, depths=(2, 4, 32, 2), num_heads=(4, 8, 16, 32))
+cswin_base_384 = preset(cswin_base, img_size=384, split_size=_wide_stripes)
+cswin_large = preset(CSWin, embed_dim=144, depths=(2, 4, 32, 2), num_heads=(6, 12, 24, 24))
+cswin_large_384 = preset(cswin_large, img_size=384, split_size=_wide_stripes)
 
 _flatten = partial(CSWin, attention=("focused", "focused", "softmax", "softmax"), split_size=(None, None, 7, 7))
 
-flatten_cswin_tiny = partial(_flatten, embed_dim=64, depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16))
-flatten_cswin_small = partial(_flatten, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
-flatten_cswin_base = partial(_flatten, embed_dim=96, depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32))
-flatten_cswin_base_384 = partial(flatten_cswin_base, img_size=384, split_size=(None, None, 12, 12))
+flatten_cswin_tiny = preset(_flatten, embed_dim=64, depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16))
+flatten_cswin_small = preset(_flatten, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
+flatten_cswin_base = preset(_flatten, embed_dim=96, depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32))
+flatten_cswin_base_384 = preset(flatten_cswin_base, img_size=384, split_size=(None, None, 12, 12))

@@ -26,7 +26,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 class DeiT(Backbone):
@@ -194,11 +194,11 @@ def patch_grid(size: tuple[int, int], patch: int) -> tuple[int, int]:
 
 _mean = partial(DeiT, class_token=False, global_pool="avg")
 
-deit_nano = partial(_mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
-deit_tiny = partial(DeiT, embed_dim=192, num_heads=3)
-deit_small = partial(DeiT, embed_dim=384, num_heads=6)
-deit_base = partial(DeiT, embed_dim=768, num_heads=12)
-deit_base_384 = partial(deit_base, img_size=384)
-hydra_deit_base = partial(deit_base, attention=["softmax"] * 10 + ["hydra"] * 2)
-flatten_deit_tiny = partial(_mean, attention="focused", embed_dim=192, num_heads=3)
-flatten_deit_small = partial(_mean, attention="focused", embed_dim=384, num_heads=6)
+deit_nano = preset(_mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
+deit_tiny = preset(DeiT, embed_dim=192, num_heads=3)
+deit_small = preset(DeiT, embed_dim=384, num_heads=6)
+deit_base = preset(DeiT, embed_dim=768, num_heads=12)
+deit_base_384 = preset(deit_base, img_size=384)
+hydra_deit_base = preset(deit_base, attention=["softmax"] * 10 + ["hydra"] * 2)
+flatten_deit_tiny = preset(_mean, attention="focused", embed_dim=192, num_heads=3)
+flatten_deit_small = preset(_mean, attention="focused", embed_dim=384, num_heads=6)

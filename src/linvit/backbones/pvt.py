@@ -22,7 +22,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 class PVT(Backbone):
@@ -129,11 +129,11 @@ _flatten = partial(
     PVT, attention="focused", sr_ratios=(1, 1, 1, 1), class_token=False, global_pool="avg", final_norm=False
 )
 
-pvt_tiny = partial(PVT, depths=(2, 2, 2, 2))
-pvt_small = partial(PVT, depths=(3, 4, 6, 3))
-pvt_medium = partial(PVT, depths=(3, 4, 18, 3))
-pvt_large = partial(PVT, depths=(3, 8, 27, 3))
-flatten_pvt_tiny = partial(_flatten, depths=(2, 2, 2, 2))
-flatten_pvt_small = partial(_flatten, depths=(3, 4, 6, 3))
-flatten_pvt_medium = partial(_flatten, depths=(3, 4, 18, 3))
-flatten_pvt_large = partial(_flatten, depths=(3, 8, 27, 3))
+pvt_tiny = preset(PVT, depths=(2, 2, 2, 2))
+pvt_small = preset(PVT, depths=(3, 4, 6, 3))
+pvt_medium = preset(PVT, depths=(3, 4, 18, 3))
+pvt_large = preset(PVT, depths=(3, 8, 27, 3))
+flatten_pvt_tiny = preset(_flatten, depths=(2, 2, 2, 2))
+flatten_pvt_small = preset(_flatten, depths=(3, 4, 6, 3))
+flatten_pvt_medium = preset(_flatten, depths=(3, 4, 18, 3))
+flatten_pvt_large = preset(_flatten, depths=(3, 8, 27, 3))

@@ -23,7 +23,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.patch_embed import PatchEmbed
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 class PVTv2(Backbone):
@@ -130,15 +130,15 @@ def init_convs(module: nn.Module) -> None:
 
 _flatten = partial(PVTv2, attention="focused", sr_ratios=(1, 1, 1, 1))
 
-pvt_v2_b0 = partial(PVTv2, embed_dims=(32, 64, 160, 256))
-pvt_v2_b1 = partial(PVTv2, depths=(2, 2, 2, 2))
-pvt_v2_b2 = partial(PVTv2, depths=(3, 4, 6, 3))
-pvt_v2_b3 = partial(PVTv2, depths=(3, 4, 18, 3))
-pvt_v2_b4 = partial(PVTv2, depths=(3, 8, 27, 3))
-pvt_v2_b5 = partial(PVTv2, depths=(3, 6, 40, 3), mlp_ratios=(4, 4, 4, 4))
-pvt_v2_b2_li = partial(PVTv2, depths=(3, 4, 6, 3), linear=True)
-flatten_pvt_v2_b0 = partial(_flatten, embed_dims=(32, 64, 160, 256))
-flatten_pvt_v2_b1 = partial(_flatten, depths=(2, 2, 2, 2))
-flatten_pvt_v2_b2 = partial(_flatten, depths=(3, 4, 6, 3))
-flatten_pvt_v2_b3 = partial(_flatten, depths=(3, 4, 18, 3))
-flatten_pvt_v2_b4 = partial(_flatten, depths=(3, 8, 27, 3))
+pvt_v2_b0 = preset(PVTv2, embed_dims=(32, 64, 160, 256))
+pvt_v2_b1 = preset(PVTv2, depths=(2, 2, 2, 2))
+pvt_v2_b2 = preset(PVTv2, depths=(3, 4, 6, 3))
+pvt_v2_b3 = preset(PVTv2, depths=(3, 4, 18, 3))
+pvt_v2_b4 = preset(PVTv2, depths=(3, 8, 27, 3))
+pvt_v2_b5 = preset(PVTv2, depths=(3, 6, 40, 3), mlp_ratios=(4, 4, 4, 4))
+pvt_v2_b2_li = preset(PVTv2, depths=(3, 4, 6, 3), linear=True)
+flatten_pvt_v2_b0 = preset(_flatten, embed_dims=(32, 64, 160, 256))
+flatten_pvt_v2_b1 = preset(_flatten, depths=(2, 2, 2, 2))
+flatten_pvt_v2_b2 = preset(_flatten, depths=(3, 4, 6, 3))
+flatten_pvt_v2_b3 = preset(_flatten, depths=(3, 4, 18, 3))
+flatten_pvt_v2_b4 = preset(_flatten, depths=(3, 8, 27, 3))

@@ -14,7 +14,6 @@ README says 24 million, which is 1-3-7-4 (24,110,092). For a checkpoint of those
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 from timm.layers import DropPath
@@ -28,7 +27,7 @@ from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 def softmax_free(name: str) -> list[Spec]:
@@ -168,14 +167,14 @@ class PostNormBlock(nn.Module):
         return self.norm2(x + self.drop(self.mlp(x, grid)))  # type: ignore[no-any-return]
 
 
-soft_tiny = partial(SOFT)
-soft_small = partial(SOFT, depths=(1, 3, 20, 4))
-soft_medium = partial(SOFT, embed_dims=(64, 128, 288, 512), num_heads=(2, 4, 9, 16), depths=(1, 3, 29, 5))
-soft_large = partial(SOFT, depths=(1, 3, 40, 5))
-soft_huge = partial(SOFT, embed_dims=(64, 128, 352, 512), num_heads=(2, 4, 11, 16), depths=(1, 5, 49, 5))
+soft_tiny = preset(SOFT)
+soft_small = preset(SOFT, depths=(1, 3, 20, 4))
+soft_medium = preset(SOFT, embed_dims=(64, 128, 288, 512), num_heads=(2, 4, 9, 16), depths=(1, 3, 29, 5))
+soft_large = preset(SOFT, depths=(1, 3, 40, 5))
+soft_huge = preset(SOFT, embed_dims=(64, 128, 352, 512), num_heads=(2, 4, 11, 16), depths=(1, 5, 49, 5))
 
-soft_norm_tiny = partial(soft_tiny, attention=SOFT_NORM_STAGES, torch_init=True)
-soft_norm_small = partial(soft_small, attention=SOFT_NORM_STAGES, torch_init=True)
-soft_norm_medium = partial(soft_medium, attention=SOFT_NORM_STAGES, torch_init=True)
-soft_norm_large = partial(soft_large, attention=SOFT_NORM_STAGES, torch_init=True)
-soft_norm_huge = partial(soft_huge, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_tiny = preset(soft_tiny, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_small = preset(soft_small, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_medium = preset(soft_medium, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_large = preset(soft_large, attention=SOFT_NORM_STAGES, torch_init=True)
+soft_norm_huge = preset(soft_huge, attention=SOFT_NORM_STAGES, torch_init=True)

@@ -8,7 +8,6 @@ here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +22,7 @@ from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.windows import WindowAttention
-from linvit.registry import Spec
+from linvit.registry import Spec, preset
 
 
 class Swin(Backbone):
@@ -152,15 +151,15 @@ def window_sizes(given: int | Sequence[int | None] | None, stages: int) -> list[
     return list(given)
 
 
-swin_tiny = partial(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
-swin_small = partial(Swin, embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24))
-swin_base = partial(Swin, embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32))
-swin_tiny_384 = partial(swin_tiny, img_size=384, window_size=12)
-swin_small_384 = partial(swin_small, img_size=384, window_size=12)
-swin_base_384 = partial(swin_base, img_size=384, window_size=12)
+swin_tiny = preset(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
+swin_small = preset(Swin, embed_dim=96, depths=(2, 2, 18, 2), num_heads=(3, 6, 12, 24))
+swin_base = preset(Swin, embed_dim=128, depths=(2, 2, 18, 2), num_heads=(4, 8, 16, 32))
+swin_tiny_384 = preset(swin_tiny, img_size=384, window_size=12)
+swin_small_384 = preset(swin_small, img_size=384, window_size=12)
+swin_base_384 = preset(swin_base, img_size=384, window_size=12)
 
 _focused = ("focused", "focused", "softmax", "softmax")
-flatten_swin_tiny = partial(swin_tiny, attention=_focused, window_size=(None, None, 7, 7))
-flatten_swin_small = partial(swin_small, attention=_focused, window_size=(None, None, 7, 7))
-flatten_swin_base = partial(swin_base, attention=_focused, window_size=(None, None, 7, 7))
-flatten_swin_base_384 = partial(flatten_swin_base, img_size=384, window_size=(None, None, 12, 12))
+flatten_swin_tiny = preset(swin_tiny, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_small = preset(swin_small, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_base = preset(swin_base, attention=_focused, window_size=(None, None, 7, 7))
+flatten_swin_base_384 = preset(flatten_swin_base, img_size=384, window_size=(None, None, 12, 12))
