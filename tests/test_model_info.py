@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import linvit
-from linvit.analysis.model_cost import macs, num_parameters
+from linvit.analysis import macs, num_parameters
 from linvit.attention.soft import SoftAttention
 from linvit.attention.soft_norm import SoftNormAttention
 from linvit.model_info import model_info

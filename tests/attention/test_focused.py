@@ -19,7 +19,7 @@ from tests.golden_files import (
     focused_spec,
     of_case,
 )
-from tests.helpers import assert_cost, assert_near, assert_same_gradients, inputs, mechanism
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
 GRIDS = [
     Grid((4, 6)),
@@ -310,7 +310,7 @@ def test_position_encoding_follows_another_grid(grid: Grid) -> None:
     assert torch.equal(at_home(module, nominal), before)  # nothing is kept from the other grid
 
 
-# Rank, factors, cost
+# Rank, factors
 
 
 @pytest.mark.parametrize("key_dim", [None, 5])
@@ -340,28 +340,6 @@ def test_factors_are_those_of_the_formula_without_the_convolution(options: dict[
     assert left.shape[-1] == right.shape[-1] == module.key_dim
     assert_near(left @ right.mT, naive_maps(module, given.q, given.k, grid), 1e-12)
     assert mechanism("focused", grid).factors(given.q, given.k, grid) is None
-
-
-@pytest.mark.parametrize("key_dim", [None, 5])
-@pytest.mark.parametrize("grid", [Grid((5, 7), num_prefix=2), REDUCED[0]], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_cost_is_what_torch_counts(options: dict[str, object], grid: Grid, key_dim: int | None) -> None:
-    assert_cost(mechanism({"name": "focused", **options}, grid, key_dim=key_dim), grid)
-
-
-def test_cost_by_hand() -> None:
-    """13 queries and 7 keys of 24 channels in heads of 8, and a kernel of 25 places on 12 patches."""
-    grid = Grid((3, 4), kv_size=(2, 3), num_prefix=1)
-    cost = FocusedAttention(24, 3, grid).cost(grid)
-    features, patches = (13 + 7) * 24, 12 * 24
-    assert cost.matmul == features * 8 + 13 * 24 + 25 * patches
-    maps = (3 + 7) * features  # relu, eps and scale; seven steps of focusing
-    normalizing = 7 * 24 + 13 * 3 + 13 * 24  # the sum of the keys, eps, the quotients
-    assert cost.elementwise == maps + 7 * 24 + normalizing + 2 * patches  # bias and sum
-    assert cost.transcendental == features
-    assert cost.parameters == 24 + 6 * 24 + 8 * 26
-    plain = FocusedAttention(24, 3, grid, dwc=False, focus=False, pos_enc=False, learn_scale=False).cost(grid)
-    assert plain == (features * 8 + 13 * 24, 2 * features + normalizing, 0, 0)
 
 
 # In place

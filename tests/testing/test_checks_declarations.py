@@ -13,17 +13,15 @@ UNREADABLE = {
     "FlagInWords": "takes_bias must be True or False; got 'no'",
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "UnevenWidth": "out_dim 33 is not divisible by num_heads 2",
-    "CostInOneNumber": "cost(grid) must be a linvit.attention.cost.Cost or None; got 17",
     "BoundInWords": "rank_bound(grid) must be a whole number at least 0; got 'the width of the keys'",
     "OneFactor": "factors(q, k, grid) must be two tensors, left and right, or None; got a Tensor",
     "ReturnsItsState": "what forward returns must be one tensor (B, h, N, out_dim / h); got a tuple",
     "ReturnsNothing": "what forward returns must be one tensor (B, h, N, out_dim / h); got None",
     "CrashesInForward": "RuntimeError: out of luck (at forward)",
-    "CrashesInCost": "ZeroDivisionError: division by zero (at cost(grid))",
 }
 WRONG = {  # class -> the lines that it fails, all of them, and words of the first
     "NeedsAllKeys": (
-        {"spatial reduction", "cost"},
+        {"spatial reduction"},
         "; if keys must be as many as queries, declare fewer_keys = False",
     ),
     "NeedsWideKeys": (

@@ -9,7 +9,7 @@ from linvit.testing.report import Finding, at, crash, refusable
 LINES = (
     Line("grids", Verdict.PASS, "7x9", 0.31),
     Line("rank", Verdict.FAIL, "measured 17, declared at most 16", 12),
-    Line("cost", Verdict.UNDECLARED, "cost(grid) gives None"),
+    Line("factors", Verdict.UNDECLARED, "factors(q, k, grid) gives None"),
     Line("another size", Verdict.UNSUPPORTED, ""),
 )
 
@@ -20,7 +20,7 @@ def test_table():
         "mine: FAILED (1 pass, 1 FAIL, 1 not declared, 1 not supported) in 12 s",
         "  grids         pass             0.3 s  7x9",
         "  rank          FAIL            12.0 s  measured 17, declared at most 16",
-        "  cost          not declared     0.0 s  cost(grid) gives None",
+        "  factors       not declared     0.0 s  factors(q, k, grid) gives None",
         "  another size  not supported    0.0 s",
     ]
     assert not report.passed

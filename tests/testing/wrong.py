@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit import Attention, Grid, UserError
-from linvit.attention.cost import Cost
 from linvit.attention.ops.precision import full_precision
 
 
@@ -35,11 +34,6 @@ class Sound(Attention):
 
     def rank_bound(self, grid: Grid) -> int:
         return min(super().rank_bound(grid), self.key_dim)
-
-    def cost(self, grid: Grid) -> Cost | None:
-        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
-        matmul = (n + m) * width * self.head_dim + n * width
-        return Cost(matmul, elementwise=2 * (n + m) * width, transcendental=(n + m) * width, parameters=self.key_dim)
 
 
 class CrashesAtConstruction(Sound):
@@ -87,9 +81,6 @@ class FixedLength(Sound):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().features(q, k + self.position.to(k.dtype))
 
-    def cost(self, grid: Grid) -> None:
-        return None
-
 
 class RefusesAnotherLength(FixedLength):
     """The same, and says so."""
@@ -107,9 +98,6 @@ class IgnoresPrefix(Sound):
         q, k, v = (x[:, :, grid.num_prefix :] for x in (q, k, v))
         return F.pad(super().forward(q, k, v, grid), (0, 0, grid.num_prefix, 0))
 
-    def cost(self, grid: Grid) -> None:
-        return None
-
 
 class RefusesPrefix(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -126,9 +114,6 @@ class OneWay(Sound):
         patches = super().forward(q[:, :, p:], k[:, :, p:], v[:, :, p:], grid)
         return torch.cat([super().forward(q[:, :, :p], k, v, grid), patches], dim=2)
 
-    def cost(self, grid: Grid) -> None:
-        return None
-
 
 class ReturnsFloat32(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -139,9 +124,6 @@ class DeadParameter(Sound):
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.unused = nn.Parameter(torch.ones(3))
-
-    def cost(self, grid: Grid) -> Cost | None:
-        return super().cost(grid)._replace(parameters=self.num_parameters())
 
 
 class DetachesKeys(Sound):
@@ -299,17 +281,6 @@ class CoarseInBfloat16(Sound):
         return (out * 8).round() / 8 if v.dtype == torch.bfloat16 else out
 
 
-class WrongMatmul(Sound):
-    def cost(self, grid: Grid) -> Cost:
-        cost = super().cost(grid)
-        return cost._replace(matmul=2 * cost.matmul)
-
-
-class WrongParameters(Sound):
-    def cost(self, grid: Grid) -> Cost:
-        return super().cost(grid)._replace(parameters=0)
-
-
 class Quadratic(Sound):
     """The same function by way of the N x M matrix, still declared O(N)."""
 
@@ -318,10 +289,6 @@ class Quadratic(Sound):
         q, k = self.features(q, k)
         weights = q @ k.mT
         return weights / (weights.sum(-1, keepdim=True) + 1e-6) @ v
-
-    def cost(self, grid: Grid) -> Cost:
-        pairs = self.num_heads * grid.num_queries * grid.num_keys
-        return Cost(pairs * (self.key_dim + self.head_dim), 2 * pairs, 0, self.key_dim)
 
 
 class QuadraticInSecret(Quadratic):

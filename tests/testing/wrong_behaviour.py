@@ -30,9 +30,6 @@ class ExitsAtPrefix(Sound):
             sys.exit()
         return super().forward(q, k, v, grid)
 
-    def cost(self, grid: Grid) -> None:
-        return None
-
 
 class CountsItsTraining(Sound):
     """What training collects is used in evaluation, and is in no state dict."""

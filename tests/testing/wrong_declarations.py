@@ -92,11 +92,6 @@ class UnevenWidth(FractionalWidth):
         self.out_dim = dim + 1
 
 
-class CostInOneNumber(Sound):
-    def cost(self, grid: Grid) -> Any:
-        return 17
-
-
 class BoundInWords(Sound):
     def rank_bound(self, grid: Grid) -> Any:
         return "the width of the keys"
@@ -120,8 +115,3 @@ class ReturnsNothing(Sound):
 class CrashesInForward(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         raise RuntimeError("out of luck")
-
-
-class CrashesInCost(Sound):
-    def cost(self, grid: Grid) -> Any:
-        return 1 / 0

@@ -1,7 +1,22 @@
-"""Looking at a mechanism from outside: its equivalent matrix, rank, effective rank, entropy."""
+"""Looking at attention from outside: a mechanism's matrix, rank, entropy and operations, and what a model gave it."""
 
 from linvit.analysis.attention_matrix import attention_matrix
 from linvit.analysis.attention_rank import attention_rank
+from linvit.analysis.operations import Operations, attention_cost, count_operations, macs, num_parameters
 from linvit.analysis.rank import effective_rank, entropy, rank
+from linvit.analysis.recorder import Call, Recorder
 
-__all__ = ["attention_matrix", "attention_rank", "effective_rank", "entropy", "rank"]
+__all__ = [
+    "Call",
+    "Operations",
+    "Recorder",
+    "attention_cost",
+    "attention_matrix",
+    "attention_rank",
+    "count_operations",
+    "effective_rank",
+    "entropy",
+    "macs",
+    "num_parameters",
+    "rank",
+]

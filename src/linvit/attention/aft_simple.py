@@ -2,7 +2,8 @@
 
 Paper: Zhai et al. 2021, "An Attention Free Transformer", the variant without position biases. It is Hydra attention
 with other kernels.
-Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+Cost: `(3 N + 6 M) C` elementwise operations and `(N + M) C` transcendental functions, no matrix product, O(C) memory.
+Rank: 1 per channel.
 """
 
 from typing import Literal
@@ -10,7 +11,6 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice
@@ -61,14 +61,3 @@ class AFTSimpleAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""
         return 1
-
-    def cost(self, grid: Grid) -> Cost:
-        """The gate, the softmax over the keys, `k * v` and its sum, the product with q."""
-        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
-        gate = {"sigmoid": 2, "tanh": 0, "relu": 1, "identity": 0}[self.query_act]
-        return Cost(
-            matmul=0,
-            elementwise=queries * (gate + 1) + keys * (4 + 2),
-            transcendental=keys + (queries if self.query_act in ("sigmoid", "tanh") else 0),
-            parameters=self.num_parameters(),
-        )

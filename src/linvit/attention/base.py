@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.cost import Cost
 from linvit.errors import UserError, check_number
 
 
@@ -161,14 +160,6 @@ class Attention(nn.Module):
         Args:
             earlier: The mechanisms before this one, from the first on, whatever their classes and grids are.
         """
-
-    def cost(self, grid: Grid) -> Cost | None:
-        """Analytic cost of one forward pass on one image in evaluation mode; None if the mechanism does not tell."""
-        return None
-
-    def num_parameters(self) -> int:
-        """Learnable parameters of the mechanism."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def rank_bound(self, grid: Grid) -> int:
         """An upper bound of the rank of the equivalent matrix (of each channel's, if channelwise)."""

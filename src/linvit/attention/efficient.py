@@ -2,7 +2,7 @@
 
 Paper: Shen et al. 2021, "Efficient Attention: Attention with Linear Complexities", Section 3. Both factors being
 softmaxes, every row of the map sums to 1 without a denominator.
-Cost: (N + M) C dk MACs. Rank: at most dk, the width of a head's keys.
+Cost: `(N + M) C dk` MACs. Rank: at most dk, the width of a head's keys.
 """
 
 import math
@@ -11,7 +11,6 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
@@ -66,14 +65,3 @@ class EfficientAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The width of a head's keys, or the number of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.key_dim)
-
-    def cost(self, grid: Grid) -> Cost:
-        """`K^T v` and its product with Q; the softmaxes in exponentials, maxima, sums and quotients."""
-        features = (grid.num_queries + grid.num_keys) * self.key_dim * self.num_heads
-        softmax = self.normalization == "softmax"
-        return Cost(
-            matmul=features * self.head_dim,
-            elementwise=features * (4 if softmax else 1),
-            transcendental=features if softmax else 0,
-            parameters=self.num_parameters(),
-        )

@@ -7,7 +7,8 @@ Paper: Cai et al. 2022, "EfficientViT: Enhanced Linear Attention for High-Resolu
 Recognition"; the scales came with its later versions ("EfficientViT: Multi-Scale Linear Attention", 2023).
 Their block is `{head_dim: 16, proj_norm: bn2d}` (32 in the larger models) in a backbone with `ffn: mbconv`, without the
 LayerNorms of ours; the first version has `scales: []` (so we read it: the published code is of the later ones).
-Cost: (N + M) h d^2 MACs per scale, and (N + 2 M) h d (s^2 + d) for each aggregation. Rank: at most d per scale.
+Cost: `(1 + S) (2 N C d + N C) + 3 S P C (s^2 + d)` MACs for S aggregations of side s and C = h d. Rank: at most d per
+scale.
 
 For fewer tokens than channels per head the reference multiplies `q k^T` first. It is the same function, and here the
 order is always the one above.
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number, check_odd
@@ -150,26 +150,6 @@ class EnhancedLinearAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The head width, or the number of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.key_dim)
-
-    def cost(self, grid: Grid) -> Cost:
-        """At every scale `K^T v`, its product with Q, the denominators, relu, sums and quotients; the convolutions."""
-        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
-        patches, key_patches = n - grid.num_prefix, m - grid.num_prefix
-        # A convolution multiplies each of its weights, and adds each bias, once per place.
-        parameters = [
-            *((patches, parameter) for parameter in self.q_aggregations.parameters()),
-            *((key_patches, parameter) for parameter in self.k_aggregations.parameters()),
-            *((key_patches, parameter) for parameter in self.v_aggregations.parameters()),
-        ]
-        count = 1 + len(self.scales)
-        return Cost(
-            matmul=count * ((n + m) * width * self.head_dim + n * width)
-            + sum(places * weight.numel() for places, weight in parameters if weight.ndim > 1),
-            elementwise=count * ((n + m) * width + m * width + n * self.num_heads + n * self.dim)
-            + sum(places * bias.numel() for places, bias in parameters if bias.ndim == 1),
-            transcendental=0,
-            parameters=self.num_parameters(),
-        )
 
 
 def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Sequential:

@@ -4,7 +4,7 @@
 convolution (DWC) of the values brings the rank of the map back from d to N.
 
 Paper: Han et al. 2023, "FLatten Transformer: Vision Transformer using Focused Linear Attention", Eqs. 4-9.
-Cost: (N + M) C d + k^2 N C MACs. Rank: N per channel (d without the convolution).
+Cost: `(N + M) C dk + N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the convolution).
 
 Paper and code differ, and the default here is the code: the norms of f_p run over all heads together
 (`norm_scope="per_head"` is the paper), q and k are divided by a learnable scale per channel (`learn_scale`), and k gets
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import focus, linear_attention, linear_factors, resize_tokens
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number, check_odd
@@ -170,24 +169,3 @@ class FocusedAttention(Attention):
         """The number of tokens; without the convolution the width of a head's keys, if that is smaller."""
         bound = super().rank_bound(grid)
         return min(bound, self.key_dim) if self.dwc is None else bound
-
-    def cost(self, grid: Grid) -> Cost:
-        """`K^T v`, its product with Q, the denominators and the convolution; the feature maps, sums and quotients.
-
-        Left out, being small: what is done once per token, and bringing v or the position encoding to another grid.
-        """
-        n, m, width = grid.num_queries, grid.num_keys, self.key_dim * self.num_heads
-        features = (n + m) * width
-        patches = 0 if self.dwc is None else math.prod(grid.size) * self.dim
-        focusing = self.focusing_factor != 1
-        # relu, + eps, / scale; peak, its quotient, the squares and sums of both norms, the rescaling.
-        per_feature = 2 + (self.scale is not None) + focusing * (7 if self.stable_power else 6)
-        encoding = m * width if self.positional_encoding is not None else 0
-        normalizing = m * width + n * (self.num_heads + self.dim)  # sum of keys, eps, quotients
-        convolution = 0 if self.dwc is None else patches * math.prod(self.dwc.kernel_size)
-        return Cost(
-            matmul=features * self.head_dim + n * width + convolution,
-            elementwise=per_feature * features + encoding + normalizing + 2 * patches,  # bias and sum
-            transcendental=features if focusing else 0,
-            parameters=self.num_parameters(),
-        )

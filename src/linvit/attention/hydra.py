@@ -2,18 +2,17 @@
 
 Paper: Bolya et al. 2022, "Hydra Attention: Efficient Attention with Many Heads". It is linear attention with as many
 heads as channels: the usual heads are only a way to lay out the tensors here.
-Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+Cost: `(N + 2 M) C` elementwise operations and the kernels, no matrix product, O(C) memory. Rank: 1 per channel.
 """
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
@@ -22,28 +21,19 @@ CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the 
 TOKENS = 2
 
 
-class Kernel(NamedTuple):
-    """A feature map phi, and what it costs per entry."""
-
-    phi: Callable[[Tensor, "HydraAttention", int], Tensor]  # x (B, h, N, d), the options, the number of keys M
-    elementwise: int = 0
-    transcendental: int = 0
-
-
-KERNELS = {
-    "l2": Kernel(lambda x, options, keys: unit(x, options.eps, 2, CHANNELS), elementwise=3),
-    "l1": Kernel(lambda x, options, keys: unit(x, options.eps, 1, CHANNELS), elementwise=3),
-    "constant": Kernel(lambda x, options, keys: x / options.constant, elementwise=1),
-    "mean": Kernel(lambda x, options, keys: x / math.sqrt(keys), elementwise=1),
-    "identity": Kernel(lambda x, options, keys: x),
-    "tanh": Kernel(lambda x, options, keys: ACTIVATIONS["tanh"](x), transcendental=1),
-    "sigmoid": Kernel(lambda x, options, keys: ACTIVATIONS["sigmoid"](x), elementwise=2, transcendental=1),
-    "relu": Kernel(lambda x, options, keys: ACTIVATIONS["relu"](x), elementwise=1),
-    "softmax_tokens": Kernel(lambda x, options, keys: x.softmax(TOKENS), elementwise=4, transcendental=1),
-    "softmax_features": Kernel(
-        lambda x, options, keys: (x - x.logsumexp(CHANNELS, keepdim=True)).exp(), elementwise=4, transcendental=2
-    ),
+KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
+    "l2": lambda x, options, keys: unit(x, options.eps, 2, CHANNELS),
+    "l1": lambda x, options, keys: unit(x, options.eps, 1, CHANNELS),
+    "constant": lambda x, options, keys: x / options.constant,
+    "mean": lambda x, options, keys: x / math.sqrt(keys),
+    "identity": lambda x, options, keys: x,
+    "tanh": lambda x, options, keys: ACTIVATIONS["tanh"](x),
+    "sigmoid": lambda x, options, keys: ACTIVATIONS["sigmoid"](x),
+    "relu": lambda x, options, keys: ACTIVATIONS["relu"](x),
+    "softmax_tokens": lambda x, options, keys: x.softmax(TOKENS),
+    "softmax_features": lambda x, options, keys: (x - x.logsumexp(CHANNELS, keepdim=True)).exp(),
 }
+"""Feature maps phi of x (B, h, N, d), with the mechanism's options and the number of keys M."""
 
 KernelName = Literal[
     "l2", "l1", "constant", "mean", "identity", "tanh", "sigmoid", "relu", "softmax_tokens", "softmax_features"
@@ -125,7 +115,7 @@ class HydraAttention(Attention):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi_q(q) (B, h, N, d) and phi_k(k) (B, h, M, d)."""
         keys = k.shape[TOKENS]
-        return KERNELS[self.kernel_q].phi(q, self, keys), KERNELS[self.kernel_k].phi(k, self, keys)
+        return KERNELS[self.kernel_q](q, self, keys), KERNELS[self.kernel_k](k, self, keys)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`phi_q(q)_c` and `phi_k(k)_c` for every channel c, those of the matrices before the LayerNorm."""
@@ -139,15 +129,3 @@ class HydraAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""
         return 1
-
-    def cost(self, grid: Grid) -> Cost:
-        """Both kernels, `k * v` and its sum, the product with q, the LayerNorm; roots per token are left out."""
-        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
-        kernel_q, kernel_k = KERNELS[self.kernel_q], KERNELS[self.kernel_k]
-        norm = 0 if self.norm is None else 7 * queries  # sum, centre, square, sum, divide, weight, bias
-        return Cost(
-            matmul=0,
-            elementwise=queries * (kernel_q.elementwise + 1) + keys * (kernel_k.elementwise + 2) + norm,
-            transcendental=queries * kernel_q.transcendental + keys * kernel_k.transcendental,
-            parameters=self.num_parameters(),
-        )

@@ -2,7 +2,7 @@
 
 Paper: Katharopoulos et al. 2020, "Transformers are RNNs", Eqs. 4-7, with `phi` = elu + 1; relu is the other usual
 feature map.
-Cost: (N + M) C d MACs. Rank: at most d, the head width.
+Cost: `(N + M) C dk + N h dk` MACs. Rank: at most d, the head width.
 """
 
 from typing import Literal
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
@@ -82,16 +81,3 @@ class LinearAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The head width, or the number of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.key_dim)
-
-    def cost(self, grid: Grid) -> Cost:
-        """`K^T v`, its product with Q, and the denominators; the feature maps, the sums of the keys, the quotients."""
-        n, width = grid.num_queries, self.key_dim * self.num_heads
-        features = (n + grid.num_keys) * width
-        # A scaling of the features; or the sum of the keys, eps, and the quotients.
-        normalizing = grid.num_keys * width + n * (self.num_heads + self.dim) if self.normalize else features
-        return Cost(
-            matmul=features * self.head_dim + (n * width if self.normalize else 0),
-            elementwise=(2 if self.feature_map == "relu" and self.relu_eps else 1) * features + normalizing,
-            transcendental=features if self.feature_map == "elu" else 0,
-            parameters=self.num_parameters(),
-        )

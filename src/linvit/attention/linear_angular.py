@@ -6,7 +6,7 @@ stand in for the rest. Instead of a denominator that sums over the keys, each to
 
 Paper: You et al. 2023, "Castling-ViT: Compressing Self-Attention via Switching Towards Linear-Angular Attention at
 Vision Transformer Inference".
-Cost: 2 N C d + r N C MACs (2 N^2 C more while training with `sparse_reg`). Rank: N; d for `u(q) u(k)^T` alone.
+Cost: `2 N C dk + r N C` MACs (2 N^2 C more while training with `sparse_reg`). Rank: N; d for `u(q) u(k)^T` alone.
 """
 
 import math
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import divisor, unit
 from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.precision import full_precision
@@ -131,17 +130,3 @@ class LinearAngularAttention(Attention):
         if self.out_norm:
             matrix = matrix / divisor(matrix @ v, self.eps)
         return matrix + self._local(one_hot, grid)
-
-    def cost(self, grid: Grid) -> Cost:
-        """`u(k)^T v`, its product with `u(q)`, the convolution; the norms, the mean of v, the sum of the terms."""
-        n, width, convolved = grid.num_queries, self.key_dim * self.num_heads, grid.num_queries
-        if self.on_grid:
-            convolved -= grid.num_prefix
-        terms = 3 if self.own_half else 4  # half of v or of its mean, the sums
-        norms = [width, width, self.dim] if self.out_norm else [width, width]
-        return Cost(
-            matmul=2 * n * width * self.head_dim + convolved * self.head_dim * self.dconv.weight.numel(),
-            elementwise=n * (3 * sum(norms) + terms * self.dim),
-            transcendental=n * self.num_heads * len(norms),
-            parameters=self.num_parameters(),
-        )

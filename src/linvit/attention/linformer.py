@@ -3,7 +3,7 @@
 E and F act along the tokens and leave k projected keys and values, whatever the number M of tokens.
 
 Paper: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", Eq. 7.
-Cost: 2 k (N + M) C MACs. Rank: at most k.
+Cost: `(N + M) (h dk + C) k` MACs. Rank: at most k.
 
 E and F have as many columns as the nominal grid has keys, prefix tokens included. For another grid they are resized.
 """
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import resize_tokens
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number
@@ -153,18 +152,6 @@ class LinformerAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The number of projected keys, or of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.k)
-
-    def cost(self, grid: Grid) -> Cost:
-        """`E k`, `F v` and attention to k keys; the softmax in exponentials, maxima, sums and quotients."""
-        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
-        compressed = 1 if self.one_kv_head and len(self.proj_k) == 1 else heads
-        pairs = heads * n * self.k
-        return Cost(
-            matmul=(compressed * m * self.k + pairs) * (self.key_dim + self.head_dim),
-            elementwise=n * self.key_dim * heads + 4 * pairs,
-            transcendental=pairs,
-            parameters=self.num_parameters(),
-        )
 
 
 def _mismatch(built: Grid, given: Grid) -> str:

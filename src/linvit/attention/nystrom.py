@@ -3,7 +3,8 @@
 The landmarks qt and kt are m means of queries and of keys; a few steps of an iteration stand for the pseudo-inverse.
 
 Paper: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating Self-Attention".
-Cost: 2 (N + M) m C + 2 m^2 C + 24 m^3 h MACs, for 6 steps. Rank: at most m (N with the convolution).
+Cost: `(N + M + m) (h dk + C) m + 4 T h m^3 + s N C` MACs for T steps and a convolution of length s, linear in N if m is
+fixed. Rank: at most m (N with the convolution).
 
 The iteration is part of the definition: after 6 steps it is often far from the pseudo-inverse. Where the landmarks are
 all queries or all keys, plain softmax attention costs no more and takes its place.
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.head_conv import check_side, convolve_sequence
 from linvit.attention.ops.landmarks import Landmarks
 from linvit.attention.ops.precision import full_precision
@@ -145,30 +145,3 @@ class NystromAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The number of landmarks; with the convolution, of tokens."""
         return super().rank_bound(grid) if self.conv is not None else self.landmarks.count(grid)
-
-    def cost(self, grid: Grid) -> Cost:
-        """Three softmax kernels, four products per step of the pseudo-inverse, the products with v, the convolution."""
-        n, m, heads, count = grid.num_queries, grid.num_keys, self.num_heads, self.landmarks.count(grid)
-        scaling = (n + m) * self.key_dim * heads
-        local = 0 if self.conv is None else n * self.dim * self.conv.kernel_size[0]
-        joining = 0 if self.conv is None else n * self.dim
-        if count == min(n, m):
-            pairs = heads * n * m
-            return Cost(
-                matmul=pairs * (self.key_dim + self.head_dim) + local,
-                elementwise=scaling + 4 * pairs + joining,
-                transcendental=pairs,
-                parameters=self.num_parameters(),
-            )
-        pairs = heads * (n * count + count * count + count * m)
-        square = heads * count * count
-        return Cost(
-            matmul=pairs * (self.key_dim + self.head_dim) + 4 * self.pinv_iters * square * count + local,
-            elementwise=2 * scaling
-            + 4 * pairs
-            + (2 + 4 * self.pinv_iters) * square
-            + 3 * self.pinv_iters * count**2
-            + joining,
-            transcendental=pairs,
-            parameters=self.num_parameters(),
-        )

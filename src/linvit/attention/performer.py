@@ -4,7 +4,7 @@
 over W is the softmax kernel `exp(q k^T / sqrt(dk))`. Orthogonal rows make its variance smaller.
 
 Paper: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1.
-Cost: 2 (N + M) m C MACs. Rank: at most m, the number of features.
+Cost: `(N + M) (h dk + C) m + N h m` MACs. Rank: at most m, the number of features.
 
 For numerical stability the largest `W x'` is subtracted in the exponent, for queries per token, for keys over all
 tokens of a head; this cancels in the quotient but for `kernel_eps`, which is added to phi.
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import attend, key_sums, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
@@ -188,36 +187,6 @@ class PerformerAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The number of features, or of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.nb_features)
-
-    def cost(self, grid: Grid) -> Cost:
-        """The features, `K^T v`, its product with Q, and the denominators; norms, maxima, kernels, sums, quotients."""
-        n, heads = grid.num_queries, self.num_heads
-        inputs = (n + grid.num_keys) * self.key_dim * heads
-        features = (n + grid.num_keys) * self.nb_features * heads
-        projecting, scaling = 0, 0
-        if self.kernel != "none":
-            projecting, scaling = inputs * self.nb_features, 2 * self.nb_features * self.key_dim  # of W
-        per_input = 2 if self.kernel == "softmax" else 0  # squared norms
-        # maxima, shifts and kernel_eps; relu; those of the softmax.
-        per_feature = {"softmax": 3, "relu": 2, "exp": 3, "none": 4}[self.kernel]
-        # Queries alone: a lower bound, and shifts that differ from feature to feature.
-        extra = 4 * n * self.nb_features * heads if self.kernel == "exp" else 0
-        # The keys' kernel_eps is added to their sums, where it meets the sum of the values.
-        if self.kernel == "softmax":
-            extra += (grid.num_keys + self.nb_features) * self.dim - grid.num_keys * self.nb_features * heads
-        normalizing = grid.num_keys * self.nb_features * heads + n * (heads + self.dim)  # sum of keys, eps, quotients
-        exponentials = {
-            "softmax": features,
-            "relu": 0,
-            "exp": features + n * self.nb_features * heads,
-            "none": features,
-        }
-        return Cost(
-            matmul=projecting + features * self.head_dim + n * self.nb_features * heads,
-            elementwise=scaling + per_input * inputs + per_feature * features + extra + normalizing,
-            transcendental=exponentials[self.kernel],
-            parameters=self.num_parameters(),
-        )
 
 
 def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Paper: Babiloni et al. 2021, "Poly-NL: Linear Complexity Non-local Layers with Polynomials". With k = x W1, v = x W2 and
 the output projection W3 the layer is `(x * mean_n((x W1)_n * (x W2)_n)) W3`: the query is the input itself.
-Cost: 2 N C multiplications, no matrix product, O(C) memory. Rank: 1 per channel.
+Cost: `(N + 3 M) C` elementwise operations, no matrix product, O(C) memory. Rank: 1 per channel.
 """
 
 from typing import Literal
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice
@@ -76,13 +75,3 @@ class PolyNLAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""
         return 1
-
-    def cost(self, grid: Grid) -> Cost:
-        """`k * v`, its sum or mean, the product with q, and the residual."""
-        queries, keys = grid.num_queries * self.dim, grid.num_keys * self.dim
-        return Cost(
-            matmul=0,
-            elementwise=queries * (1 if self.alpha is None else 4) + keys * (2 if self.reduce == "sum" else 3),
-            transcendental=0,
-            parameters=self.num_parameters(),
-        )

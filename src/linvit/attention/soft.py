@@ -5,7 +5,8 @@
 inverse is the last iterate of Newton's method, see `newton.py`.
 
 Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
-Cost: N C d + 3 N m C + 2 m^2 C + 2 T m^3 h + s^2 N C MACs, linear in N if m is fixed. Rank: m (N with the convolution).
+Cost: `h m (R^2 dk^2 + (N + m) dk + (2 N + m) d + 2 (T + 1) m^2) + s^2 P C` MACs for T steps, linear in N if m is fixed.
+Rank: m (N with the convolution).
 
 Paper and code differ, and the default here is the code: landmarks pass LayerNorm and GELU (`landmark_norm`), the
 diagonal gets a ridge of 0.01 (`ridge=0`: none), Newton starts at 1.8 instead of 2 over the squared norm without
@@ -18,8 +19,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
-from linvit.attention.ops.gaussian import GaussianKernels, check_tied, nystrom_cost, paper_conv_size, paper_ratio
+from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
 from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
 from linvit.attention.ops.precision import full_precision
@@ -135,10 +135,3 @@ class SoftAttention(Attention):
         """The number of landmarks without the convolution, and never more than the tokens."""
         tokens = super().rank_bound(grid)
         return tokens if self.conv is not None else min(tokens, self.kernels.count(grid))
-
-    def cost(self, grid: Grid) -> Cost:
-        """Landmarks and their kernels, the inverse, three thin products, the convolution."""
-        inverse = self.inverse.cost(self.kernels.count(grid))
-        one_head = nystrom_cost(self.kernels, inverse, self.conv, grid, self.tie_qk, self.head_dim)
-        matmul, elementwise, transcendental = (self.num_heads * operations for operations in one_head)
-        return Cost(matmul, elementwise, transcendental, self.num_parameters())

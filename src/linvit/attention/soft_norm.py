@@ -5,7 +5,8 @@ queries and m landmarks, `k = q`. The rows of A sum to at most m, and dividing t
 norm, and with it that of the whole matrix, from growing like the square of m.
 
 Paper: Lu et al. 2024, "Softmax-free Linear Transformers" (IJCV), Sec. 3 and Prop. 6.
-Cost: that of SOFT and 2 m^2 h MACs, linear in N if m is fixed. Rank: m (N with the convolution).
+Cost: `h m (R^2 dk^2 + (N + m) dk + (2 N + m) d + (2 T + 1) m^2) + s^2 P C` MACs for T steps, linear in N if m is fixed.
+Rank: m (N with the convolution).
 
 Paper and code differ, and the default here is the code: `D = diag(A 1)` scales the inverse of A as it is, not of a
 normalised A (Eq. 17 has another D, whose size does not fit), and backtracking stops at 1.01 (`backtrack_tol=1`: the
@@ -18,8 +19,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
-from linvit.attention.ops.gaussian import GaussianKernels, check_tied, nystrom_cost, paper_conv_size, paper_ratio
+from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
 from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
 from linvit.attention.ops.precision import full_precision
@@ -139,12 +139,3 @@ class SoftNormAttention(Attention):
         """The number of landmarks without the convolution, and never more than the tokens."""
         tokens = super().rank_bound(grid)
         return tokens if self.conv is not None else min(tokens, self.kernels.count(grid))
-
-    def cost(self, grid: Grid) -> Cost:
-        """Landmarks and their kernels, the inverse and its scaling, three thin products, the convolution."""
-        count = self.kernels.count(grid)
-        products, passes, functions = self.inverse.cost(count)
-        inverse = products, passes + 3 * count**2, functions + count
-        one_head = nystrom_cost(self.kernels, inverse, self.conv, grid, self.tie_qk, self.head_dim)
-        matmul, elementwise, transcendental = (self.num_heads * operations for operations in one_head)
-        return Cost(matmul, elementwise, transcendental, self.num_parameters())

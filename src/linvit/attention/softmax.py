@@ -1,14 +1,13 @@
 """Softmax attention: `o = softmax(q k^T / sqrt(d) + bias) v`.
 
 Paper: Vaswani et al. 2017, "Attention Is All You Need", Eq. 1. The baseline of every comparison.
-Cost: 2 N M C MACs, O(N) memory with the fused kernel. Rank: up to N.
+Cost: `N M (h dk + C)` MACs, O(N) memory with the fused kernel. Rank: up to N.
 """
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_number
 
@@ -67,14 +66,3 @@ class SoftmaxAttention(Attention):
         if bias is not None:
             logits = logits + bias
         return F.dropout(logits.softmax(-1), dropout) @ v
-
-    def cost(self, grid: Grid) -> Cost:
-        """Both products; the scaling of q, the softmax in exponentials, maxima, sums and quotients."""
-        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
-        pairs = heads * n * m
-        return Cost(
-            matmul=pairs * (self.key_dim + self.head_dim),
-            elementwise=n * self.key_dim * heads + 4 * pairs,
-            transcendental=pairs,
-            parameters=self.num_parameters(),
-        )

@@ -3,14 +3,13 @@
 The exponential of softmax attention by its first-order Taylor expansion, `sim(q, k) = 1 + q.k >= 0` for unit vectors.
 
 Paper: Li et al. 2020, "Linear Attention Mechanism: An Efficient Attention for Semantic Segmentation", Eqs. 10-12.
-Cost: (N + M) C dk MACs. Rank: at most dk + 1.
+Cost: `(N + M) C dk + N h dk` MACs. Rank: at most dk + 1.
 """
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.cost import Cost
 from linvit.attention.ops.functional import unit
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_number
@@ -82,16 +81,3 @@ class TaylorAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The width of a head's keys and one for the constant term, or the number of tokens if that is smaller."""
         return min(super().rank_bound(grid), self.key_dim + 1)
-
-    def cost(self, grid: Grid) -> Cost:
-        """`K^T v`, its product with Q, and the denominators; the norms, the sums over the keys, the quotients."""
-        n, m, heads = grid.num_queries, grid.num_keys, self.num_heads
-        width = self.key_dim * heads
-        features = (n + m) * width
-        scalars = n * heads * (4 if self.gamma is None else 5)
-        return Cost(
-            matmul=features * self.head_dim + n * width,
-            elementwise=3 * features + m * (width + self.dim) + 2 * n * self.dim + scalars,
-            transcendental=(n + m) * heads,
-            parameters=self.num_parameters(),
-        )

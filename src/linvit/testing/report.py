@@ -23,7 +23,7 @@ class Verdict(Enum):
     PASS = "pass"
     FAIL = "FAIL"
     UNDECLARED = "not declared"
-    """The subject does not tell (a cost, a rank bound), so there was nothing to hold it to."""
+    """The subject does not tell (factors, a complexity), so there was nothing to hold it to."""
     UNSUPPORTED = "not supported"
     """The subject says that it cannot, by a declaration or a `UserError`."""
 

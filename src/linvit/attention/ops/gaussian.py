@@ -125,38 +125,3 @@ class GaussianKernels(nn.Module):
     def count(self, grid: Grid) -> int:
         """Landmarks m on a grid."""
         return math.prod(landmark_grid(grid.size, self.ratio))
-
-    def cost(self, grid: Grid, tied: bool) -> tuple[int, int, int]:
-        """Products (MACs), elementwise operations and transcendental functions for one head of one image."""
-        tokens = grid.num_queries if tied else grid.num_queries + grid.num_keys
-        count, width = self.count(grid), self.key_dim
-        window = self.ratio**2 if self.landmarks != "random" else 0
-        pairs = (tokens + count) * count
-        matmul = pairs * width + (count * width**2 * window if self.conv is not None else 0)
-        norm = 0 if self.norm is None else count * width
-        pooled = count * width * window if self.landmarks == "avgpool" else 0
-        elementwise = 5 * pairs + (3 * tokens + 4 * count) * width + pooled + 9 * norm
-        return matmul, elementwise, pairs + norm
-
-
-def nystrom_cost(
-    kernels: GaussianKernels, inverse: tuple[int, int, int], conv: nn.Conv2d | None, grid: Grid, tied: bool, width: int
-) -> tuple[int, int, int]:
-    """Products (MACs), elementwise operations and transcendental functions of `P Y P^T v + conv(v)` for one head.
-
-    Args:
-        kernels: Makes P and the matrix to invert.
-        inverse: The same three numbers for making Y.
-        conv: The convolution of the values.
-        grid: Grid of the call.
-        tied: Whether keys are the queries.
-        width: Channels of the values per head.
-    """
-    matmul, elementwise, transcendental = (sum(pair) for pair in zip(kernels.cost(grid, tied), inverse, strict=True))
-    count = kernels.count(grid)
-    matmul += (grid.num_queries + grid.num_keys + count) * count * width
-    if conv is not None:
-        patches = math.prod(grid.size) * width
-        matmul += conv.kernel_size[0] * conv.kernel_size[1] * patches
-        elementwise += patches + (0 if grid.keys_size == grid.size else 7 * patches)  # the sum, bilinear interpolation
-    return matmul, elementwise, transcendental

@@ -99,12 +99,3 @@ class NewtonInverse:
         sums = matrix.sum(-1, keepdim=True)
         dims = (-2, -1) if self.alpha_scope == "head" else tuple(range(matrix.ndim))
         return sums.amax(dims, keepdim=True)
-
-    def cost(self, size: int) -> tuple[int, int, int]:
-        """Products (MACs), elementwise operations and transcendental functions for one matrix of this size."""
-        cells = size**2
-        if self.method == "solve":
-            return 0, (2 * size + 3) * cells, 0  # the counters of products see no factorisation
-        products = 2 * self.iters + (self.max_backtrack > 0) + 2 * (self.backward == "analytic")
-        passes = 3 + 2 * self.iters + 4 * self.max_backtrack + 2 * (self.backward == "analytic")
-        return products * cells * size, passes * cells, 0

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention
-from linvit.attention.cost import Cost
 from linvit.errors import UserError, check_choice, check_number
 from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
 from linvit.testing.report import Finding, at, failed, passed, place
@@ -45,9 +44,6 @@ def _check_results(mechanism: Attention) -> None:
     with at("forward"):
         out = given(mechanism, NOMINAL)
     _check(isinstance(out, Tensor), "what forward returns", "one tensor (B, h, N, out_dim / h)", out)
-    with at("cost(grid)"):
-        cost = mechanism.cost(NOMINAL)
-    _check(cost is None or isinstance(cost, Cost), "cost(grid)", "a linvit.attention.cost.Cost or None", cost)
     with at("rank_bound(grid)"):
         bound = mechanism.rank_bound(NOMINAL)
     check_number("rank_bound(grid)", bound, at_least=0, whole=True)

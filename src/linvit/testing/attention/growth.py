@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from linvit.attention.base import Attention, Grid
-from linvit.testing.attention.cost import macs
+from linvit.testing.attention.cost import operations
 from linvit.testing.attention.inputs import Inputs, Subject, inputs, normal
 from linvit.testing.report import Finding, at, failed, not_declared, passed, refusable
 
@@ -29,11 +29,11 @@ LEAST_SECONDS = 0.01  # one measurement; the clock of a process ticks in microse
 
 @refusable
 def growth_of_work(subject: Subject) -> Finding:
-    """Bytes written in a training step and MACs of a forward pass, counted, against the declared complexity.
+    """Bytes written in a training step and operations of a forward pass, counted, against the declared complexity.
 
     Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
     """
-    counts: dict[str, list[int]] = {"bytes written": [], "MACs": []}
+    counts: dict[str, list[int]] = {"bytes written": [], "operations": []}
     tokens, largest = [], 0
     for side in SIDES:
         grid = Grid((side, side))
@@ -42,7 +42,7 @@ def growth_of_work(subject: Subject) -> Finding:
             given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
             written, largest = _written(mechanism.train(), given, grid)
             counts["bytes written"].append(written)
-            counts["MACs"].append(macs(mechanism.eval(), given, grid))
+            counts["operations"].append(operations(mechanism.eval(), given, grid).total)
         tokens.append(side * side)
     exponents = {name: exponent(tokens, values) for name, values in counts.items() if all(values)}
     said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())

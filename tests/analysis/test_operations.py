@@ -1,0 +1,205 @@
+"""Counted operations, against sums written out by hand and against torch's own counter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import linvit
+from linvit import Grid, UserError
+from linvit.analysis import attention_cost, count_operations, macs, num_parameters
+from tests.helpers import inputs, mechanism
+
+GRID = Grid((12, 14), num_prefix=1)
+REDUCED = Grid((12, 14), (6, 7), num_prefix=1)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
+
+
+A, B = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 4, 6)  # 120 and 144 numbers
+PLANES = torch.ones(2, 3, 8, 6)  # 288 numbers
+LONG = torch.ones(30, 4)
+SQUARE = 9 * torch.eye(6).expand(2, 6, 6)  # symmetric and positive
+OPERATORS: list[tuple[str, Callable[[], Any], tuple[int, int, int]]] = [  # products, elementwise, transcendental
+    ("matmul", lambda: A @ B, (2 * 3 * 5 * 4 * 6, 0, 0)),
+    ("einsum", lambda: torch.einsum("bhnd,bhmd->bhnm", A, A), (2 * 3 * 5 * 5 * 4, 0, 0)),
+    ("linear", lambda: F.linear(A, B[0, 0].mT, B[0, 0, 0]), (120 * 6, 30 * 6, 0)),
+    ("mv", lambda: A[0, 0] @ A[0, 0, 0], (5 * 4, 0, 0)),
+    ("conv2d", lambda: F.conv2d(PLANES, torch.ones(4, 3, 3, 3), torch.ones(4)), (192 * 27, 2 * 4 * 6 * 4, 0)),
+    ("depthwise", lambda: F.conv2d(PLANES, torch.ones(3, 1, 3, 3), groups=3, padding=1), (288 * 9, 0, 0)),
+    ("views", lambda: A.mT.flatten(1).reshape(3, -1)[1:].unflatten(1, (4, -1)).contiguous().double(), (0, 0, 0)),
+    ("copies", lambda: torch.cat([A, A.clone(), torch.zeros(2, 3, 5, 4)]).roll(1, 0).repeat(2, 1, 1, 1), (0, 0, 0)),
+    ("indices", lambda: A[:, torch.tensor([0, 2])].gather(2, torch.zeros(2, 2, 1, 4, dtype=torch.long)), (0, 0, 0)),
+    ("add", lambda: A + 1, (0, 120, 0)),
+    ("broadcast", lambda: A * A[:, :, :1], (0, 120, 0)),
+    ("in place", lambda: A.clone().add_(A, alpha=0.5).relu_(), (0, 360, 0)),
+    ("threshold", lambda: torch.threshold_(A.clone(), 0, 0), (0, 120, 0)),
+    ("square", lambda: A.square(), (0, 120, 0)),
+    ("cube", lambda: A**3, (0, 240, 0)),
+    ("power", lambda: A**2.5, (0, 0, 120)),
+    ("exp", lambda: A.exp(), (0, 0, 120)),
+    ("rsqrt", lambda: A.clone().rsqrt_(), (0, 0, 120)),
+    ("sigmoid", lambda: A.sigmoid(), (0, 240, 120)),
+    ("elu", lambda: F.elu(A), (0, 120, 120)),
+    ("gelu", lambda: F.gelu(A), (0, 480, 120)),
+    ("softplus", lambda: F.softplus(A), (0, 240, 240)),
+    ("where", lambda: torch.where(A > 0, A, A), (0, 240, 0)),
+    ("sum", lambda: A.sum(-1), (0, 120, 0)),
+    ("mean of all", lambda: A.mean(), (0, 120, 0)),
+    ("largest", lambda: A.max(-1), (0, 120, 0)),
+    ("maximum of two", lambda: torch.max(A, A), (0, 120, 0)),
+    ("amax", lambda: A.amax((1, 2)), (0, 120, 0)),
+    ("norm", lambda: torch.linalg.vector_norm(A, dim=-1), (0, 240, 30)),
+    ("normalize", lambda: F.normalize(A, dim=-1), (0, 240 + 30 + 120, 30)),
+    ("standard deviation", lambda: A.std(-1), (0, 480, 30)),
+    ("softmax", lambda: A.softmax(-1), (0, 480, 120)),
+    ("logsumexp", lambda: A.logsumexp(-1), (0, 360, 120 + 30)),
+    ("layer norm", lambda: F.layer_norm(A, (4,), torch.ones(4), torch.ones(4)), (0, 7 * 120, 30)),
+    ("layer norm, bare", lambda: F.layer_norm(A, (4,)), (0, 5 * 120, 30)),
+    ("group norm", lambda: F.group_norm(PLANES, 3), (0, 5 * 288, 6)),
+    ("batch norm", lambda: F.batch_norm(PLANES, torch.zeros(3), torch.ones(3)), (0, 4 * 288, 0)),
+    ("average pooling", lambda: F.avg_pool2d(PLANES, 2), (0, 72 * 4, 0)),
+    ("maximum pooling", lambda: F.max_pool2d(PLANES, (2, 3)), (0, 48 * 6, 0)),
+    ("bilinear", lambda: F.interpolate(PLANES, size=(4, 3), mode="bilinear"), (0, 7 * 72, 0)),
+    ("nearest", lambda: F.interpolate(PLANES, size=(4, 3)), (0, 0, 0)),
+    ("sort", lambda: torch.ones(8).sort(), (0, 8 * 3, 0)),
+    ("fft", lambda: torch.fft.fft2(torch.ones(3, 8, 4, dtype=torch.complex64)), (0, 5 * 96 * 5, 0)),
+    ("real fft", lambda: torch.fft.rfft2(torch.ones(3, 8, 4)), (0, 5 * 96 * 5 // 2, 0)),
+    ("attention", lambda: F.scaled_dot_product_attention(A, A, A), (2 * 150 * 4, 2 * 120 + 4 * 150, 150)),
+    ("cdist", lambda: torch.cdist(LONG, LONG), (900 * 4, 2 * 240 + 3 * 900, 900)),
+    ("cdist, 2", lambda: torch.cdist(A, A), (0, 3 * 150 * 4, 150)),
+    ("cdist, 1", lambda: torch.cdist(A, A, p=1), (0, 3 * 150 * 4, 0)),
+    ("inverse", lambda: torch.linalg.inv(SQUARE), (2 * 216, 0, 0)),
+    ("solve", lambda: torch.linalg.solve(SQUARE, torch.ones(2, 6, 5)), (2 * (72 + 5 * 36), 0, 0)),
+    ("cholesky", lambda: torch.linalg.cholesky(SQUARE), (2 * 36, 0, 0)),
+    ("qr", lambda: torch.linalg.qr(torch.ones(9, 6)), (2 * (9 * 36 - 72), 0, 0)),
+    ("singular values", lambda: torch.linalg.svdvals(torch.ones(6, 9)), (7 * 9 * 36 + 4 * 216, 0, 0)),
+    ("eigenvalues", lambda: torch.linalg.eigvalsh(SQUARE), (9 * 216, 0, 0)),
+    ("pseudo-inverse", lambda: torch.linalg.pinv(torch.ones(9, 6)), (8 * 9 * 36 + 4 * 216, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("function", "want"), [row[1:] for row in OPERATORS], ids=[row[0] for row in OPERATORS])
+def test_operator_counts_what_it_computes(function: Callable[[], Any], want: tuple[int, int, int]) -> None:
+    counted = count_operations(Calls(function))
+    assert counted == (*want, 0, ())
+    assert counted.total == sum(want)
+
+
+@torch.library.custom_op("linvit_test::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return torch.cat([x, x])
+
+
+def test_an_unknown_operator_counts_its_output_and_is_named() -> None:
+    counted = count_operations(Calls(lambda x: doubled(x) + 1), torch.ones(5))
+    assert counted == (0, 20, 0, 0, ("linvit_test.doubled",))
+
+
+@pytest.mark.parametrize("grid", [GRID, REDUCED], ids=["full", "reduced"])
+@pytest.mark.parametrize("name", linvit.list_attentions())
+def test_products_of_a_mechanism_are_those_that_torch_counts(name: str, grid: Grid) -> None:
+    """With the fused kernels of this device, which are not used in counting. No operator is unknown."""
+    try:
+        module = mechanism(name, grid)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            inputs(module, grid, batch=1)(module, grid)
+    except UserError:
+        return
+    counted = attention_cost(name, grid, dim=24, num_heads=3)
+    assert 2 * counted.matmul == counter.get_total_flops()
+    assert counted.total > 0
+    assert counted.unknown == ()
+    given = inputs(module, grid, batch=1)
+    assert count_operations(module, given.q, given.k, given.v, grid, **given.extra) == counted  # not on meta
+
+
+def test_what_cannot_run_on_meta_is_counted_on_the_cpu() -> None:
+    class Decides(linvit.Attention):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+            return q @ (k.mT @ v) if float(k.sum()) == 0 else v
+
+    linvit.registry.attentions.register("decides")(Decides)
+    try:
+        assert attention_cost("decides", Grid((2, 3)), dim=8, num_heads=2).matmul == 2 * 6 * 8 * 4
+    finally:
+        linvit.registry.attentions._registered.pop("decides")
+
+
+def test_a_refused_grid_is_the_mechanisms_own_error() -> None:
+    with pytest.raises(UserError, match="as many keys as queries"):
+        attention_cost("linear_angular", REDUCED, dim=24, num_heads=3)
+
+
+class Mixer(nn.Module):
+    """A convolution, a matrix product, a norm and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 4, stride=4, groups=1)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).flatten(2).mT  # (1, N, 8)
+        return self.head((self.norm(x).mT @ x).softmax(-1))  # (1, 8, 5)
+
+
+BY_HAND = 6 * 8 * 3 * 16 + 6 * 8 * 8 + 8 * 8 * 5  # 2 x 3 patches
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_convolution_product_and_linear(device: str) -> None:
+    model = Mixer().to(device)
+    assert macs(model, (8, 12)) == BY_HAND
+    assert num_parameters(model) == 8 * 48 + 8 + 16 + 8 * 5 + 5
+    biases, norm, softmax = 6 * 8 + 8 * 5, 7 * 6 * 8, 4 * 64
+    counted = count_operations(model, torch.zeros(1, 3, 8, 12, device=device))
+    assert counted == (BY_HAND, biases + norm + softmax, 64 + 6, num_parameters(model), ())
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Mixer().train()
+    model.norm.eval()
+    macs(model, 8)
+    assert [model.training, model.conv.training, model.norm.training] == [True, True, False]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(RuntimeError):
+        macs(model, 8, in_chans=4)
+    assert model.training
+
+
+def test_image_channels() -> None:
+    assert macs(nn.Conv2d(4, 2, 1), 3, in_chans=4) == 9 * 8
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_both_products_of_softmax_count_on_every_device(device: str, fused: bool) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    spec = {"name": "softmax", "fused": fused}
+    model = linvit.create_backbone("deit_nano", attention=spec, num_classes=0).to(device)
+    tokens, width, depth = 64, 96, 4
+    block = 12 * tokens * width**2 + 2 * tokens**2 * width
+    assert macs(model, 32) == tokens * 16 * 3 * width + depth * block
+
+
+def test_counts_of_mechanism_and_model_agree() -> None:
+    model = linvit.create_backbone("deit_nano", attention="linear", num_classes=0)
+    without = linvit.create_backbone("deit_nano", attention="hydra", num_classes=0)  # no products
+    of_one = attention_cost("linear", Grid((8, 8)), dim=96, num_heads=model.blocks[0].attn.mechanism.num_heads)
+    assert macs(model, 32) - macs(without, 32) == 4 * of_one.matmul

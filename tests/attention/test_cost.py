@@ -1,0 +1,99 @@
+"""The cost that each mechanism's file states, `FORMULA` MACs, is evaluated and held to the operations that run."""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from linvit import Grid
+from linvit.analysis import attention_cost
+from linvit.analysis.operations import Operations
+from linvit.registry import attentions
+
+DIM, HEADS = 96, 3
+GRID = Grid((12, 14), num_prefix=1)
+WORDS = {"MACs": "matmul", "elementwise operations": "elementwise", "transcendental functions": "transcendental"}
+CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the symbols that they set in the formula
+    ("softmax", {}, {}),
+    ("softmax", {"fused": False, "qk_norm": True}, {}),
+    ("linear", {}, {}),
+    ("focused", {}, {"k": 5}),
+    ("focused", {"dwc_kernel": 3, "norm_scope": "per_head", "stable_power": False, "denominator": "sum"}, {"k": 3}),
+    ("hydra", {"kernel_q": "identity", "kernel_k": "identity"}, {}),
+    ("efficient", {}, {}),
+    ("enhanced_linear", {}, {"S": 1, "s": 5}),
+    ("enhanced_linear", {"scales": [3, 3]}, {"S": 2, "s": 3}),
+    (
+        "enhanced_linear",
+        {"scales": [], "head_dim": 20, "heads_ratio": 1.5},
+        {"S": 0, "s": 0, "C": 120, "h": 6, "d": 20},
+    ),
+    ("taylor", {}, {}),
+    ("linear_angular", {}, {"r": 9}),
+    ("linear_angular", {"res_kernel_size": 5, "half": "mean", "sparse_reg": True}, {"r": 5}),
+    ("performer", {"nb_features": 40}, {"m": 40}),
+    ("performer", {"kernel": "relu", "nb_features": 24}, {"m": 24}),
+    ("linformer", {"k": 9}, {"k": 9}),
+    ("linformer", {"k": 20, "share": "none"}, {"k": 20}),
+    ("nystrom", {"num_landmarks": 9, "conv_kernel": 5}, {"m": 9, "T": 6, "s": 5}),
+    ("nystrom", {"num_landmarks": 20, "pinv_iters": 2}, {"m": 20, "T": 2, "s": 0}),
+    ("aft_simple", {}, {}),
+    ("poly_nl", {}, {}),
+    ("soft", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
+    ("soft", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
+    ("soft_norm", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
+    ("soft_norm", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
+]
+
+
+def formulas(name: str) -> dict[str, str]:
+    """What the file of a mechanism says after "Cost:", by the field of `Operations`; formulas as Python."""
+    text = inspect.getmodule(attentions.get(name)).__doc__
+    cost = re.search(r"^Cost: (.*?)\bRank:", text, re.MULTILINE | re.DOTALL)[1].replace("\n", " ")
+    found = re.findall(rf"`([^`]+)` ({'|'.join(WORDS)})", cost)
+    return {WORDS[word]: python(formula) for formula, word in found}
+
+
+def python(formula: str) -> str:
+    """`(N + M) C d^2` as `(N+M)*C*d**2`: what stands side by side is multiplied."""
+    tokens = re.findall(r"[A-Za-z]+|\d+|\S", formula)
+    pairs = zip(tokens, [*tokens[1:], ""], strict=True)
+    product = "".join(
+        f"{token}*" if re.match(r"[\w)]", token) and re.match(r"[\w(]", after) else token for token, after in pairs
+    )
+    return product.replace("^", "**")
+
+
+def assert_stated(name: str, options: dict[str, Any], symbols: dict[str, int], grid: Grid, key_dim: int | None) -> None:
+    counted: Operations = attention_cost({"name": name, **options}, grid, dim=DIM, num_heads=HEADS, key_dim=key_dim)
+    width = DIM // HEADS
+    sizes = {"N": grid.num_queries, "M": grid.num_keys, "P": grid.num_queries - grid.num_prefix}
+    sizes |= {"C": DIM, "h": HEADS, "d": width, "dk": key_dim or width} | symbols
+    for field, formula in formulas(name).items():
+        assert eval(formula, {"__builtins__": {}}, sizes) == getattr(counted, field), (field, formula)
+
+
+@pytest.mark.parametrize(("name", "options", "symbols"), CASES, ids=str)
+def test_stated_cost_is_what_runs(name: str, options: dict[str, Any], symbols: dict[str, int]) -> None:
+    """At one grid; where the formula tells queries from keys, with fewer keys; where it tells widths, narrow keys."""
+    stated = " ".join(formulas(name).values())
+    key_dims = [None, 20] if re.search(r"\bdk\b", stated) else [None]
+    grids = [GRID, GRID._replace(kv_size=(6, 7))] if re.search(r"\bM\b", stated) and "s" not in symbols else [GRID]
+    for grid in grids:
+        for key_dim in key_dims:
+            assert_stated(name, options, symbols, grid, key_dim)
+
+
+def test_every_file_of_ours_states_its_cost() -> None:
+    ours = {name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"}
+    assert {name for name, *_ in CASES} == ours
+    assert all(formulas(name) for name in ours)
+
+
+def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = inspect.getmodule(attentions.get("linear"))
+    monkeypatch.setattr(module, "__doc__", module.__doc__.replace("(N + M) C dk", "(N + M) C d"))
+    assert_stated("linear", {}, {}, GRID, None)  # the same with wide keys
+    with pytest.raises(AssertionError, match="matmul"):
+        assert_stated("linear", {}, {}, GRID, 20)
