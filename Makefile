@@ -16,13 +16,13 @@ quickstart: $(RUNS)/result.txt ## install, train focused attention on real digit
 
 # The newest run folder after training is the one just trained.
 $(RUNS)/result.txt: | .venv/installed
-	$(BIN)/linvit fit --config configs/quickstart.yaml
+	$(BIN)/linvit fit --config quickstart
 	@run=$$(ls -td $(RUNS)/version_* | head -n 1) && \
 	$(BIN)/linvit test --config $$run/config.yaml --ckpt_path $$run/checkpoints/best.ckpt > $$run/test.txt && \
 	{ cat $$run/test.txt; echo; \
 	  echo "  trained model    $$run/checkpoints/best.ckpt"; \
 	  echo "  look at the run  make tensorboard, then open http://localhost:6006"; \
-	  echo "  compare          $(BIN)/linvit fit --config configs/quickstart.yaml --model.attention=softmax"; \
+	  echo "  compare          $(BIN)/linvit fit --config quickstart --model.attention=softmax"; \
 	  echo "  train it anew    rm $@ && make quickstart"; } > $@
 
 test: .venv/installed-dev ## all fast tests

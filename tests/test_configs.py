@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from linvit.cli import VERBS
+from linvit.cli.configs import find
 from tests.cli.runs import files, flags, linvit
 
 ROOT = Path(__file__).parent.parent
@@ -38,12 +39,10 @@ def printed(*arguments, cwd):
     return yaml.safe_load(done.out)
 
 
-def referred(value, folder):
-    """Files that a configuration points to."""
-    if isinstance(value, dict):
-        return {path for part in value.values() for path in referred(part, folder)}
-    values = value if isinstance(value, list) else [value]
-    return {(folder / file).resolve() for file in values if isinstance(file, str) and file.endswith(".yaml")}
+def bases(content):
+    """Files that a configuration starts from."""
+    named = content.get("base", [])
+    return {find(base) for base in ([named] if isinstance(named, str) else named)}
 
 
 def test_there_are_experiments():
@@ -52,7 +51,7 @@ def test_there_are_experiments():
 
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_every_fragment_is_part_of_an_experiment_or_says_how_to_add_it(name):
-    used = {path for other, content in CONFIGS.items() for path in referred(content, (ROOT / other).parent)}
+    used = {path for content in CONFIGS.values() for path in bases(content)}
     added = name.startswith("configs/base/strategy/")  # to any experiment, on the command line
     assert ROOT / name in used or added
 
@@ -66,12 +65,11 @@ def test_it_opens_with_paper_command_and_expected_number(name):
     program, verb, *arguments = shlex.split(fields["Command"])
     assert program == "linvit"
     assert verb in VERBS
-    assert arguments[arguments.index("--config") + 1] == name
+    assert find(arguments[arguments.index("--config") + 1]) == ROOT / name
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_its_command_is_understood(name, tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     _, _, *arguments = shlex.split(heading(name)["Command"])
     printed(*arguments, cwd=tmp_path)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ import yaml
 
 import linvit
 from linvit.cli import HELP, VERBS
+from linvit.cli.configs import find
 from tests.cli.runs import linvit as command_line
 from tests.data.images import image_folder
 from tests.official import fill
@@ -36,14 +38,15 @@ def blocks(language):
 def commands():
     """Command lines in the pages and in the help, without their comments."""
     lines = [line for block in blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"linvit (?:fit|test|list|predict|validate) .*", HELP)
+    lines += re.findall(
+        r"^ {8,}(linvit (?:fit|test|list|predict|validate) .*)", HELP.replace("\\\n", " "), re.MULTILINE
+    )
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines} - {""})
 
 
 @pytest.fixture
 def place(run, tmp_path):
     """A folder as the reader has it after the quickstart."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "checkpoints").symlink_to(run.root / "checkpoints")
     return tmp_path
 
@@ -70,7 +73,6 @@ def test_yaml_is_a_configuration(text, tmp_path):
     content = yaml.safe_load(text)
     assert content
     if isinstance(content, dict) and {"model", "data"} <= content.keys():
-        (tmp_path / "base").symlink_to(ROOT / "configs" / "base")
         (tmp_path / "mine.yaml").write_text(text)
         done = command_line("fit", "--config=mine.yaml", "--print_config", cwd=tmp_path)
         assert done.code == 0, done.err
@@ -88,9 +90,9 @@ def test_a_command_is_understood(line, place):
     if program == "make":
         assert {verb, *arguments} <= TARGETS
     elif program == "linvit" and verb in VERBS:
-        for option in ("--config", "--ckpt_path"):
-            if option in arguments:
-                assert (place / arguments[arguments.index(option) + 1]).is_file()
+        given = dict(itertools.pairwise(arguments))
+        assert find(given.get("--config", "quickstart"), place)
+        assert (place / given.get("--ckpt_path", "")).exists()
         done = command_line(verb, *arguments, "--print_config", cwd=place)
         assert done.code == 0, done.err
     elif program == "linvit":

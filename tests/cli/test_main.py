@@ -1,5 +1,6 @@
 """The front door: help, version, verbs, exit codes."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import linvit
-from linvit.cli import main
+from linvit.cli import WAITING, main
 from linvit.cli.training import cli as train
 from tests.plugin.distributions import python
 
@@ -70,3 +71,38 @@ def test_a_bug_is_not_hidden(monkeypatch, error):
     monkeypatch.setattr(train, "train", raising(error))
     with pytest.raises(type(error)):
         main(["fit"])
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_failure():
+    command = f"{sys.executable} -m linvit list | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout.split()[0] == "attentions"
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "expected"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"KMP_BLOCKTIME": "5"}, None)],
+    ids=str,
+)
+def test_threads_sleep_while_they_wait_unless_the_user_has_set_how(set_by_user, expected, monkeypatch):
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    monkeypatch.setattr(train, "train", lambda argv: seen.append(os.environ.get("OMP_WAIT_POLICY")))
+    assert main(["fit"]) == 0
+    assert seen == [expected]
+
+
+def test_the_setting_is_made_before_torch_is_imported():
+    """OpenMP reads it when its library is loaded."""
+    code = (
+        "import os, sys\nimport linvit.cli\nassert 'torch' not in sys.modules\n"
+        "linvit.cli.main(['fit', '--help'])\nassert 'torch' in sys.modules\n"
+        "print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "PASSIVE", done.stderr

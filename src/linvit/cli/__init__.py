@@ -1,6 +1,7 @@
 """The `linvit` command: verbs that train go to Lightning, the others are plain functions."""
 
 import importlib
+import os
 import sys
 from importlib.metadata import version
 
@@ -18,40 +19,50 @@ HELP = """linvit: every linear attention, in every vision backbone, on every tas
 
 usage: linvit VERB [options]
 
-  fit        train:     linvit fit --config configs/quickstart.yaml --model.attention=linear
+  fit        train a model:
+               linvit fit --config quickstart --model.attention=linear
   validate   score a checkpoint on the validation split
   test       score it on the test split:
-                        linvit test --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt
-  predict    write RUN/predictions.csv:
-                        linvit predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt
-  list       attentions, backbones and heads, plug-ins included:
-                        linvit list attentions --filter "*linear*"
-  check      hold a mechanism or a backbone, yours included, to its contract; all mechanisms without a name:
-                        linvit check my_package.my_module:MyAttention --quick
-                        linvit check --backbone flatten_swin_tiny --quick
-  import-weights  an official checkpoint as a file for --model.pretrained:
-                        linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o OUT.safetensors
-  data       look at every image of a set, and list what cannot be trained on:
-                        linvit data check path/to/imagenet --output bad.csv
-  bench      how fast images are loaded, beside timm's loader and beside a model:
-                        linvit bench data path/to/imagenet --config configs/imagenet/swin_tiny.yaml
+               linvit test --config RUN/config.yaml \\
+                 --ckpt_path RUN/checkpoints/best.ckpt
+  predict    write a table of predictions:
+               linvit predict --config RUN/config.yaml \\
+                 --ckpt_path RUN/checkpoints/best.ckpt
+  list       attentions, backbones, heads and configurations, plug-ins included:
+               linvit list attentions --filter "*linear*"
+               linvit list configs
+  check      hold a mechanism or a backbone, yours included, to its contract:
+               linvit check my_package.my_module:MyAttention --quick
+               linvit check --backbone flatten_swin_tiny --quick
+  import-weights
+             write an official checkpoint as a file for --model.pretrained:
+               linvit import-weights FLatten_Swin_T.pth \\
+                 --backbone flatten_swin_tiny -o OUT.safetensors
+  data       decode every image of a set and list those that cannot be used:
+               linvit data check path/to/imagenet --output bad.csv
+  bench      how fast images are loaded, beside timm's loader and a model:
+               linvit bench data path/to/imagenet --config imagenet/swin_tiny
 
-Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with: tensorboard --logdir checkpoints
+A configuration is a file, or one that comes with linvit: linvit list configs.
+Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
+  tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code. What the user can mend is printed without a traceback."""
     argv = sys.argv[1:] if argv is None else argv
     verb = argv[0] if argv else "--help"
+    _prepare()
     try:
         if verb in ("-h", "--help", "help"):
             print(HELP, end="")
         elif verb == "--version":
             print(f"linvit {version('linvit')}")
         elif verb in PLAIN:
-            return int(importlib.import_module(PLAIN[verb]).main(argv[1:]))
+            return _plain(verb, argv[1:])
         elif verb not in VERBS:
             known = ", ".join([*VERBS, *PLAIN])
             raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
@@ -71,6 +82,29 @@ def main(argv: list[str] | None = None) -> int:
         print(f"linvit: error: {message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _plain(verb: str, argv: list[str]) -> int:
+    """Runs a plain function; ends quietly if nobody reads its output to the end, as in `linvit list | head`."""
+    try:
+        code = int(importlib.import_module(PLAIN[verb]).main(argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it when it exits)
+        return 1
+    return code
+
+
+def _prepare() -> None:
+    """Lets OpenMP's threads sleep while they wait, unless the user has set how they wait; makes local modules known.
+
+    By default they spin, so that two processes on the same cores spend most of their time on waiting. OpenMP reads the
+    setting when torch is imported, and loader processes inherit it.
+    """
+    if not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, for classes such as --model.attention=my_module:MyAttention
 
 
 def _mistake(error: BaseException | None) -> UserError | None:

@@ -17,6 +17,7 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from linvit.cli.bench_loaders import beyond_timm, ours, rate, timms
+from linvit.cli.terminal import argument_parser
 from linvit.cli.training.bases import with_bases
 from linvit.cli.training.parser import Parser, readable
 from linvit.data import ClassificationData
@@ -30,12 +31,15 @@ RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 WORKERS = 8
 CPU_BATCH = 8  # of the model: a recipe's batch is made for a GPU, and on a CPU takes minutes and all the memory
 EPILOG = """examples:
-  linvit bench data path/to/folder                         ours and timm's loader, DeiT's recipe, 224x224
-  linvit bench data --config configs/imagenet/swin_tiny.yaml --source path/to/folder
-                                                           the same with a model: which of the two waits?
+  linvit bench data path/to/folder    linvit's loader and timm's, with DeiT's
+                                      augmentation at 224x224
+  linvit bench data --config imagenet/swin_tiny --source path/to/folder
+                                      the same with a model: which of the two
+                                      waits for the other?
 
-images/s per core: images over the CPU seconds of one thread that decodes, augments and collates them to 8-bit batches.
-What is done to whole batches on the device (normalising, erasing) is timed apart, ours and timm's alike.
+"images/s per core" is the number of images divided by the CPU seconds of one
+thread that decodes, augments and collates them to 8-bit batches. The work on
+whole batches on the device (normalising, erasing) is timed on its own.
 """
 
 
@@ -45,12 +49,10 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If there is nothing to measure.
     """
-    parser = argparse.ArgumentParser(
-        "linvit bench", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser("linvit bench", __doc__, EPILOG)
     parser.add_argument("what", choices=["data"])
     parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
-    parser.add_argument("--config", metavar="FILE", help="experiment whose data and model are measured")
+    parser.add_argument("--config", metavar="CONFIG", help="experiment whose data and model are measured")
     parser.add_argument("--source", dest="instead", metavar="SOURCE", help="the same as the first argument")
     parser.add_argument("--images", type=int, default=512, help="images per round and loader (512)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (5)")

@@ -1,28 +1,36 @@
 """`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
 
 import argparse
-import os
-import sys
 
 from linvit.cli.spec import read_spec, read_value
+from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.errors import UserError
 from linvit.registry import attentions, backbones
 from linvit.testing import check_attention, check_backbone
+from linvit.testing.report import Report
 
 EPILOG = """examples:
-  linvit check focused                                   shapes, grids, numerics, rank, cost, torch.compile, ...
-  linvit check focused --quick                           without torch.compile, torch.export and the largest sizes
+  linvit check focused                       shapes, grids, numerics, rank, ...
+  linvit check focused --quick               in seconds: without torch.compile,
+                                             torch.export, the largest sizes
   linvit check focused --options '{"focusing_factor": 4}'
-  linvit check '{name: focused, focusing_factor: 4}'     the same, as a configuration has it
-  linvit check my_package.my_module:MyAttention          a class that nobody registered, in this folder or installed
-  linvit check                                           every registered mechanism
-  linvit check --backbone swin_tiny --quick              a backbone: pyramid, any input, gradients, timm's contract, ...
-  linvit check --backbone swin_tiny --attention focused --options '{window_size: 14}'
+  linvit check '{name: focused, focusing_factor: 4}'
+                                             the same, as in a configuration
+  linvit check my_package.my_module:MyAttention
+                                             a class that is not registered, in
+                                             this folder or installed
+  linvit check                               every registered mechanism
+  linvit check --backbone swin_tiny --quick  a backbone: pyramid, any input, ...
+  linvit check --backbone swin_tiny --attention focused \\
+    --options '{window_size: 14}'
   linvit check --backbone my_package.my_module:MyBackbone --img_size 32
 
-exit code: 0 if nothing failed, 1 if something did. What a mechanism does not declare does not fail.
-In Python: from linvit.testing import check_attention; report = check_attention("focused")
-           from linvit.testing import check_backbone; report = check_backbone("swin_tiny", attention="focused")
+exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
+declare does not fail. In Python:
+  from linvit.testing import check_attention, check_backbone
+from linvit.testing.report import Report
+  report = check_attention("focused")
+  report = check_backbone("swin_tiny", attention="focused")
 """
 
 
@@ -32,9 +40,7 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If the mechanism or backbone is unknown, cannot be imported, or refuses its options.
     """
-    parser = argparse.ArgumentParser(
-        "linvit check", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser("linvit check", __doc__, EPILOG)
     parser.add_argument(
         "name",
         nargs="?",
@@ -49,8 +55,6 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
 
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the class may be in a file that is still being written here
     if args.backbone is not None:
         return _check_backbone(args)
     for option in ("attention", "img_size"):
@@ -58,7 +62,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
     if args.name is not None:
         report = check_attention(read_spec(attentions, args.name, args.options), quick=args.quick)
-        print(report)
+        print(_table(report))
         return int(not report.passed)
     if args.options is not None:
         raise UserError(f"--options are for one mechanism. Write linvit check NAME --options {args.options!r}")
@@ -75,7 +79,7 @@ def _check_backbone(args: argparse.Namespace) -> int:
     attention = None if args.attention is None else read_value("--attention", args.attention)
     size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
     report = check_backbone(spec, attention, **size, quick=args.quick)
-    print(report)
+    print(_table(report))
     return int(not report.passed)
 
 
@@ -90,8 +94,18 @@ def _check_all(quick: bool) -> int:
             print(f"{name}: FAILED\n  {error}\n", flush=True)
             failed.append(name)
             continue
-        print(f"{report}\n", flush=True)
+        print(f"{_table(report)}\n", flush=True)
         if not report.passed:
             failed.append(f"{name} ({', '.join(report.failures)})")
     print(f"{len(names) - len(failed)} of {len(names)} passed" + (f"; failed: {'; '.join(failed)}" if failed else ""))
     return int(bool(failed))
+
+
+def _table(report: Report) -> str:
+    """The report as `str` gives it, but within the terminal; seconds are told from one on."""
+    title = reflow(str(report).partition("\n")[0])
+    rows = [
+        (f"  {name}", verdict.value, f"{note} ({seconds:.0f} s)".strip() if seconds >= 1 else note)
+        for name, verdict, note, seconds in report.lines
+    ]
+    return "\n".join([title, *table([("  check", "verdict", "found"), *rows])])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.sources.bad_images import MAX_PIXELS
 from linvit.data.sources.labels import check_labels
@@ -15,13 +16,16 @@ from linvit.data.sources.scan import ScanResult, scan
 from linvit.errors import UserError
 
 EPILOG = """examples:
-  linvit data check path/to/imagenet                    an image folder: train/CLASS/*.jpg, val/CLASS/*.jpg
-  linvit data check path/to/imagenet --output bad.csv   writes the list of bad images
+  linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,
+                                        val/CLASS/*.jpg
+  linvit data check path/to/imagenet --output bad.csv
+                                        writes the list of bad images
   linvit data check path/to/parquet --workers 16
   linvit data check hub:owner/name
 
-Every image is decoded as training decodes it. Exit code: 0 if all is well, 1 if an image or a label is bad or if
-linvit fit would refuse the set. Mere warnings are images that training and evaluation share, trained classes without
+Every image is decoded as training decodes it. The exit code is 1 if an image or
+a label is bad or if linvit fit would refuse the set, else 0. These are warnings
+only: images that are in two splits, classes with training images and no
 validation images, and folders of classes without images.
 """
 SHOWN = 20  # bad images and copies that are printed
@@ -38,7 +42,7 @@ def main(argv: list[str]) -> int:
     check = verbs.add_parser(
         "check",
         help="decode every image of a set and list the bad ones",
-        description=__doc__,
+        description=reflow(__doc__ or ""),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

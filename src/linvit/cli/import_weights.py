@@ -13,20 +13,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from linvit.cli.spec import read_spec
+from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError
 from linvit.registry import backbones
 from linvit.weights.load import load_weights
 from linvit.weights.read import WRITTEN_BY, read
 
 EPILOG = """examples:
-  linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny -o flatten_swin_tiny.safetensors
-  linvit import-weights hf-hub:timm/deit_tiny_patch16_224.fb_in1k --backbone deit_tiny -o deit_tiny.safetensors
-  linvit import-weights mine.pth --backbone deit_tiny --options '{depth: 6}' -o mine.safetensors
+  linvit import-weights FLatten_Swin_T.pth --backbone flatten_swin_tiny \\
+    -o flatten_swin_tiny.safetensors
+  linvit import-weights hf-hub:timm/deit_tiny_patch16_224.fb_in1k \\
+    --backbone deit_tiny -o deit_tiny.safetensors
+  linvit import-weights mine.pth --backbone deit_tiny --options '{depth: 6}' \\
+    -o mine.safetensors
 then:
-  linvit fit --config CONFIG.yaml --model.backbone=flatten_swin_tiny --model.pretrained=flatten_swin_tiny.safetensors
+  linvit fit --config images --data.source=FOLDER \\
+    --model.backbone=flatten_swin_tiny \\
+    --model.pretrained=flatten_swin_tiny.safetensors
+or in Python:
   linvit.load_pretrained(model, "flatten_swin_tiny.safetensors")
 
-Nothing in SOURCE is executed. Written is what SOURCE holds, and nothing that was initialised.
+Nothing in SOURCE is executed. The output holds the tensors of SOURCE and none
+that were initialised at random.
 """
 CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
 
@@ -37,12 +45,7 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If SOURCE cannot be read or does not fit the backbone, or OUT is there already.
     """
-    parser = argparse.ArgumentParser(
-        "linvit import-weights",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
     parser.add_argument("--backbone", metavar="NAME", required=True, help="see linvit list backbones")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")

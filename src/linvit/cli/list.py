@@ -1,15 +1,17 @@
 """`linvit list`: what can be named in a configuration, whose it is, and what is wrong with it."""
 
-import argparse
 import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from linvit import source
+from linvit.cli.list_configs import one, overview
+from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.errors import UserError, check_choice, check_number
 from linvit.model_info import model_info
 from linvit.registry import Entry, Registry, attentions, backbones, heads, parameters_of
@@ -17,13 +19,19 @@ from linvit.registry import Entry, Registry, attentions, backbones, heads, param
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 COLUMNS = {"attentions": ("cost", "paper"), "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"), "heads": ()}
 
+KINDS = [*REGISTRIES, "configs"]
+
 EPILOG = """examples:
-  linvit list                                    everything; nothing is imported
-  linvit list attentions --filter "*linear*"     names that match a wildcard
-  linvit list attentions focused                 formula, paper, cost and options of one mechanism
-  linvit list backbones --filter "flatten_*"     parameters, multiply-accumulates, published accuracy of some
-  linvit list backbones flatten_swin_tiny        the same of one, where it is published, and options
-  linvit list --check                            import every plug-in, each in a process of its own
+  linvit list                                 all attentions, backbones, heads
+  linvit list attentions --filter "*linear*"  names that match a wildcard
+  linvit list attentions focused              formula, paper, cost and options
+  linvit list backbones --filter "flatten_*"  sizes and published accuracy
+  linvit list backbones flatten_swin_tiny     the same of one, and its options
+  linvit list configs                         configurations for --config
+  linvit list configs quickstart              the text of one
+  linvit list configs images -o mine.yaml     a copy of one, for you to change
+  linvit list --check                         import every plug-in, each in a
+                                              process of its own
 """
 
 # Runs in a process of its own: a plug-in may exit, hang or crash. The answer is the last line that it prints.
@@ -42,12 +50,11 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If the kind or the name is unknown, the named plug-in cannot be imported, or there is no time to.
     """
-    parser = argparse.ArgumentParser(
-        "linvit list", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(REGISTRIES)}; all if left out")
+    parser = argument_parser("linvit list", __doc__, EPILOG)
+    parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; all but configs if left out")
     parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help='only names like "*linear*"')
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the named configuration to FILE")
     parser.add_argument(
         "--check", action="store_true", help="import every plug-in and report; exit code 1 if one fails"
     )
@@ -56,7 +63,15 @@ def main(argv: list[str]) -> int:
     check_number("--timeout", args.timeout, above=0)
 
     if args.kind is not None:
-        check_choice("kind", args.kind, REGISTRIES)
+        check_choice("kind", args.kind, KINDS)
+    if args.output is not None and (args.kind != "configs" or args.name is None):
+        raise UserError("--output is for one configuration. Write linvit list configs NAME --output FILE")
+    if args.kind == "configs" and args.name is not None:
+        print(one(args.name, args.output))
+        return 0
+    if args.kind == "configs":
+        print("\n".join(overview(args.filter)))
+        return 0
     if args.name is not None:
         if args.check or args.filter != "*":
             raise UserError(
@@ -82,12 +97,13 @@ def reason_to_reject(registry: Registry, name: str) -> str | None:
 
 
 def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
-    """A title, then one line per name: name, owner, facts, summary."""
+    """A table with one row per name: name, owner if somebody else has any, facts, summary."""
     entries = registry.entries()
     if not entries:
         return [
             kind,
-            f"  none yet. Add one by @linvit.register_{registry.kind}('NAME') in your code, or in pyproject.toml:",
+            f"  none yet. Add one by @linvit.register_{registry.kind}('NAME') in your code,",
+            "  or in pyproject.toml:",
             f'    [project.entry-points."{registry.group}"]',
             '    NAME = "package.module:Class"',
         ]
@@ -97,7 +113,10 @@ def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
     ]
     if not rows:
         return [kind, f"  none of {len(entries)} is like '{pattern}'"]
-    return _table([(kind, "owner", *COLUMNS[kind], "summary"), *rows])
+    titles = (kind, "owner", *COLUMNS[kind], "summary")
+    if all(owner == "linvit" for _, owner, *_ in rows):
+        return table([(row[0], *row[2:]) for row in [titles, *rows]])
+    return table([titles, *rows])
 
 
 def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
@@ -124,19 +143,6 @@ def _remark(owners: list[Entry]) -> str:
     return f"broken: there is no module '{missing}'" if missing else source.summary(owners[0].target)
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Aligned columns, those with a unit in their title to the right; the last column as it is."""
-    columns = list(zip(*rows, strict=True))[:-1]
-    widths = [max(map(len, column)) for column in columns]
-    sides = [">" if column[0].endswith(")") else "<" for column in columns]
-    return [
-        "  ".join(
-            [f"{cell:{side}{width}}" for cell, side, width in zip(row[:-1], sides, widths, strict=True)] + [row[-1]]
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def _one(kind: str, name: str) -> Iterator[str]:
     """Everything about one name. Imports it."""
     registry = REGISTRIES[kind]
@@ -147,12 +153,12 @@ def _one(kind: str, name: str) -> Iterator[str]:
     if kind == "backbones" and entries[0].owner == "linvit":
         yield from _published(name)
     yield ""
-    yield source.documentation(entries[0].target) or "(no documentation)"
+    yield reflow(source.documentation(entries[0].target) or "(no documentation)")
     yield ""
     options = {key: value for key, value in parameters.items() if key not in registry.supplied}
     yield "options:" if options else "options: none"
     for option, default in options.items():
-        yield f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}"
+        yield reflow(f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}")
 
 
 def _published(name: str) -> Iterator[str]:
@@ -160,12 +166,11 @@ def _published(name: str) -> Iterator[str]:
     facts = model_info().get(name)
     if facts is None:
         return
-    yield (
-        f"  {facts.parameters:,} parameters with 1000 classes, "
-        f"{facts.macs / 1e9:.3f} G multiply-accumulates at {facts.img_size}x{facts.img_size}"
-    )
+    yield f"  {facts.parameters:,} parameters with 1000 classes"
+    yield f"  {facts.macs / 1e9:.3f} G multiply-accumulates at {facts.img_size}x{facts.img_size}"
     if facts.top1 is not None:
-        yield f"  published top-1 on ImageNet-1K: {facts.top1} %, {facts.top1_source}"
+        yield f"  published top-1 on ImageNet-1K: {facts.top1} %,"
+        yield reflow(f"  {facts.top1_source}")
 
 
 def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
@@ -186,7 +191,7 @@ def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
         (f"  {REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
         for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
     ]
-    print("\n".join(_table(rows)))
+    print("\n".join(table(rows)))
     return int(any(reasons))
 
 

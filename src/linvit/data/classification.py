@@ -56,7 +56,7 @@ class ClassificationData(ImageData):
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
 
     Example:
-        $ linvit fit --config configs/quickstart.yaml --data.source=path/to/folder --data.img_size=64
+        $ linvit fit --config quickstart --data.source=path/to/folder --data.img_size=64
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class ClassificationTask(Task):
         **task: Arguments of `Task`: backbone, attention, optimiser, schedule.
 
     Example:
-        $ linvit fit --config configs/quickstart.yaml --model.backbone=deit_nano --model.attention=linear
+        $ linvit fit --config quickstart --model.backbone=deit_nano --model.attention=linear
     """
 
     def __init__(

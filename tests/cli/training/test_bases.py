@@ -3,6 +3,7 @@
 import pytest
 
 from linvit import UserError
+from linvit.cli.configs import FOLDER
 from linvit.cli.training.bases import configs, with_bases
 from tests.cli.runs import linvit
 
@@ -39,7 +40,16 @@ def test_a_command_line_without_bases_stays(write):
 
 def test_the_files_that_were_named(write):
     assert configs(["fit", "--config", "a.yaml", "--model.lr=1", "--config", "b.yaml"]) == ["a.yaml", "b.yaml"]
-    assert configs(["fit", "--config=a.yaml"]) == ["a.yaml"]
+    assert configs(["fit", "--config", "a.yaml", "--config=b.yaml"]) == ["a.yaml", "b.yaml"]
+    assert configs(["fit", "--config=a.yaml", "--config", "b.yaml"]) == ["a.yaml", "b.yaml"]
+
+
+def test_names_become_files(write):
+    own = write("run.yaml", "base: base/data/digits")
+    digits, ddp = str(FOLDER / "base/data/digits.yaml"), str(FOLDER / "base/strategy/ddp.yaml")
+    assert with_bases([f"--config={own}", "--config", "base/strategy/ddp"]) == [
+        *("--config", digits, "--config", own, "--config", ddp, "--base=null")
+    ]
 
 
 def test_a_missing_base_is_named(write):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import linvit
+from linvit.cli.configs import FOLDER
 from linvit.cli.training.run_folder import check_writable, run_name, run_of_checkpoint
 
 
@@ -14,7 +15,11 @@ from linvit.cli.training.run_folder import check_writable, run_name, run_of_chec
     ("configs", "name"),
     [
         (["configs/quickstart.yaml"], "quickstart"),
-        (["/a/b/deit.linear.yaml", "other.yaml"], "deit.linear"),
+        (["imagenet/swin_tiny"], "swin_tiny"),
+        (["other.yaml", "/a/b/deit.linear.yaml"], "deit.linear"),
+        (["mine.yaml", "base/strategy/fsdp"], "mine"),
+        (["quickstart", "configs/base/strategy/ddp.yaml"], "quickstart"),
+        (["base/data/digits", "base/trainer/quickstart"], "quickstart"),
         (["checkpoints/quickstart/version_0/config.yaml"], "quickstart"),
         (["checkpoints/quickstart/version_12/config_from_step_9.yaml"], "quickstart"),
         ([Path("version_1.yaml")], "version_1"),
@@ -22,7 +27,8 @@ from linvit.cli.training.run_folder import check_writable, run_name, run_of_chec
     ],
     ids=str,
 )
-def test_a_run_is_named_after_its_first_config(configs, name):
+def test_a_run_is_named_after_its_last_config_that_is_no_part_of_others(configs, name, monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
     assert run_name(configs) == name
 
 

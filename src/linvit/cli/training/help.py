@@ -1,12 +1,12 @@
-"""`linvit fit --help`: the options one needs, on one screen. `--help=all` shows every one."""
+"""`linvit fit --help`: the options that one needs, in short. `--help=all` shows every one."""
 
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import docstring_parser
 from lightning.pytorch import Trainer
 
+from linvit.cli.terminal import entry, reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.transforms.classification import Augmentation
 from linvit.registry import parameters_of
@@ -40,15 +40,19 @@ OPENING = {
 
 
 def short_help(verb: str) -> str:
-    """One screen: what the verb does, the options that matter with their defaults, examples."""
+    """What the verb does, the options that matter with their defaults, examples."""
     run = "--config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt"
-    start = "--config configs/quickstart.yaml" if verb == "fit" else run
+    start = "--config quickstart" if verb == "fit" else run
     lines = [
         OPENING[verb],
         "",
-        f"usage: linvit {verb} {start} [--option=value ...]",
+        reflow(f"usage: linvit {verb} {start} [--option=value ...]"),
         "",
-        *_row("--config", "FILE", "YAML with trainer, model and data; may start from others (base:)."),
+        *_row(
+            "--config",
+            "CONFIG",
+            "File, or name (linvit list configs); of several the last wins and names the run.",
+        ),
         *_row("--ckpt_path", "FILE", "Checkpoint to continue or to score; it decides the model."),
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),
@@ -83,4 +87,4 @@ def _row(option: str, default: Any, text: str) -> Iterator[str]:
     sentence = " ".join(text.split()).partition(". ")[0].removesuffix(".")
     shown = "null" if default is None else str(default)
     given = f"{option}={shown}" if shown else option
-    yield f"  {given:<42} {textwrap.shorten(sentence, 74, placeholder=' ...')}".rstrip()
+    yield from entry(f"  {given}", sentence)

@@ -5,17 +5,29 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from linvit.cli.configs import FOLDER, find
 from linvit.errors import UserError
 
 VERSION = re.compile(r"version_\d+")
 
 
 def run_name(configs: Sequence[str | Path]) -> str:
-    """The name of a run: its first config file's, or the original name if that file is itself from a run folder."""
+    """The name of a run: that of its last configuration, whose values win.
+
+    linvit's parts of configurations (`base/...`), which are added to any, give no name. A configuration that lies in
+    the folder of a run gives the name of that run.
+    """
     if not configs:
         return "unnamed"
-    folder = Path(configs[0]).absolute().parent
-    return folder.parent.name if VERSION.fullmatch(folder.name) else Path(configs[0]).stem
+    parts = FOLDER / "base"
+    last = next((c for c in reversed(configs) if not _file(c).is_relative_to(parts)), configs[-1])
+    folder = Path(last).absolute().parent
+    return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem
+
+
+def _file(config: str | Path) -> Path:
+    """Where a configuration lies, as far as that is known."""
+    return (find(str(config)) or Path(config)).resolve()
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:

@@ -1,0 +1,59 @@
+"""`linvit list configs`."""
+
+import pytest
+
+import linvit
+from linvit.cli.configs import FOLDER, names
+from linvit.cli.list import main
+from tests.cli.runs import linvit as command_line
+
+
+def test_every_one_is_listed(capsys):
+    assert main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in names()} == set(names())
+    line = next(line for line in lines if line.startswith("  imagenet/swin_tiny "))
+    assert line.split(maxsplit=1)[1].startswith("not yet run; published top-1 81.2")
+
+
+def test_a_wildcard(capsys):
+    assert main(["configs", "--filter", "*swin_tiny"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  imagenet")]
+    assert listed == [f"imagenet/{name}_tiny" for name in ("cswin", "flatten_cswin", "flatten_swin", "swin")]
+    assert main(["configs", "--filter", "nothing*"]) == 0
+    assert capsys.readouterr().out == f"configs\n  none of {len(names())} is like 'nothing*'\n"
+
+
+def test_one_is_printed(capsys):
+    assert main(["configs", "imagenet/swin_tiny"]) == 0
+    assert capsys.readouterr().out == (FOLDER / "imagenet/swin_tiny.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["quickstart", "imagenet/flatten_swin_tiny"])
+def test_a_copy_works_by_itself(name, tmp_path):
+    done = command_line("list", "configs", name, "--output", "mine.yaml", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.endswith("  linvit fit --config mine.yaml\n")
+    fit = ("fit", "--print_config", "--config")
+    copied, own = (command_line(*fit, config, cwd=tmp_path) for config in ("mine.yaml", name))
+    assert copied.code == 0, copied.err
+    assert copied.out == own.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["configs", "quikstart"], "no configuration is called 'quikstart'"),
+        (["configs", "--output", "x.yaml"], "--output is for one configuration"),
+        (["attentions", "linear", "-o", "x.yaml"], "--output is for one configuration"),
+        (["configs", "quickstart", "-o", "there.yaml"], "'there.yaml' is there already"),
+        (["configs", "quickstart", "-o", "no/x.yaml"], "there is no folder 'no'"),
+    ],
+)
+def test_mistakes_are_user_errors(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.yaml").write_text("mine", encoding="utf-8")
+    with pytest.raises(linvit.UserError) as error:
+        main(arguments)
+    assert str(error.value).startswith(message)
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("there.yaml", "mine")]
