@@ -55,7 +55,8 @@ BEYOND: dict[str, dict[str, list[float]]] = {
 
 def numbers(name: str) -> set[str]:
     """The options of a mechanism whose type is a number, or a number or None."""
-    parameters = inspect.signature(attentions.get(name)).parameters.values()
+    classes = [owner for owner in attentions.get(name).__mro__ if issubclass(owner, linvit.Attention)]  # with **options
+    parameters = (p for owner in classes for p in inspect.signature(owner).parameters.values())
     options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "key_dim"]
     return {p.name for p in options if p.annotation in (int, float, int | None, float | None)}
 

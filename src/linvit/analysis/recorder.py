@@ -1,4 +1,4 @@
-"""Listening to mechanisms: what each received in a forward pass, for probing afterwards."""
+"""What each mechanism of a model received in a forward pass, for its matrix and rank afterwards."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from linvit.analysis.attention_matrix import attention_factors, attention_matrix
 from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
 
 
 class Call(NamedTuple):
     """One forward call of a mechanism, for the first image alone.
 
     Attributes:
-        mechanism: Who was called.
+        mechanism: The mechanism that was called.
         q: Queries (1, h, N, dk).
         k: Keys (1, h, M, dk).
         v: Values (1, h, M, d).
@@ -45,36 +46,60 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """Keeps the inputs of every mechanism of a model from its creation to `close()`.
+    """Records what every mechanism of a model receives, from its creation to `close()` or the end of a `with` block.
 
-    Hooks sit on mechanisms, never on layers, and only while a recorder is open: a model that nobody looks at pays
-    nothing.
+    Hooks sit on mechanisms, never on layers, and only while a recorder is open, so a model that is not recorded is as
+    fast as ever. `torch.compile` drops hooks: record the model before it is compiled, or under
+    `torch.compiler.set_stance("force_eager")`.
 
     Args:
-        model: Any module that contains mechanisms.
+        model: Any module that contains mechanisms of linvit.
 
     Attributes:
         calls: The latest call of each mechanism, by the module path of its layer.
+
+    Raises:
+        UserError: If the model contains none, as a timm model with its own attention.
+
+    Example:
+        >>> model = linvit.create_backbone("deit_nano", attention="focused")
+        >>> with Recorder(model) as recorder:
+        ...     model(torch.randn(1, 3, 32, 32))
+        >>> recorder.calls["blocks.0.attn"].matrix().shape  # heads, channels, queries, keys
+        torch.Size([3, 32, 64, 64])
     """
 
     def __init__(self, model: nn.Module) -> None:
+        found = mechanisms(model)
+        if not found:
+            raise UserError(
+                f"{type(model).__name__} contains no attention mechanism of linvit, so there is nothing to record. "
+                f"Replace its attention first, as by linvit.replace_attention(model, 'softmax'), which keeps the "
+                f"weights, or build it by linvit.create_backbone(..., attention='softmax')"
+            )
         self.calls: dict[str, Call] = {}
         self._hooks = [
-            mechanism.register_forward_pre_hook(self._listener(layer), with_kwargs=True)
-            for layer, mechanism in mechanisms(model).items()
+            mechanism.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
+            for layer, mechanism in found.items()
         ]
 
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Takes the hooks away; the calls stay."""
+        """Removes the hooks; the calls stay."""
         for hook in self._hooks:
             hook.remove()
 
-    def _listener(self, layer: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any]], None]:
-        def listen(mechanism: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _hook(self, layer: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any]], None]:
+        def record(mechanism: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = dict(zip(("q", "k", "v", "grid"), args, strict=False)) | kwargs
             self.calls[layer] = Call(mechanism, **{name: _first(value) for name, value in given.items()})
 
-        return listen
+        return record
 
 
 def mechanisms(model: nn.Module) -> dict[str, Attention]:
@@ -87,5 +112,5 @@ def mechanisms(model: nn.Module) -> dict[str, Attention]:
 
 
 def _first(value: Any) -> Any:
-    """The first image's share of a tensor; anything else as it is."""
+    """A copy of a tensor's part that belongs to the first image; anything else as it is."""
     return value[:1].detach().clone() if isinstance(value, Tensor) else value

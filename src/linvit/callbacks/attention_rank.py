@@ -64,7 +64,8 @@ class AttentionRank(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Listens in on the coming forward pass if a look is due."""
         step = trainer.global_step
-        if trainer.is_global_zero and step % self.every_n_steps == 0 and step != self._last_step:
+        due = step % self.every_n_steps == 0 and step != self._last_step
+        if trainer.is_global_zero and due and mechanisms(pl_module):
             self._last_step = step
             self._recorder = Recorder(pl_module)
             if pl_module.hparams.get("compile"):  # a compiled network does not see hooks: this one step runs without
