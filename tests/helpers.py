@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import linvit
 from linvit import Attention, Grid
+from linvit.registry import Registry
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -19,6 +20,11 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
     "linformer": {"k": 4},
 }
+
+
+def own_names(registry: Registry) -> list[str]:
+    """The registered names that are linvit's own, whatever plug-ins are installed; nothing is imported."""
+    return [name for name, (entry, *_) in registry.entries().items() if entry.owner == "linvit"]
 
 
 def low_rank(name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ PUBLIC = [
     "create_attention",
     "create_backbone",
     "create_head",
+    "full_precision",
     "list_attentions",
     "list_backbones",
     "list_heads",

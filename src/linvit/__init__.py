@@ -12,6 +12,7 @@ from linvit.registry import attentions, backbones, heads, preset
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
+    from linvit.attention.ops.precision import full_precision
     from linvit.layers.attention_layer import AttentionLayer
     from linvit.weights.load import load_pretrained
 
@@ -25,6 +26,7 @@ _LAZY = {
     "Attention": "linvit.attention.base",
     "AttentionLayer": "linvit.layers.attention_layer",
     "Grid": "linvit.attention.base",
+    "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "create_attention",
     "create_backbone",
     "create_head",
+    "full_precision",
     "list_attentions",
     "list_backbones",
     "list_heads",

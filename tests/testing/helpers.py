@@ -1,7 +1,36 @@
-"""Reading a report."""
+"""Running single clauses of the contracts, and reading a report."""
 
-from linvit.testing import Report, Verdict
+from collections.abc import Callable
+from typing import Any
+
+from linvit.testing import Line, Report, Verdict
+from linvit.testing.attention import check as attention
+from linvit.testing.attention.inputs import Subject as AttentionSubject
+from linvit.testing.backbone import check as backbone
+from linvit.testing.backbone.images import Subject as BackboneSubject
+from linvit.testing.runner import Contract, run
 
 
 def verdicts(report: Report, verdict: Verdict) -> set[str]:
     return {line.name for line in report.lines if line.verdict is verdict}
+
+
+def attention_lines(spec: Any, names: set[str]) -> list[Line]:
+    """The named clauses of a mechanism, and no other, in the order of the contract."""
+    return _lines(attention.CONTRACT, AttentionSubject(spec, 32, 2, quick=True), names)
+
+
+def backbone_lines(spec: Any, names: set[str], img_size: int = 32) -> list[Line]:
+    """The named clauses of a backbone, and no other, in the order of the contract."""
+    return _lines(backbone.CONTRACT, BackboneSubject(spec, None, img_size, quick=True), names)
+
+
+def clauses(contract: Contract[Any], keep: Callable[[Any], bool] = lambda check: check.quick) -> list[str]:
+    """Names of the clauses of a quick run, or of others."""
+    return [check.name for check in (*contract.first, *contract.clauses) if keep(check)]
+
+
+def _lines(contract: Contract[Any], subject: Any, names: set[str]) -> list[Line]:
+    chosen = [check for check in (*contract.first, *contract.clauses) if check.name in names]
+    assert {check.name for check in chosen} == names
+    return run(chosen, subject, quick=False)

@@ -8,8 +8,12 @@ import torch
 import linvit
 from linvit.backbones.deit import deit_nano
 from linvit.testing import Verdict, check_backbone
-from linvit.testing.backbone.check import CHECKS
-from tests.testing.helpers import verdicts
+from linvit.testing.backbone.behaviour import copies
+from linvit.testing.backbone.check import CONTRACT
+from linvit.testing.backbone.images import Subject
+from linvit.testing.backbone.shape import shapes
+from linvit.testing.backbone.training import gradients, layer_groups
+from tests.testing.helpers import backbone_lines, clauses, verdicts
 from tests.testing.wrong_backbones import Sound
 
 TINY = {"name": "deit_nano", "depth": 2, "embed_dim": 24}
@@ -30,14 +34,15 @@ def test_a_name_with_options_and_an_attention() -> None:
 @pytest.mark.parametrize("attention", ["focused", ["linear", {"name": "focused", "focusing_factor": 4}]], ids=str)
 def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches(attention: object) -> None:
     spec = {**TINY, "class_token": True, "global_pool": "token"}
-    report = check_backbone(spec, attention, img_size=16, quick=True)
-    assert report.passed, f"\n{report}"
+    subject = Subject(spec, attention, 16, quick=True)
+    assert gradients(subject).verdict is Verdict.PASS
 
 
 def test_layers_may_share_a_parameter() -> None:
     """It has the rate of the first of them."""
-    report = check_backbone(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, img_size=16, quick=True)
-    assert report.passed, f"\n{report}"
+    subject = Subject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
+    assert layer_groups(subject).verdict is Verdict.PASS
+    assert copies(subject).verdict is Verdict.PASS
 
 
 def test_callables() -> None:
@@ -45,12 +50,12 @@ def test_callables() -> None:
     assert report.subject == "tests.testing.wrong_backbones:Sound"
     assert report["shapes"].note.startswith("features (2, 8, 24)")
     assert report.passed, f"\n{report}"
-    report = check_backbone(partial(deit_nano, depth=2, embed_dim=24), img_size=16, quick=True)
-    assert report.subject == "linvit.backbones.deit:DeiT"
-    assert report.passed, f"\n{report}"
+    subject = Subject(partial(deit_nano, depth=2, embed_dim=24), None, 16, quick=True)
+    assert str(subject) == "linvit.backbones.deit:DeiT"
+    assert shapes(subject).note == "features (2, 16, 24), pooled (2, 24), logits (2, 7)"
 
 
-def test_every_line_tells_its_time() -> None:
+def test_every_line_has_its_time() -> None:
     report = check_backbone(Sound, img_size=32, quick=True)
     assert all(line.seconds > 0 for line in report.lines)
     assert sum(line.seconds for line in report.lines) <= report.seconds
@@ -80,12 +85,12 @@ def test_what_the_caller_can_mend_is_raised(spec: object, attention: object, siz
 def test_random_numbers_of_the_caller_stay() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    check_backbone(Sound, img_size=32, quick=True)
+    backbone_lines(Sound, {"determinism", "copies", "stochastic depth"})
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_quick_run_leaves_out_the_compiler() -> None:
-    assert [check.name for check in CHECKS if not check.quick] == ["torch.compile", "torch.export"]
+    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export"]
 
 
 @pytest.mark.slow

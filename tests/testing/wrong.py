@@ -85,10 +85,26 @@ class FixedLength(Sound):
 class RefusesAnotherLength(FixedLength):
     """The same, and says so."""
 
+    words = "built for {0} keys, got a grid of {1}x{2}"
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         if grid.num_keys != len(self.position):
-            raise UserError(f"built for {len(self.position)} keys, got {grid.num_keys}")
+            raise UserError(self.words.format(len(self.position), *grid.size))
         return super().forward(q, k, v, grid)
+
+
+class RefusesWithoutASize(RefusesAnotherLength):
+    words = "not this grid"
+
+
+class RemembersTheLargestGrid(Sound):
+    """An earlier call at a larger grid changes a later one."""
+
+    largest = 0
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        self.largest = max(self.largest, grid.num_keys)
+        return super().forward(q, k, v, grid) / self.largest
 
 
 class IgnoresPrefix(Sound):
@@ -113,6 +129,15 @@ class OneWay(Sound):
         p = grid.num_prefix
         patches = super().forward(q[:, :, p:], k[:, :, p:], v[:, :, p:], grid)
         return torch.cat([super().forward(q[:, :, :p], k, v, grid), patches], dim=2)
+
+
+class BlindPatch(Sound):
+    """The last patch sees no prefix token."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        p = grid.num_prefix
+        last = super().forward(q[:, :, -1:], k[:, :, p:], v[:, :, p:], grid)
+        return torch.cat([super().forward(q[:, :, :-1], k, v, grid), last], dim=2)
 
 
 class ReturnsFloat32(Sound):
@@ -151,6 +176,12 @@ class Counts(Sound):
         return super().forward(q, k, v, grid)
 
 
+class KeepsItsOutput(Sound):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        self.last = super().forward(q, k, v, grid)
+        return self.last
+
+
 class WritesToItsInput(Sound):
     """Doubles the values in the caller's memory, and halves its output."""
 
@@ -172,6 +203,14 @@ class ForgetsItsBuffer(Sound):
         return super().features(q * self.directions, k)
 
 
+class KeepsALambda(Sound):
+    """No pickle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.activation = lambda x: x
+
+
 class NeedsContiguous(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return super().forward(q, k.view(-1).view(k.shape), v, grid)
@@ -187,6 +226,20 @@ class RaisesAtNaN(Sound):
         if bool(k.isnan().any()):
             raise torch.linalg.LinAlgError("the algorithm failed to converge")
         return super().features(q, k)
+
+
+class SpreadsNaN(Sound):
+    """The mean over the batch counts for nothing, except where it is NaN."""
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().features(q, k + 0 * k.mean(0))
+
+
+class HidesItsBias(Sound):
+    """Takes a bias, undeclared."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+        return super().forward(q, k, v, grid)
 
 
 class NonLinearInValues(Sound):
@@ -232,16 +285,26 @@ class FactorsWithoutChannels(PerChannel):
 
 
 class WithItsOwnMatrix(NonLinearInValues):
+    """The values' own size weighs them, so the matrix depends on them."""
+
     probeable = False
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return Sound.forward(self, q, k, v * v.square().mean(-1, keepdim=True), grid)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         left, right = Sound.factors(self, q, k, grid)
-        return left @ right.mT
+        return left @ right.mT * v.square().mean(-1).unsqueeze(-2)
 
 
 class WithItsOwnWrongMatrix(WithItsOwnMatrix):
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return super().attention_matrix(q, k, v, grid)[..., 1:]
+
+
+class WithAnotherMatrix(WithItsOwnMatrix):
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return 1.001 * super().attention_matrix(q, k, v, grid)
 
 
 class WrongFactors(Sound):
@@ -255,8 +318,13 @@ class RankBoundTooSmall(Sound):
         return self.key_dim - 1
 
 
+class RankBoundTooLarge(Sound):
+    def rank_bound(self, grid: Grid) -> int:
+        return 1000
+
+
 class OverflowsInHalf(Sound):
-    """No numerics island around a cube."""
+    """A cube in the precision of the inputs."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         scale = self.scale.to(q.dtype)
@@ -279,6 +347,41 @@ class CoarseInBfloat16(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         out = super().forward(q, k, v, grid)
         return (out * 8).round() / 8 if v.dtype == torch.bfloat16 else out
+
+
+class _CoarseGradient(torch.autograd.Function):
+    """The identity, whose gradient in half precision keeps one binary digit."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        if gradient.dtype not in (torch.float16, torch.bfloat16):
+            return gradient
+        mantissa, power = gradient.frexp()
+        return torch.ldexp((2 * mantissa).round() / 2, power)
+
+
+class CoarseGradientInHalf(Sound):
+    """The output is right in every precision; the gradient of the keys is not."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return super().forward(q, _CoarseGradient.apply(k), v, grid)
+
+
+class CrashesInTheBackwardPass(Sound):
+    """Writes over what the backward pass needs."""
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        k = k.exp()
+        k += 1
+        return F.elu(q * self.scale.to(q.dtype)) + 1, k
+
+
+class DeclaredSlowerThanItIs(Sound):
+    complexity = "O(N^2)"
 
 
 class Quadratic(Sound):

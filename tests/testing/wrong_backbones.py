@@ -75,6 +75,27 @@ class ExitsWhenPruned(Sound):
         sys.exit(0)
 
 
+class Plain(nn.Module):
+    """A network as one writes it who has not read the contract."""
+
+    def __init__(self, in_chans: int = 3, num_classes: int = 1000, img_size: Any = 96) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.stem = nn.Conv2d(in_chans, 8, 4, 4)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.stem(x).mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.forward_features(x))
+
+
+class PlainWithoutSize(Plain):
+    def __init__(self, in_chans: int = 3) -> None:
+        super().__init__(in_chans)
+
+
 class TakesNoImageSize(Sound):
     def __init__(self, in_chans: int = 3, num_classes: int = 1000, drop_path_rate: float = 0.0) -> None:
         super().__init__(in_chans, num_classes, drop_path_rate=drop_path_rate)

@@ -74,7 +74,7 @@ class RefusesThin(Sound):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         if min(grid.size) == 1:
-            raise UserError("a grid has at least two rows and columns")
+            raise UserError(f"a grid has at least two rows and columns; got {grid.size[0]}x{grid.size[1]}")
         return super().forward(q, k, v, grid)
 
 

@@ -64,6 +64,17 @@ class TakesOnlyDim(Attention):
         super().__init__(dim, 1, Grid((14, 14)))
 
 
+class NeedsAnOption(Sound):
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, width: int) -> None:
+        super().__init__(dim, num_heads, grid)
+        self.width = width
+
+
+class NarrowByDefault(Sound):
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int = 8) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+
+
 class ComplexityInWords(Sound):
     complexity = "linear"
 

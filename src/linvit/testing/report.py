@@ -1,4 +1,4 @@
-"""What the checks found: a verdict and the offending numbers per line."""
+"""What the checks of a contract found: a verdict and the numbers behind it for each clause."""
 
 import contextlib
 import functools
@@ -18,14 +18,16 @@ CRASHES = (Exception, SystemExit)
 
 
 class Verdict(Enum):
-    """How one check ended. Only `FAIL` counts."""
+    """How one check ended. Only `FAIL` counts as a failure."""
 
     PASS = "pass"
     FAIL = "FAIL"
     UNDECLARED = "not declared"
-    """The subject does not tell (factors, a complexity), so there was nothing to hold it to."""
+    """The subject declares nothing here (no factors, no rank bound), so there was nothing to compare with."""
     UNSUPPORTED = "not supported"
-    """The subject says that it cannot, by a declaration or a `UserError`."""
+    """The subject says that it cannot do this, by a declaration or a `UserError`."""
+    MEASURED = "measured"
+    """A measurement for the reader, which is compared with nothing."""
 
 
 class Finding(NamedTuple):
@@ -34,10 +36,12 @@ class Finding(NamedTuple):
     Attributes:
         verdict: How it ended.
         note: The numbers behind the verdict.
+        error: The exception that ended the check, if one did.
     """
 
     verdict: Verdict
     note: str
+    error: BaseException | None = None
 
 
 class Line(NamedTuple):
@@ -48,12 +52,14 @@ class Line(NamedTuple):
         verdict: How it ended.
         note: The numbers behind the verdict.
         seconds: Time that it took.
+        error: The exception that ended the check, if one did.
     """
 
     name: str
     verdict: Verdict
     note: str
     seconds: float = 0.0
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -97,55 +103,67 @@ class Report:
 
 
 def passed(note: str = "") -> Finding:
-    """The subject keeps the contract."""
+    """The subject keeps this clause."""
     return Finding(Verdict.PASS, note)
 
 
 def failed(note: str) -> Finding:
-    """It does not; the note has the offending numbers."""
+    """The subject breaks this clause; the note has the offending numbers."""
     return Finding(Verdict.FAIL, note)
 
 
 def not_declared(note: str) -> Finding:
-    """There is no declaration to hold it to."""
+    """There is no declaration to compare with."""
     return Finding(Verdict.UNDECLARED, note)
 
 
 def not_supported(note: str) -> Finding:
-    """It declares that it cannot."""
+    """The subject declares that it cannot do this."""
     return Finding(Verdict.UNSUPPORTED, note)
 
 
 def refusable(check: Callable[[S], Finding]) -> Callable[[S], Finding]:
-    """A check of which the subject may say, by a `UserError`, that it cannot."""
+    """A check that ends as "not supported" where the subject raises a `UserError`."""
 
     @functools.wraps(check)
     def run(subject: S) -> Finding:
         try:
             return check(subject)
         except UserError as error:
-            return not_supported(place(error))
+            return not_supported(message(error))
 
     return run
 
 
+class Advice(str):
+    """A note on an exception that says what the author of the subject can do about it."""
+
+    __slots__ = ()
+
+
 @contextlib.contextmanager
-def at(place: str) -> Iterator[None]:
-    """Notes on an exception where it happened, such as "7x9" or "N=3136, scale 2^6"."""
+def at(note: str) -> Iterator[None]:
+    """Adds to an exception where it happened, such as "7x9" or "N=3136, scale 2^6", or an `Advice`."""
     try:
         yield
     except CRASHES as error:
-        error.add_note(place)
+        error.add_note(note)
         raise
 
 
 def crash(error: BaseException) -> Finding:
-    """A check that an exception ended has failed: the error's message and where it happened."""
-    return failed(f"{type(error).__name__}: {place(error)}")
+    """A check that an exception ended has failed: the error's message, where it happened, and what to do about it."""
+    advice = "".join(f"; {note}" for note in getattr(error, "__notes__", []) if isinstance(note, Advice))
+    return Finding(Verdict.FAIL, f"{type(error).__name__}: {message(error)}{advice}", error)
 
 
-def place(error: BaseException) -> str:
-    """The beginning of an error's message, and the place that `at` noted."""
-    message = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
-    notes: list[str] = getattr(error, "__notes__", [])
-    return f"{message} (at {', '.join(notes)})" if notes else message
+def message(error: BaseException) -> str:
+    """The beginning of an error's message, and the places that `at` added."""
+    text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
+    return f"{text}{places(error)}"
+
+
+def places(error: BaseException) -> str:
+    """Where an exception happened, as `at` noted: " (at 7x9)"; nothing where nobody noted it."""
+    notes = [note for note in getattr(error, "__notes__", []) if not isinstance(note, Advice)]
+    return f" (at {', '.join(notes)})" if notes else ""

@@ -1,38 +1,93 @@
-"""Runs the lines of a contract, whatever the subject does in them."""
+"""Runs the checks of a contract, whatever the subject does in them."""
 
+import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from linvit.testing.report import CRASHES, Finding, Line, crash
+from linvit.errors import UserError
+from linvit.testing.report import CRASHES, Finding, Line, Report, Verdict, crash, places
 
 S = TypeVar("S")
 
+LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parent)
+"""Folders whose lines of code do not tell causes apart: the same fault may surface in any of them."""
+VARIES = re.compile(r"[\d.]+|\b(?:torch\.)?(?:Double|Float|Half|BFloat|double|float|half|bfloat)\w*")
+
 
 class Check(NamedTuple, Generic[S]):
-    """One line of a contract.
+    """One clause of a contract.
 
     Attributes:
-        name: What the line is called in reports.
+        name: What the clause is called in reports.
         run: Looks at the subject.
         quick: Whether a quick run has it.
+        measures: Whether it only measures, and so cannot fail.
     """
 
     name: str
     run: Callable[[S], Finding]
     quick: bool = True
+    measures: bool = False
+
+
+@dataclass(frozen=True)
+class Contract(Generic[S]):
+    """The clauses of a contract.
+
+    Attributes:
+        first: Clauses without which the others mean nothing: if one fails, no further clause is run. A `UserError` in
+            them is the caller's mistake and is raised.
+        clauses: The others.
+    """
+
+    first: tuple[Check[S], ...]
+    clauses: tuple[Check[S], ...]
+
+    def report(self, subject: S, quick: bool) -> Report:
+        """All clauses of a subject; a quick run has only the quick ones."""
+        start = time.perf_counter()
+        lines: list[Line] = []
+        for check in self.first:
+            lines.append(line(check, subject, first=True))
+            if lines[-1].verdict is Verdict.FAIL:
+                break
+        else:
+            lines += run(self.clauses, subject, quick)
+        return Report(str(subject), tuple(lines), time.perf_counter() - start)
 
 
 def run(checks: Iterable[Check[S]], subject: S, quick: bool) -> list[Line]:
-    """A row per check; a quick run has only the quick ones."""
-    return [_line(check, subject) for check in checks if check.quick or not quick]
+    """A row per check; a quick run has only the quick ones. An exception is quoted in the first row that it ends."""
+    lines: list[Line] = []
+    seen: dict[object, str] = {}
+    for check in checks:
+        if quick and not check.quick:
+            continue
+        found = line(check, subject)
+        if found.error is not None:
+            earlier = seen.setdefault(_cause(found.error), check.name)
+            if earlier != check.name:
+                note = f"{type(found.error).__name__} as in '{earlier}'{places(found.error)}"
+                found = found._replace(note=note)
+        lines.append(found)
+    return lines
 
 
-def _line(check: Check[S], subject: S) -> Line:
-    """One check's row, whatever happens in it. The caller's random numbers and warning filters stay as they are."""
+def line(check: Check[S], subject: S, *, first: bool = False) -> Line:
+    """One check's row, whatever happens in it. The caller's random numbers and warning filters stay as they are.
+
+    Args:
+        check: The check.
+        subject: What it looks at.
+        first: Whether a `UserError` is the caller's mistake, and raised.
+    """
     start = time.perf_counter()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -40,5 +95,19 @@ def _line(check: Check[S], subject: S) -> Line:
         try:
             finding = check.run(subject)
         except CRASHES as error:
+            if first and isinstance(error, UserError):
+                raise
             finding = crash(error)
-    return Line(check.name, *finding, seconds=time.perf_counter() - start)
+    verdict, note, caught = finding
+    return Line(check.name, verdict, note, time.perf_counter() - start, caught)
+
+
+def _cause(error: BaseException) -> object:
+    """Equal for exceptions of one cause: of one type, begun with the same words, and raised by the same line."""
+    words = VARIES.sub("#", str(error))[:60]
+    lines = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in LIBRARIES)
+    ]
+    return type(error), words, lines[-1] if lines else None

@@ -2,11 +2,13 @@
 
 import copy
 import math
+import pickle
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Attention
+from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, flat, inputs, normal, relative_error
 from linvit.testing.report import Finding, at, failed, passed
 
@@ -19,9 +21,9 @@ def batch_independence(subject: Subject) -> Finding:
     scales = torch.tensor(NEIGHBOURS, dtype=torch.float64)
     given = inputs(mechanism, NOMINAL, batch=len(scales)).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
     given = given.map(lambda x: torch.cat([x[:-1], flat(x[-1:])]))
-    errors = {"in evaluation": neighbours_effect(mechanism, given)}
+    errors = {"in evaluation": neighbours_effect(mechanism, given, NOMINAL)}
     if torch.equal(*(_in_training(mechanism, given, seed) for seed in (0, 1))):
-        errors["in training"] = neighbours_effect(mechanism, given, training=True)
+        errors["in training"] = neighbours_effect(mechanism, given, NOMINAL, training=True)
         note = ""
     else:
         errors["in training, at one seed among others"] = _other_neighbours_effect(mechanism, given)
@@ -36,15 +38,15 @@ def batch_independence(subject: Subject) -> Finding:
 
 
 @torch.no_grad()
-def neighbours_effect(mechanism: Attention, given: Inputs, training: bool = False) -> float:
+def neighbours_effect(mechanism: Attention, given: Inputs, grid: Grid, training: bool = False) -> float:
     """The largest relative difference of a sample's output alone and in the batch, in evaluation or in training."""
 
     def run(given: Inputs) -> Tensor:
-        return _in_training(mechanism, given, 0) if training else given(mechanism, NOMINAL)
+        return _in_training(mechanism, given, 0) if training else given(mechanism, grid)
 
     together = run(given)
     alone = [run(given.map(lambda x, i=i: x[i : i + 1])) for i in range(len(together))]  # type: ignore[misc]
-    # What is NaN alone too is the business of other checks.
+    # What is NaN alone as well concerns other checks.
     errors = [
         relative_error(torch.where(out.isnan() & whole.isnan(), 0, whole), out.nan_to_num(0))
         for out, whole in zip(alone, together.split(1), strict=True)
@@ -75,7 +77,7 @@ def determinism(subject: Subject) -> Finding:
     """Evaluation gives the same bits whatever the random generator, keeps nothing, and leaves its inputs alone."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
-    kept, state = given.map(torch.clone), copy.deepcopy(mechanism.state_dict())
+    kept, state, attributes = given.map(torch.clone), copy.deepcopy(mechanism.state_dict()), set(vars(mechanism))
     first = _seeded(mechanism, given, 0)
     written = [name for name, tensor in given.named.items() if not torch.equal(tensor, kept.named[name])]
     if written:
@@ -86,11 +88,14 @@ def determinism(subject: Subject) -> Finding:
     changed = [name for name, tensor in mechanism.state_dict().items() if not torch.equal(tensor, state[name])]
     if changed:
         return failed(f"a call in evaluation changes its state: {', '.join(changed)}")
+    kept_back = set(vars(mechanism)) - attributes
+    if kept_back:
+        return failed(f"a call in evaluation leaves attributes behind: {', '.join(sorted(kept_back))}")
     return passed("two calls in evaluation are bit-equal")
 
 
 def copies(subject: Subject) -> Finding:
-    """After a pass of training a deep copy, and a fresh instance with the state dict, give the same bits."""
+    """After a pass of training a deep copy, a pickle, and a fresh instance with the state dict give the same bits."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     with at("a training pass"):
@@ -99,11 +104,18 @@ def copies(subject: Subject) -> Finding:
     want = _seeded(mechanism, given, 0)
     fresh = subject.build(seed=1)
     fresh.load_state_dict(mechanism.state_dict())
-    for name, twin in {"deepcopy": copy.deepcopy(mechanism), "a fresh instance with its state dict": fresh}.items():
-        got = _seeded(twin, given, 0)
+    makers: dict[str, Callable[[], Attention]] = {
+        "a deep copy": lambda: copy.deepcopy(mechanism),
+        "a fresh instance with its state dict": lambda: fresh,
+    }
+    if subject.hosted is not None:  # pickle finds a class by its path, too
+        makers["a pickle"] = lambda: pickle.loads(pickle.dumps(mechanism))
+    for name, make in makers.items():
+        with at(name):
+            got = _seeded(make(), given, 0)
         if not torch.equal(got, want):
             return failed(f"{name} differs by {relative_error(got, want):.0e}")
-    return passed(f"deepcopy and state dict ({len(mechanism.state_dict())} tensors) are bit-equal after training")
+    return passed(f"{', '.join(makers)} ({len(mechanism.state_dict())} tensors) give the same bits after training")
 
 
 def memory_layout(subject: Subject) -> Finding:
@@ -117,19 +129,24 @@ def memory_layout(subject: Subject) -> Finding:
 
 
 def nan_propagates(subject: Subject) -> Finding:
-    """A NaN in any input comes out as NaN; nothing raises."""
-    mechanism = subject.build(dtype=torch.float32)
-    given = inputs(mechanism, NOMINAL, dtype=torch.float32)
+    """A NaN in an input, or nothing but NaN, comes out as NaN, in its own sample alone; the backward pass runs."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    clean = given(mechanism, NOMINAL).detach()
     counts = {}
     for name, tensor in given.named.items():
-        spoilt = tensor.clone()
-        spoilt[(0,) * spoilt.ndim] = torch.nan
-        with at(f"a NaN in {name}"):
-            counts[name] = int(given.replace(name, spoilt)(mechanism, NOMINAL).isnan().sum())
-    swallowed = [name for name, count in counts.items() if not count]
-    if swallowed:
-        return failed(f"a NaN in {', '.join(swallowed)} disappears")
-    return passed(", ".join(f"one in {name} gives {count}" for name, count in counts.items()))
+        for every in (False, True):
+            spoilt = tensor.clone()
+            spoilt[0].fill_(torch.nan) if every else spoilt[0].view(-1)[:1].fill_(torch.nan)
+            with at(f"{'all' if every else 'a'} NaN in {name}"):
+                out = given.replace(name, spoilt).map(lambda x: x.requires_grad_())(mechanism, NOMINAL)
+                out.sum().backward()
+            counts[name] = int(out[0].isnan().sum())
+            if not counts[name]:
+                return failed(f"a NaN in {name} disappears")
+            if not relative_error(out[1], clean[1]) <= EXACT:
+                return failed(f"a NaN in {name} of one sample changes another sample")
+    return passed(", ".join(f"NaN in {name} gives {count}" for name, count in counts.items()))
 
 
 def _other_neighbours_effect(mechanism: Attention, given: Inputs) -> float:

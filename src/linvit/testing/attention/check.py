@@ -1,62 +1,66 @@
-"""`check_attention`: the contract of attention mechanisms, held over one of them."""
-
-import time
+"""`check_attention`: the contract of attention mechanisms, applied to one of them."""
 
 from linvit.attention.base import Attention
-from linvit.errors import UserError
 from linvit.registry import Spec
 from linvit.testing.attention import (
+    accuracy,
     behaviour,
     compile,
     cost,
     declarations,
     growth,
+    host,
     matrix,
     numerics,
     shape,
 )
 from linvit.testing.attention.inputs import Subject
-from linvit.testing.report import CRASHES, Line, Report, Verdict, crash
-from linvit.testing.runner import Check, run
+from linvit.testing.report import Report
+from linvit.testing.runner import Check, Contract
 
-DECLARATIONS: Check[Subject] = Check("declarations", declarations.declarations)
-CHECKS: tuple[Check[Subject], ...] = (
-    Check("shape and dtype", shape.shape),
-    Check("grids", shape.grids),
-    Check("another size", shape.another_size),
-    Check("prefix tokens", shape.prefix_tokens),
-    Check("spatial reduction", shape.spatial_reduction),
-    Check("narrow keys", shape.narrow_keys),
-    Check("attention layer", shape.attention_layer),
-    Check("position bias", shape.position_bias),
-    Check("batch independence", behaviour.batch_independence),
-    Check("gradients", behaviour.gradients),
-    Check("determinism", behaviour.determinism),
-    Check("copies", behaviour.copies),
-    Check("memory layout", behaviour.memory_layout),
-    Check("NaN propagates", behaviour.nan_propagates),
-    Check("equivalent matrix", matrix.equivalent_matrix),
-    Check("factors", matrix.factors),
-    Check("rank", matrix.rank_bound),
-    *(Check(f"finite, {precision.name}", numerics.finite(precision)) for precision in numerics.PRECISIONS),
-    *(Check(f"error, {precision.name}", numerics.error(precision)) for precision in numerics.PRECISIONS),
-    Check("cost", cost.cost),
-    Check("growth of work", growth.growth_of_work),
-    Check("growth of time", growth.growth_of_time),
-    Check("torch.compile", compile.compiles, quick=False),
-    Check("torch.export", compile.exports, quick=False),
+CONTRACT: Contract[Subject] = Contract(
+    first=(
+        Check("constructor", declarations.constructor),
+        Check("declarations", declarations.declarations),
+    ),
+    clauses=(
+        Check("shape and dtype", shape.shape),
+        Check("grids", shape.grids),
+        Check("another size", shape.another_size),
+        Check("prefix tokens", host.prefix_tokens),
+        Check("spatial reduction", host.spatial_reduction),
+        Check("narrow keys", host.narrow_keys),
+        Check("attention layer", host.attention_layer),
+        Check("position bias", host.position_bias),
+        Check("batch independence", behaviour.batch_independence),
+        Check("gradients", behaviour.gradients),
+        Check("determinism", behaviour.determinism),
+        Check("copies", behaviour.copies),
+        Check("memory layout", behaviour.memory_layout),
+        Check("NaN propagates", behaviour.nan_propagates),
+        Check("equivalent matrix", matrix.equivalent_matrix),
+        Check("factors", matrix.factors),
+        Check("rank", matrix.rank_bound),
+        *(Check(f"finite, {precision.name}", numerics.finite(precision)) for precision in numerics.PRECISIONS),
+        *(Check(f"error, {precision.name}", accuracy.error(precision)) for precision in numerics.PRECISIONS),
+        Check("cost", cost.cost),
+        Check("growth of work", growth.growth_of_work),
+        Check("growth of time", growth.growth_of_time, measures=True),
+        Check("torch.compile", compile.compiles, quick=False),
+        Check("torch.export", compile.exports, quick=False),
+    ),
 )
 
 
 def check_attention(
     spec_or_class: Spec | type[Attention], *, quick: bool = False, dim: int = 32, num_heads: int = 2
 ) -> Report:
-    """Holds a mechanism to the contract of `linvit.Attention`, on the CPU.
+    """Checks on the CPU that a mechanism keeps the contract of `linvit.Attention`.
 
-    What the mechanism declares is what it is held to: see the attributes of `linvit.Attention`. Where a declaration
-    cannot be read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from
-    their initial values first. An exception inside a check, `sys.exit` included, is that check's failure; a size that
-    is refused by a `UserError` is "not supported".
+    It is compared with its own declarations: see the attributes of `linvit.Attention`. Where a declaration cannot be
+    read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
+    values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
+    happens first; a size that is refused by a `UserError` is "not supported". The growth of time is measured only.
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
@@ -72,17 +76,4 @@ def check_attention(
         >>> report = check_attention("focused", quick=True)
         >>> assert report.passed, report
     """
-    start = time.perf_counter()
-    subject = Subject(spec_or_class, dim, num_heads, quick)
-    lines = []
-    try:
-        subject.build()
-    except UserError:
-        raise
-    except CRASHES as error:
-        lines.append(Line("construction", *crash(error)))
-    else:
-        lines += run([DECLARATIONS], subject, quick)
-        if lines[0].verdict is Verdict.PASS:
-            lines += run(CHECKS, subject, quick)
-    return Report(str(subject), tuple(lines), time.perf_counter() - start)
+    return CONTRACT.report(Subject(spec_or_class, dim, num_heads, quick), quick)

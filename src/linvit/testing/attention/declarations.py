@@ -1,4 +1,6 @@
-"""What a mechanism declares of itself is of the kind that everything else reads."""
+"""The constructor takes what hosts supply, and declarations are of the kind that everything else reads."""
+
+import inspect
 
 import torch
 from torch import Tensor
@@ -6,12 +8,31 @@ from torch import Tensor
 from linvit.attention.base import Attention
 from linvit.errors import UserError, check_choice, check_number
 from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
-from linvit.testing.report import Finding, at, failed, passed, place
+from linvit.testing.report import Finding, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv")
 COMPLEXITIES = ("O(N)", "O(N^2)")
 PROJECTION_NORMS = ("none", "bn2d")
 FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable")
+
+
+def constructor(subject: Subject) -> Finding:
+    """`dim`, `num_heads` and `grid` are taken, everything else has a default, and it builds."""
+    lacking = [name for name in ("dim", "num_heads", "grid") if not subject.takes(name)]
+    if lacking:
+        return failed(f"it must take dim, num_heads, grid, which hosts supply; it lacks {', '.join(lacking)}")
+    options = {
+        name: default for name, default in subject.parameters.items() if name not in ("dim", "num_heads", "grid")
+    }
+    bare = [
+        name for name, default in options.items() if default is inspect.Parameter.empty and name not in subject.options
+    ]
+    if bare:
+        return failed(f"no host supplies {', '.join(bare)}: give it a default")
+    if options.get("key_dim") is not None:
+        return failed(f"key_dim has the default {options['key_dim']!r} instead of None, which means dim / num_heads")
+    subject.build()
+    return passed(", ".join(f"{name}={default!r}" for name, default in options.items()) or "no options")
 
 
 def declarations(subject: Subject) -> Finding:
@@ -21,7 +42,7 @@ def declarations(subject: Subject) -> Finding:
         _check_attributes(mechanism)
         _check_results(mechanism)
     except UserError as error:
-        return failed(place(error))
+        return failed(message(error))
     flags = (name for name in FLAGS if getattr(mechanism, name))
     return passed(", ".join([f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *flags]))
 
@@ -46,7 +67,7 @@ def _check_results(mechanism: Attention) -> None:
     _check(isinstance(out, Tensor), "what forward returns", "one tensor (B, h, N, out_dim / h)", out)
     with at("rank_bound(grid)"):
         bound = mechanism.rank_bound(NOMINAL)
-    check_number("rank_bound(grid)", bound, at_least=0, whole=True)
+    check_number("rank_bound(grid)", bound, at_least=1, whole=True)
     with at("factors(q, k, grid)"):
         factors = mechanism.factors(given.q, given.k, NOMINAL)
     pair = isinstance(factors, tuple) and len(factors) == 2 and all(isinstance(factor, Tensor) for factor in factors)

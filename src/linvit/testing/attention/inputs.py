@@ -1,4 +1,4 @@
-"""A mechanism under test and what a host hands to it, all of it reproducible."""
+"""A mechanism under test and the inputs that a host hands to it, all of it reproducible."""
 
 import math
 import sys
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.registry import Spec, attentions, parameters_of
+from linvit.testing.report import Advice
 
 NOMINAL = Grid((14, 14))
 EXACT = 1e-9
 """Relative tolerance of what float64 leaves equal but for the order of its sums: 1e-15 and, for inverses by iteration,
 six digits less."""
+HALF = Advice(
+    "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
+)
 
 
 class Inputs(NamedTuple):
@@ -93,7 +97,7 @@ def inputs(
 
 
 class Subject:
-    """What is checked: builds instances of it, away from their initial values.
+    """A mechanism under test: builds instances of it, away from their initial values.
 
     Args:
         spec: A name, a mapping with `name` and options, or a class.
@@ -103,6 +107,11 @@ class Subject:
 
     Attributes:
         hosted: The spec under which `AttentionLayer` finds the mechanism; None for a class that no path leads to.
+        options: The options that the spec sets.
+        parameters: Names and defaults of the constructor's arguments.
+
+    Raises:
+        UserError: If there is no such mechanism.
     """
 
     def __init__(self, spec: Spec | type[Attention], dim: int, num_heads: int, quick: bool) -> None:
@@ -110,16 +119,22 @@ class Subject:
         self.dim = dim
         self.num_heads = num_heads
         self.quick = quick
-        self._create: Callable[..., Any] = spec if isinstance(spec, type) else partial(attentions.create, spec)
         self.hosted: Spec | None
-        if isinstance(spec, type) and not issubclass(spec, Attention):
-            raise UserError(
-                f"{spec.__name__} is not a subclass of linvit.Attention, so there is no contract to hold it to"
-            )
+        self.options: dict[str, Any]
+        self._create: Callable[..., Any]
         if isinstance(spec, type):
+            if not issubclass(spec, Attention):
+                raise UserError(
+                    f"{spec.__name__} is not a subclass of linvit.Attention, so there is no contract to hold it to"
+                )
+            constructor: Callable[..., Any] = spec
+            self._create, self.options = spec, {}
             self.hosted = str(self) if _found(spec) else None
         else:
-            self.hosted = spec
+            name, self.options = attentions.parse(spec)
+            constructor = attentions.get(name)
+            self._create, self.hosted = partial(attentions.create, spec), spec
+        self.parameters = parameters_of(constructor)
 
     def __str__(self) -> str:
         if isinstance(self.spec, str):
@@ -128,14 +143,9 @@ class Subject:
             return ", ".join(str(value) if key == "name" else f"{key}={value}" for key, value in self.spec.items())
         return f"{self.spec.__module__}:{self.spec.__qualname__}"
 
-    @property
-    def constructor(self) -> Callable[..., Any]:
-        """The mechanism's class."""
-        return self.spec if isinstance(self.spec, type) else attentions.get(attentions.parse(self.spec)[0])
-
     def takes(self, option: str) -> bool:
         """Whether the constructor has a parameter of this name."""
-        return option in parameters_of(self.constructor)
+        return option in self.parameters
 
     def build(self, grid: Grid = NOMINAL, dtype: torch.dtype = torch.float64, seed: int = 0, **host: int) -> Attention:
         """An instance in evaluation mode. The same seed gives the same parameters."""

@@ -1,49 +1,50 @@
-"""`check_backbone`: timm's contract and what linvit adds to it, held over one backbone."""
+"""`check_backbone`: timm's contract and what linvit adds to it, applied to one backbone."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from linvit.errors import UserError
 from linvit.registry import Spec
 from linvit.testing.backbone import (
     behaviour,
     compile,
+    members,
     numerics,
     shape,
     training,
 )
 from linvit.testing.backbone.images import Subject
-from linvit.testing.report import CRASHES, Line, Report, crash
-from linvit.testing.runner import Check, run
+from linvit.testing.report import Report
+from linvit.testing.runner import Check, Contract
 
-CONSTRUCTOR: Check[Subject] = Check("constructor", shape.constructor)
-CHECKS: tuple[Check[Subject], ...] = (
-    Check("shapes", shape.shapes),
-    Check("pyramid", shape.feature_pyramid),
-    Check("intermediates", shape.intermediates),
-    Check("pruning", shape.pruning),
-    Check("any input", shape.input_sizes),
-    Check("height and width", shape.height_and_width),
-    Check("other channels", shape.other_channels),
-    Check("classifier", shape.classifier),
-    Check("another attention", shape.another_attention),
-    Check("determinism", behaviour.determinism),
-    Check("batch independence", behaviour.batch_independence),
-    Check("copies", behaviour.copies),
-    Check("gradients", training.gradients),
-    Check("checkpointing", training.checkpointing),
-    Check("stochastic depth", training.stochastic_depth),
-    Check("no weight decay", training.no_weight_decay),
-    Check("layer groups", training.layer_groups),
-    Check("float32 and float64", numerics.float32_and_float64),
-    Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
-    Check("autocast float16", numerics.autocast(torch.float16)),
-    Check("devices", numerics.devices),
-    Check("torch.compile", compile.compiles, quick=False),
-    Check("torch.export", compile.exports, quick=False),
+CONTRACT: Contract[Subject] = Contract(
+    first=(Check("constructor", members.constructor),),
+    clauses=(
+        Check("shapes", shape.shapes),
+        Check("pyramid", shape.feature_pyramid),
+        Check("intermediates", shape.intermediates),
+        Check("pruning", shape.pruning),
+        Check("any input", shape.input_sizes),
+        Check("height and width", shape.height_and_width),
+        Check("other channels", shape.other_channels),
+        Check("classifier", shape.classifier),
+        Check("another attention", shape.another_attention),
+        Check("determinism", behaviour.determinism),
+        Check("batch independence", behaviour.batch_independence),
+        Check("copies", behaviour.copies),
+        Check("gradients", training.gradients),
+        Check("checkpointing", training.checkpointing),
+        Check("stochastic depth", training.stochastic_depth),
+        Check("no weight decay", training.no_weight_decay),
+        Check("layer groups", training.layer_groups),
+        Check("float32 and float64", numerics.float32_and_float64),
+        Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
+        Check("autocast float16", numerics.autocast(torch.float16)),
+        Check("devices", numerics.devices),
+        Check("torch.compile", compile.compiles, quick=False),
+        Check("torch.export", compile.exports, quick=False),
+    ),
 )
 
 
@@ -54,10 +55,11 @@ def check_backbone(
     img_size: int | Sequence[int] = 64,
     quick: bool = False,
 ) -> Report:
-    """Holds a backbone to timm's contract, and to any input and any attention, on the CPU.
+    """Checks on the CPU that a backbone keeps timm's contract, and takes images of any size and any attention.
 
     Parameters are moved away from their initial values first. An exception inside a check, `sys.exit` included, is that
-    check's failure; a size that the backbone refuses by a `UserError` that names it is "not supported".
+    check's failure, and is quoted where it happens first; a size that the backbone refuses by a `UserError` that names
+    it is "not supported".
 
     Args:
         spec_or_callable: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class or
@@ -75,18 +77,4 @@ def check_backbone(
         >>> report = check_backbone("flatten_swin_tiny", quick=True)
         >>> assert report.passed, report
     """
-    start = time.perf_counter()
-    subject = Subject(spec_or_callable, attention, img_size, quick)
-    lines = run([CONSTRUCTOR], subject, quick)
-    report = Report(str(subject), tuple(lines), time.perf_counter() - start)
-    if not report.passed:
-        return report
-    try:
-        subject.model  # noqa: B018 (built once, here, so that what it raises is no check's failure)
-    except UserError:
-        raise
-    except CRASHES as error:
-        lines = [Line("constructor", *crash(error))]
-    else:
-        lines += run(CHECKS, subject, quick)
-    return Report(str(subject), tuple(lines), time.perf_counter() - start)
+    return CONTRACT.report(Subject(spec_or_callable, attention, img_size, quick), quick)

@@ -1,4 +1,4 @@
-"""A backbone under test and the images that it is handed, all of it reproducible."""
+"""A backbone under test and the images that it gets, all of it reproducible."""
 
 import functools
 import inspect
@@ -25,17 +25,21 @@ def images(
 
 
 class Subject:
-    """What is checked: builds instances of it, away from their initial values.
+    """A backbone under test: builds instances of it, away from their initial values.
 
     Args:
         spec: A name, a mapping with `name` and options, or a callable that builds the backbone.
-        attention: Spec or specs handed to the backbone; None leaves its own.
+        attention: Spec or specs of the backbone's attention; None leaves its own.
         img_size: Side, or (H, W), of most instances and images.
         quick: Whether checks leave out their largest sizes.
 
     Attributes:
         size: Of the instances and images, (H, W).
-        parameters: Names and defaults of the constructor's arguments that the spec leaves open.
+        constructor: The class or function that builds it.
+        parameters: Names and defaults of its arguments.
+
+    Raises:
+        UserError: If there is no such backbone, or it takes no attention and is given one.
     """
 
     def __init__(
@@ -48,18 +52,19 @@ class Subject:
         self.spec = spec
         self.size = image_size(img_size)
         self.quick = quick
+        self.constructor: Callable[..., Any]
         self._create: Callable[..., Any]
         self._options: dict[str, Any]
         if callable(spec):
-            name, self._options, constructor = str(self), {}, spec
-            self._create = spec
+            name, self._options = str(self), {}
+            self.constructor = self._create = spec
         else:
             name, self._options = backbones.parse(spec)
-            constructor = backbones.get(name)
+            self.constructor = backbones.get(name)
             self._create = functools.partial(backbones.create, name)
-        self.parameters = parameters_of(constructor)
+        self.parameters = parameters_of(self.constructor)
         if attention is not None:
-            if "attention" not in self.parameters:
+            if not self.takes("attention"):
                 raise UserError(f"backbone '{name}' takes no attention, it has its own; leave --attention out")
             self._options["attention"] = attention
 
@@ -71,6 +76,10 @@ class Subject:
         built = self.spec.func if isinstance(self.spec, functools.partial) else self.spec
         return f"{built.__module__}:{built.__qualname__}"
 
+    def takes(self, option: str) -> bool:
+        """Whether the constructor has a parameter of this name, or is a function with `**kwargs`, which takes any."""
+        return option in self.parameters or _takes_any(self.constructor)
+
     @property
     def wide(self) -> Size:
         """A size that is twice as wide as high."""
@@ -79,12 +88,12 @@ class Subject:
     @property
     def own_size(self) -> Size:
         """The image size that the constructor has for its default."""
-        size = self._options.get("img_size", self.parameters["img_size"])
+        size = self._options.get("img_size", self.parameters.get("img_size"))
         return self.size if size is inspect.Parameter.empty or size is None else image_size(size)
 
     @functools.cached_property
     def model(self) -> Any:
-        """An instance in float64 that checks share and leave as it is."""
+        """An instance in float64 that all checks use and leave as it is."""
         return self.build()
 
     @functools.cached_property
@@ -105,6 +114,15 @@ class Subject:
             built = self.create(size, **context)
         disturb(built)
         return built.to(dtype).eval()
+
+
+def _takes_any(constructor: Callable[..., Any]) -> bool:
+    """Whether a function hands on `**kwargs`: what they may be stands nowhere."""
+    while isinstance(constructor, functools.partial):
+        constructor = constructor.func
+    if isinstance(constructor, type):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values())
 
 
 def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:

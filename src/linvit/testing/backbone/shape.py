@@ -1,6 +1,5 @@
 """What timm's contract says of a backbone's arguments, shapes and features."""
 
-import inspect
 import math
 from collections import Counter
 
@@ -13,25 +12,10 @@ from linvit.errors import UserError
 from linvit.registry import attentions
 from linvit.testing.attention.inputs import EXACT, relative_error
 from linvit.testing.backbone.images import CLASSES, Size, Subject, images, pyramid, sized
-from linvit.testing.report import Finding, at, failed, not_supported, passed, place
+from linvit.testing.report import Finding, at, failed, message, not_supported, passed
 
-ARGUMENTS = {"in_chans": 3, "num_classes": 1000, "img_size": None, "drop_path_rate": 0.0}  # None: any default
 SEEN = 1e-3
 """Least relative change of an output that sees where things are: disturbed weights give 1e-2 and more."""
-
-
-def constructor(subject: Subject) -> Finding:
-    """The arguments of timm's contract, with its defaults."""
-    for name, default in ARGUMENTS.items():
-        if name not in subject.parameters:
-            return failed(f"it takes no {name}")
-        found = subject.parameters[name]
-        if default is not None and found != default:
-            said = "no default" if found is inspect.Parameter.empty else f"the default {found!r}"
-            return failed(f"{name} has {said} instead of {default!r}")
-    attention = subject.parameters.get("attention", inspect.Parameter.empty)
-    own = "; no attention" if attention is inspect.Parameter.empty else f", attention={attention!r}"
-    return passed(f"{', '.join(ARGUMENTS)}{own}")
 
 
 @torch.no_grad()
@@ -129,8 +113,8 @@ def input_sizes(subject: Subject) -> Finding:
                 out = model(images(size, batch=1, dtype=torch.float32))
         except UserError as error:
             if sized(size) not in str(error):
-                return failed(f"{sized(size)} is refused without naming it: {place(error)}")
-            refused.append(f"{sized(size)}: {place(error)}")
+                return failed(f"{sized(size)} is refused without naming it: {message(error)}")
+            refused.append(f"{sized(size)}: {message(error)}")
             continue
         if tuple(out.shape) != (1, CLASSES) or not out.isfinite().all():
             return failed(f"{sized(size)} gives {tuple(out.shape)}, {int((~out.isfinite()).sum())} not finite")
@@ -209,7 +193,7 @@ def another_attention(subject: Subject) -> Finding:
         try:
             model = subject.build(attention=name)
         except UserError as error:
-            return not_supported(place(error))
+            return not_supported(message(error))
         found = [type(module) for module in model.modules() if isinstance(module, Attention)]
         others = {kind.__name__ for kind in found if kind is not attentions.get(name)}
         if others or not found:

@@ -1,0 +1,95 @@
+"""How far outputs and gradients in each precision are from those of float64."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linvit.errors import UserError
+from linvit.testing.attention.inputs import HALF, Subject, relative_error
+from linvit.testing.attention.numerics import Precision, Run, advice, exact_results, run_at, sides
+from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+
+FAR_OFF = 10
+"""An error fails beyond this many times its goal, or beyond this many times what the problem itself makes of rounding,
+where that is more. A normaliser near 0 costs a digit, a sum in half precision costs two."""
+DRAWS = 3
+
+
+def error(precision: Precision) -> Callable[[Subject], Finding]:
+    """The check that outputs and gradients on inputs of unit scale are near those of float64.
+
+    What a problem makes of rounding is measured: in float64, inputs and parameters are rounded at random by as much as
+    the precision rounds them. An algorithm that is stable does no worse than a few times that, however ill-conditioned
+    the function is (a quotient of sums near 0, the corner of a ReLU).
+    """
+
+    def check(subject: Subject) -> Finding:
+        notes, refused = [], []
+        for side in sides(subject)[2:]:
+            place = f"N={side * side}"
+            with at(place), advice(precision):
+                try:
+                    run = run_at(subject, precision, side, torch.clone)
+                except UserError as error:
+                    refused.append(f"not {place}: {message(error)}")
+                    continue
+                wrong, said = _judged(run, precision)
+            if wrong:
+                return failed(f"{wrong} at {place}" + ("" if precision.dtype == torch.float32 else f"; {HALF}"))
+            notes.append(f"{said} at {place}")
+        note = f"{'; '.join([*refused, *notes])}; goal {precision.goal:.0e}"
+        return not_supported(note) if refused else passed(note)
+
+    return check
+
+
+def _judged(run: Run, precision: Precision) -> tuple[str, str]:
+    """What is too far from float64, or nothing; and the largest errors."""
+    exact = exact_results(run)
+    errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
+    said = f"output {errors['output']:.1e}"
+    gradients = [name for name in errors if name != "output"]
+    if gradients:
+        worst = max(gradients, key=lambda name: _sortable(errors[name]))
+        said += f", {worst} {errors[worst]:.1e}"
+    if all(value <= FAR_OFF * precision.goal for value in errors.values()):
+        return "", said
+    rounding = _rounding_errors(run, exact, precision)
+    limits = {name: FAR_OFF * max(precision.goal, rounding[name]) for name in errors}
+    # A wrong output takes its gradients with it.
+    outside = "output" if not errors["output"] <= limits["output"] else ""
+    worst = outside or max(errors, key=lambda name: _sortable(errors[name] / limits[name]))
+    said += f" (rounding alone moves {worst} by {rounding[worst]:.1e})"
+    if errors[worst] <= limits[worst]:
+        return "", said
+    return f"{worst} differs from float64 by {errors[worst]:.1e}, at most {limits[worst]:.0e}", said
+
+
+def _rounding_errors(run: Run, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
+    """By how much rounding moves each result in float64, and what the least number of its dtype is of it."""
+    found = {
+        name: _resolution(run.results[name].dtype) / max(float(tensor.abs().max()), 1e-300)
+        for name, tensor in exact.items()
+    }
+    for seed in range(DRAWS):
+        generator = torch.Generator().manual_seed(seed)
+
+        def rounded(x: Tensor, generator: torch.Generator = generator) -> Tensor:
+            noise = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1
+            return x * (1 + torch.finfo(precision.dtype).eps * noise)
+
+        for name, tensor in exact_results(run, rounded).items():
+            found[name] = max(found[name], relative_error(tensor, exact[name]))
+    return found
+
+
+def _resolution(dtype: torch.dtype) -> float:
+    """The least positive number of a dtype."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps
+
+
+def _sortable(number: float) -> float:
+    return math.inf if math.isnan(number) else number

@@ -1,0 +1,131 @@
+"""What hosts ask of a mechanism: prefix tokens, fewer or narrower keys, a position bias, a place in the layer."""
+
+import inspect
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Attention, Grid
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.spatial_reduction import reducible
+from linvit.testing.attention.inputs import NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
+from linvit.testing.attention.shape import wrong_or_crash, wrong_output
+from linvit.testing.report import Finding, failed, not_supported, passed, refusable
+
+WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
+REDUCED = (Grid((14, 14), (7, 7)), Grid((6, 8), (3, 4), num_prefix=1))
+SEEN = 1e-7
+"""Least relative change of an output that sees a changed token: unit weights on hundreds of keys give 1e-3, and what is
+left in float64 when it does not see it is 1e-16."""
+
+
+@refusable
+def prefix_tokens(subject: Subject) -> Finding:
+    """Every patch sees every prefix token, and every prefix token sees the patches."""
+    least = {}
+    for grid in WITH_PREFIX:
+        mechanism = subject.build(grid)
+        wrong = wrong_output(mechanism, grid)
+        if wrong:
+            return failed(f"{wrong} at {shown(grid)}")
+        effects = _prefix_effects(mechanism, grid)
+        name = min(effects, key=lambda name: effects[name])
+        if not effects[name] > SEEN:
+            return failed(f"the effect {name} is {effects[name]:.0e} at {shown(grid)}")
+        least[shown(grid)] = effects[name]
+    return passed("least effect " + ", ".join(f"{effect:.0e} at {size}" for size, effect in least.items()))
+
+
+@refusable
+def spatial_reduction(subject: Subject) -> Finding:
+    """Fewer keys than queries."""
+    mechanism = subject.build()
+    if not reducible(mechanism):
+        reason = "the projections tie keys to queries" if mechanism.fewer_keys else "fewer_keys is False"
+        return not_supported(reason)
+    for grid in REDUCED:
+        wrong = wrong_or_crash(partial(subject.build, grid), grid)
+        if wrong:
+            return failed(f"{wrong} at {shown(grid)}; if keys must be as many as queries, declare fewer_keys = False")
+    return passed(", ".join(map(shown, REDUCED)))
+
+
+@refusable
+def narrow_keys(subject: Subject) -> Finding:
+    """Queries and keys of half the width, where the constructor takes `key_dim`."""
+    if not subject.takes("key_dim"):
+        return not_supported("the constructor takes no key_dim")
+    if not subject.build().narrow_keys:
+        return not_supported("narrow_keys is False")
+    width = max(1, subject.dim // subject.num_heads // 2)
+    narrow = partial(subject.build, key_dim=width)
+    wrong = wrong_or_crash(narrow, NOMINAL)
+    if not wrong and narrow().key_dim != width:
+        wrong = "the attribute key_dim is another"
+    if wrong:
+        return failed(f"{wrong} with key_dim={width}; if keys must be as wide as values, declare narrow_keys = False")
+    return passed(f"key_dim={width}")
+
+
+def position_bias(subject: Subject) -> Finding:
+    """A bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
+    mechanism = subject.build()
+    if not mechanism.takes_bias:
+        if "bias" in inspect.signature(mechanism.forward).parameters:
+            return failed("forward takes bias, which no host hands to it while takes_bias is False")
+        return not_supported("takes_bias is False")
+    given = inputs(mechanism, NOMINAL)
+    bias = normal(1, mechanism.num_heads, NOMINAL.num_queries, NOMINAL.num_keys, seed=5).requires_grad_()
+    out = given._replace(extra={**given.extra, "bias": bias})(mechanism, NOMINAL)
+    effect = relative_error(out, given(mechanism, NOMINAL))
+    (gradient,) = torch.autograd.grad(out, bias, normal(*out.shape, seed=6), allow_unused=True)
+    if gradient is None or not gradient.isfinite().all() or not gradient.any():
+        return failed("no finite gradient reaches the bias")
+    return passed(f"its effect is {effect:.0e}") if effect > SEEN else failed(f"its effect is {effect:.0e}")
+
+
+def attention_layer(subject: Subject) -> Finding:
+    """`AttentionLayer` builds it, feeds it what it declares, and gets gradients everywhere."""
+    if subject.hosted is None:
+        return not_supported("no package.module:Class leads to this class, so the layer cannot find it")
+    layer = AttentionLayer(subject.dim, subject.num_heads, NOMINAL, attention=subject.hosted).double()
+    x = normal(2, NOMINAL.num_queries, subject.dim, seed=5).requires_grad_()
+    out = layer(x, NOMINAL)
+    if out.shape != x.shape:
+        return failed(f"{tuple(x.shape)} in, {tuple(out.shape)} out")
+    out.backward(normal(*out.shape, seed=6))
+    tensors = {"the input": x, **{name: p for name, p in layer.named_parameters() if ".mechanism" not in f".{name}"}}
+    without = [name for name, tensor in tensors.items() if tensor.grad is None or not tensor.grad.isfinite().all()]
+    if without:
+        return failed(f"no finite gradient reaches {', '.join(without)}")
+    return passed(f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}")
+
+
+def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:
+    """How much each prefix token moves the patch that it moves least, and how much the patches move each of them."""
+    prefix = grid.num_prefix
+    given = inputs(mechanism, grid)
+    before = given(mechanism, grid)
+    effects = {}
+    for token in range(prefix):
+        moved = _change(mechanism, given, before, grid, slice(token, token + 1))
+        effects[f"of prefix token {token} on patches"] = float(moved[prefix:].min())
+    on_prefix = _change(mechanism, given, before, grid, slice(prefix, None))
+    for token in range(prefix):
+        effects[f"of the patches on prefix token {token}"] = float(on_prefix[token])
+    return effects
+
+
+def _change(mechanism: Attention, given: Inputs, before: Tensor, grid: Grid, tokens: slice) -> Tensor:
+    """How much each token's output moves, relative to the largest, when other tokens come in, (N,)."""
+
+    def exchange(tensor: Tensor) -> Tensor:
+        # Tokens are dimension 2 of (B, h, N, d) and dimension 1 of x (B, N, C).
+        tensor = tensor.clone()
+        view = tensor if tensor.ndim == 3 else tensor.transpose(1, 2)
+        view[:, tokens] = normal(*view[:, tokens].shape, seed=7).to(tensor.dtype)
+        return tensor
+
+    after = given.map(exchange)(mechanism, grid)
+    return (after - before).abs().amax((0, 1, 3)) / before.abs().max()

@@ -1,0 +1,110 @@
+"""`parametrize_with_checks`: one case of pytest per spec and clause."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import linvit
+from linvit.testing import parametrize_with_checks
+from linvit.testing.attention.check import CONTRACT
+from linvit.testing.backbone.check import CONTRACT as BACKBONE
+from linvit.testing.parametrize import Case
+from tests.testing import wrong, wrong_backbones, wrong_declarations
+from tests.testing.helpers import clauses
+
+LINEAR = {"name": "linear", "feature_map": "relu"}
+
+
+def cases(*args: object, **options: object) -> dict[str, Case]:
+    def test(check: object) -> None: ...
+
+    (mark,) = parametrize_with_checks(*args, **options)(test).pytestmark
+    names, values = mark.args
+    assert names == "check"
+    assert mark.kwargs["ids"] == [case.name for case in values]
+    return dict(zip(mark.kwargs["ids"], values, strict=True))
+
+
+def test_one_case_per_spec_and_clause_that_can_fail() -> None:
+    found = cases(["focused", LINEAR, wrong.Sound, "tests.testing.wrong:Sound"], quick=True)
+    judged = [name for name in clauses(CONTRACT) if name != "growth of time"]
+    assert len(found) == 4 * len(judged)
+    assert {"focused-gradients", "linear,feature_map=relu-shape-and-dtype", "Sound-finite-float16"} <= found.keys()
+    assert "tests.testing.wrong:Sound-rank" in found
+    full = cases(["focused"])
+    assert full.keys() - found.keys() == {"focused-torch.compile", "focused-torch.export"}
+    backbones = cases([wrong_backbones.Sound], kind="backbone", quick=True)
+    assert len(backbones) == len(clauses(BACKBONE))
+
+
+def test_a_clause_that_holds_passes_and_one_that_does_not_is_an_assertion_error_with_its_cause() -> None:
+    found = cases([wrong.DeadParameter, wrong.NeedsContiguous], quick=True)
+    found["DeadParameter-copies"]()
+    with pytest.raises(AssertionError, match=r"^gradients: gradient missing: unused \(none\)$"):
+        found["DeadParameter-gradients"]()
+    with pytest.raises(AssertionError, match=r"^memory layout: RuntimeError: view size is not compatible") as caught:
+        found["NeedsContiguous-memory-layout"]()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Sound-position-bias", "not supported: takes_bias is False"), ("HasNoMatrix-rank", "not declared: no atten")],
+)
+def test_a_clause_that_is_not_declared_or_not_supported_is_skipped_with_its_reason(name: str, reason: str) -> None:
+    found = cases([wrong.Sound, wrong_declarations.HasNoMatrix], quick=True)
+    with pytest.raises(pytest.skip.Exception, match=f"^{reason}"):
+        found[name]()
+
+
+def test_after_declarations_that_cannot_be_read_the_other_clauses_are_skipped() -> None:
+    found = cases([wrong_declarations.FlagInWords], quick=True)
+    found["FlagInWords-constructor"]()
+    with pytest.raises(AssertionError, match=r"^declarations: takes_bias must be True or False"):
+        found["FlagInWords-declarations"]()
+    with pytest.raises(pytest.skip.Exception, match=r"^mend 'declarations' first: takes_bias must be"):
+        found["FlagInWords-gradients"]()
+
+
+def test_options_of_the_checks() -> None:
+    found = cases([wrong.Sound], quick=True, dim=24, num_heads=3)
+    assert found["Sound-gradients"]._subject().build().head_dim == 8
+    found = cases([wrong_backbones.Sound], kind="backbone", attention="linear", img_size=(32, 16), quick=True)
+    assert found["Sound-shapes"]._subject().size == (32, 16)
+
+
+def test_nothing_is_imported_or_built_before_a_case_runs_and_then_once() -> None:
+    built = []
+
+    def factory(**options: object) -> wrong_backbones.Sound:
+        built.append(options)
+        return wrong_backbones.Sound(**options)
+
+    found = cases([factory, "no_such_package:Model"], kind="backbone", img_size=32, quick=True)
+    assert not built
+    name = f"{factory.__qualname__}-"
+    for clause in ("constructor", "shapes", "determinism"):
+        found[name + clause]()
+    assert len(built) == 1
+    with pytest.raises(linvit.UserError, match="no_such_package:Model' cannot be imported"):
+        found["no_such_package:Model-shapes"]()
+
+
+@pytest.mark.parametrize(
+    ("specs", "options", "message"),
+    [
+        ("focused", {}, r"specs must be a list of names, specs or classes; got 'focused'\. Write \['focused'\]"),
+        (LINEAR, {}, "specs must be a list"),
+        (["focused"], {"kind": "mechanism"}, "kind must be one of attention, backbone; got 'mechanism'"),
+    ],
+)
+def test_mistakes_are_user_errors(specs: object, options: dict[str, str], message: str) -> None:
+    with pytest.raises(linvit.UserError, match=message):
+        parametrize_with_checks(specs, **options)
+
+
+def test_linvit_testing_needs_no_pytest() -> None:
+    code = "import sys; sys.modules['pytest'] = None; from linvit.testing import check_attention"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent).returncode == 0
