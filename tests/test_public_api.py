@@ -26,6 +26,7 @@ PUBLIC = [
     "register_attention",
     "register_backbone",
     "register_head",
+    "replace_attention",
 ]
 GROUPS = {"linvit.attentions": "attention", "linvit.backbones": "backbone", "linvit.heads": "head"}
 

@@ -13,6 +13,7 @@ from linvit.registry import attentions, backbones, heads, preset
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
     from linvit.attention.ops.precision import full_precision
+    from linvit.backbones.replace_attention import replace_attention
     from linvit.layers.attention_layer import AttentionLayer
     from linvit.weights.load import load_pretrained
 
@@ -28,6 +29,7 @@ _LAZY = {
     "Grid": "linvit.attention.base",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
+    "replace_attention": "linvit.backbones.replace_attention",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "register_attention",
     "register_backbone",
     "register_head",
+    "replace_attention",
 ]
 
 

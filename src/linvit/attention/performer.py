@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import attend, key_sums, linear_factors
+from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
@@ -102,7 +102,7 @@ class PerformerAttention(Attention):
             self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
         context, total, level = self._key_sums(k, v)
-        out = [attend(self._query_features(part, level), context, total, eps=0.0) for part in _parts(q)]
+        out = [apply_key_sums(self._query_features(part, level), context, total, eps=0.0) for part in _parts(q)]
         return out[0] if len(out) == 1 else torch.cat(out, -2)
 
     def _key_sums(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,9 +1,11 @@
 """What each block of a backbone gets: its attention, and its rate of stochastic depth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
+from torch import nn
 
 from linvit.errors import UserError
 from linvit.registry import Spec
@@ -30,6 +32,21 @@ def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> 
         f"attention lists {len(attention)} specs, but this backbone has {total} block(s) in {len(depths)} stage(s). "
         f"Give one spec for all, {len(depths)} (one per stage), or {total} (one per block)"
     )
+
+
+def specs_per_layer(attention: Spec | Sequence[Spec], network: nn.Module, names: Collection[str]) -> list[Spec]:
+    """One attention spec per attention layer of a model that is built; see `specs_per_block`.
+
+    Args:
+        attention: A spec or a list of specs.
+        network: A model whose `feature_info`, if it has one, names its stages.
+        names: Names of its attention layers, in order.
+    """
+    levels: Any = getattr(network, "feature_info", ())
+    depths = [sum(name.startswith(f"{level['module']}.") for name in names) for level in levels]
+    if sum(depths) != len(names) or max(depths) == 1:  # every block of a plain transformer is a level
+        depths = [len(names)]
+    return specs_per_block(attention, depths)
 
 
 def specs_and_rates(

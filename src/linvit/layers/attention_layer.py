@@ -1,5 +1,8 @@
 """The host of a mechanism: projections, spatial reduction, output projection, dropout."""
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +32,9 @@ class AttentionLayer(nn.Module):
         rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
             not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
 
+    Attributes:
+        like: Builds such a layer with another mechanism: `layer.like(attention="hydra")`, with initial weights.
+
     Example:
         >>> layer = linvit.AttentionLayer(192, 3, linvit.Grid((14, 14)), attention="focused")
         >>> layer(torch.randn(2, 196, 192), linvit.Grid((14, 14))).shape
@@ -52,6 +58,20 @@ class AttentionLayer(nn.Module):
         rel_pos_bias: bool = False,
     ) -> None:
         super().__init__()
+        self.like: partial[Any] = partial(
+            AttentionLayer,
+            dim,
+            num_heads,
+            grid,
+            key_dim=key_dim,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            proj_drop=proj_drop,
+            sr_ratio=sr_ratio,
+            sr_pool=sr_pool,
+            sr_required=sr_required,
+            rel_pos_bias=rel_pos_bias,
+        )
         check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if sr_ratio < 1 or sr_pool < 0:
             raise UserError(f"sr_ratio must be at least 1 and sr_pool at least 0; got {sr_ratio} and {sr_pool}")

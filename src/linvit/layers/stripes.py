@@ -5,7 +5,8 @@ Paper: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbo
 """
 
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,9 @@ class StripeAttention(nn.Module):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        self.like: partial[Any] = partial(
+            StripeAttention, dim, num_heads, grid, width, key_dim=key_dim, qkv_bias=qkv_bias, proj_drop=proj_drop
+        )
         check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if width is not None and width < 1:
             raise UserError(f"the width of a stripe must be at least 1, or None for the whole plane; got {width}")

@@ -3,6 +3,7 @@
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Sec. 3.2.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -110,6 +111,17 @@ class WindowAttention(AttentionLayer):
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
         nominal = grid.size if window is None else square(window, grid.size)
         super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.like = partial(
+            WindowAttention,
+            dim,
+            num_heads,
+            grid,
+            window=window,
+            shifted=shifted,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop,
+            rel_pos_bias=rel_pos_bias,
+        )
         self.whole_map = window is None
         self.window = nominal
         self.shifted = shifted

@@ -32,7 +32,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
     Returns:
         (B, h, N, d).
     """
-    return attend(q, *key_sums(k, v, mean), eps)
+    return apply_key_sums(q, *key_sums(k, v, mean), eps)
 
 
 def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
-def attend(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
+def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()  # by head, once for both products
     return (q @ context).div_(q @ total + eps)

@@ -1,4 +1,4 @@
-"""Attention transplant: any mechanism of linvit in a model of timm, whose projections are kept."""
+"""Any mechanism of linvit in a model of timm, whose projections are kept."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
 from linvit.backbones.base import tie_mechanisms
-from linvit.backbones.blocks import specs_per_block
-from linvit.backbones.transplanted import (
-    PatchGrid,
-    ReducedTransplant,
-    TokenTransplant,
-    Transplant,
-    WindowTransplant,
+from linvit.backbones.blocks import specs_per_layer
+from linvit.backbones.timm.hosts import (
+    ReplacedAttention,
+    ReplacedPVTv2Attention,
+    ReplacedSwinAttention,
+    ReplacedViTAttention,
 )
+from linvit.backbones.timm.patch_grid import patch_grid
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry import Spec
@@ -27,48 +27,61 @@ PLAIN = (Attention, AttentionRope, beit.Attention, eva.EvaAttention)
 REPLACEABLE: tuple[type[nn.Module], ...] = (*PLAIN, pvt_v2.Attention, swin_transformer.WindowAttention)
 
 
-def transplant(network: nn.Module, attention: Spec | Sequence[Spec], img_size: int | Sequence[int] = 224) -> nn.Module:
-    """Replaces the attention of a timm model, in place, and keeps its projections.
-
-    Images of other sizes work as far as the model takes them. Where a block is recomputed in the backward pass
-    (`set_grad_checkpointing`), that pass must come before images of another size go forward.
-
-    Args:
-        network: ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 or Swin, and what is built of the same modules.
-        attention: One spec, or a list with one per stage or per block.
-        img_size: Side, or (H, W), that mechanisms with parameters per token are built for, where the model takes any.
+def replace_timm_attention(
+    network: nn.Module, attention: Spec | Sequence[Spec], img_size: int | Sequence[int] = 224
+) -> None:
+    """Replaces the attention of a timm model, in place, and keeps its projections; see `linvit.replace_attention`.
 
     Raises:
-        UserError: If the model has no attention that can be replaced, or keeps something in it that has no place.
+        UserError: If the model has no attention that can be replaced, or its attention does more than project and mix.
     """
+    network = unwrapped(network)
     found = {name: module for name, module in network.named_modules() if type(module) in REPLACEABLE}
     if not found:
-        raise UserError(
-            f"{type(network).__name__} has no attention that linvit can replace; it mixes tokens by "
-            f"{', '.join(token_mixers(network)) or 'nothing known'}. Leave attention out, or take a model such as "
-            f"{SUGGESTED}"
-        )
+        raise UserError(_nothing_to_replace(network))
     for module in found.values():
         check_replaceable(network, module)
     patches = patch_grid(network, img_size) if any(isinstance(module, PLAIN) for module in found.values()) else None
     levels: list[dict[str, Any]] = list(network.feature_info)  # type: ignore[arg-type]
-    depths = [sum(name.startswith(f"{level['module']}.") for name in found) for level in levels]
-    if max(depths) == 1 or sum(depths) != len(found):  # timm calls every block of a plain transformer a level
-        depths = [len(found)]
-    for (name, source), spec in zip(found.items(), specs_per_block(attention, depths), strict=True):
-        parent, _, leaf = name.rpartition(".")
-        replacement: Transplant
+    for (name, source), spec in zip(found.items(), specs_per_layer(attention, network, found), strict=True):
+        new: ReplacedAttention
         if isinstance(source, swin_transformer.WindowAttention):
-            replacement = WindowTransplant(source, spec)
+            new = ReplacedSwinAttention(source, spec)
         elif patches is not None:
-            replacement = TokenTransplant(source, spec, patches)
+            new = ReplacedViTAttention(source, spec, patches)
         else:
             stride = next(level["reduction"] for level in levels if name.startswith(f"{level['module']}."))
             height, width = image_size(img_size)
-            replacement = ReducedTransplant(source, spec, (-(-height // stride), -(-width // stride)))
-        setattr(network.get_submodule(parent), leaf, replacement)
+            new = ReplacedPVTv2Attention(source, spec, (-(-height // stride), -(-width // stride)))
+        network.set_submodule(name, new)
     tie_mechanisms(network)
-    return network
+
+
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The model itself, of one that timm has wrapped for `features_only=True`."""
+    if not isinstance(network, nn.ModuleDict):
+        return network
+    if "model" not in network:
+        raise UserError(
+            f"timm's {type(network).__name__} has taken the model apart. Create it with feature_cls='getter', or "
+            f"replace the attention of the whole model and call its forward_intermediates"
+        )
+    return network["model"]
+
+
+def _nothing_to_replace(network: nn.Module) -> str:
+    replaced = [module for module in network.modules() if isinstance(module, ReplacedAttention)]
+    if replaced:
+        return (
+            f"the attention of this {type(network).__name__} has been replaced by "
+            f"{type(replaced[0].mechanism).__name__}, which may have left out some of its weights. Replace that of a "
+            f"fresh model, or of a copy.deepcopy of it"
+        )
+    return (
+        f"{type(network).__name__} has no attention that linvit can replace; it mixes tokens by "
+        f"{', '.join(token_mixers(network)) or 'nothing known'}. Leave attention out, or take a model such as "
+        f"{SUGGESTED}"
+    )
 
 
 def check_replaceable(network: nn.Module, source: nn.Module) -> None:
@@ -89,18 +102,6 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
     dim, inner = source.proj.out_features, source.proj.in_features  # type: ignore[union-attr]
     if dim != inner:
         raise UserError(f"{what} has heads of {inner} channels for tokens of {dim}; take another model: {SUGGESTED}")
-
-
-def patch_grid(network: Any, img_size: int | Sequence[int]) -> PatchGrid:
-    """Makes a model note the patch grid of its images."""
-    patch_embed: Any = getattr(network, "patch_embed", None)
-    if not hasattr(patch_embed, "dynamic_feat_size"):
-        raise UserError(
-            f"{type(network).__name__} has no patch embedding that tells the grid of its tokens; take a model such as "
-            f"{SUGGESTED}"
-        )
-    size = getattr(patch_embed, "grid_size", None) or patch_embed.dynamic_feat_size(image_size(img_size))
-    return PatchGrid(patch_embed, tuple(size), network.num_prefix_tokens)
 
 
 def token_mixers(network: nn.Module) -> list[str]:

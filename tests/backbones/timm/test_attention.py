@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import linvit
-from linvit import Grid, UserError
-from linvit.backbones.transplant import transplant
-from linvit.backbones.transplanted import Transplant
+from linvit import Grid, UserError, replace_attention
+from linvit.backbones.timm.hosts import ReplacedAttention
 from tests.helpers import assert_near, perturb, randn
 
 SWIN = {"img_size": 56, "depths": (2, 2, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 4, 8)}
@@ -42,8 +41,8 @@ def vit(**options: Any) -> nn.Module:
     return timm.create_model("test_vit", **{"img_size": 64, "num_classes": 5, "depth": 2, **options}).eval()
 
 
-def transplants(model: nn.Module) -> list[Transplant]:
-    return [module for module in model.modules() if isinstance(module, Transplant)]
+def replaced(model: nn.Module) -> list[ReplacedAttention]:
+    return [module for module in model.modules() if isinstance(module, ReplacedAttention)]
 
 
 @torch.no_grad()
@@ -54,14 +53,14 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str, options: dic
     size = options.get("img_size", 64)
     x = images(size, size)
     want = model(x)
-    assert transplant(model, "softmax", size) is model
-    assert transplants(model)
+    assert replace_attention(model, "softmax", size) is model
+    assert replaced(model)
     assert_near(model(x), want, 1e-5)
 
 
 @pytest.mark.parametrize("name", linvit.list_attentions())
 def test_every_mechanism_in_vit(name: str) -> None:
-    model = transplant(vit(), name).train()
+    model = replace_attention(vit(), name).train()
     model(images(64, 64)).square().sum().backward()
     assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
     with torch.no_grad():
@@ -73,7 +72,7 @@ def test_every_mechanism_in_vit(name: str) -> None:
 @pytest.mark.parametrize(("model", "options"), [("pvt_v2_b0", {"depths": (1, 1, 1, 1)}), (MODELS[-1][0], SWIN)])
 def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: str) -> None:
     torch.manual_seed(0)
-    network = transplant(timm.create_model(model, **options), name, 56)
+    network = replace_attention(timm.create_model(model, **options), name, 56)
     network(images(56, 56)).square().sum().backward()
     assert [key for key, parameter in network.named_parameters() if parameter.grad is None] == []
 
@@ -81,7 +80,7 @@ def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: 
 def test_weights_are_kept() -> None:
     model = vit()
     before = copy.deepcopy(model.state_dict())
-    after = transplant(model, "focused").state_dict()
+    after = replace_attention(model, "focused").state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
     assert all(".attn.mechanism." in key for key in after.keys() - before.keys())
 
@@ -89,14 +88,14 @@ def test_weights_are_kept() -> None:
 def test_a_mechanism_without_keys_keeps_the_rows_of_q_and_v() -> None:
     model = vit()
     rows = model.blocks[0].attn.qkv.weight.detach().clone()
-    layer = transplant(model, "soft").blocks[0].attn
+    layer = replace_attention(model, "soft").blocks[0].attn
     assert torch.equal(layer.qkv.weight, torch.cat([rows[:64], rows[128:]]))
 
 
 def test_a_widened_output_keeps_the_projection_of_the_first_scale() -> None:
     model = vit()
     proj = copy.deepcopy(model.blocks[0].attn.proj)
-    wide = transplant(model, "enhanced_linear").blocks[0].attn.proj
+    wide = replace_attention(model, "enhanced_linear").blocks[0].attn.proj
     assert wide.weight.shape == (64, 128)
     assert torch.equal(wide.weight.unflatten(1, (2, 64))[:, :, :32].flatten(1), proj.weight)
     assert torch.equal(wide.bias, proj.bias)
@@ -113,11 +112,11 @@ def test_a_widened_output_keeps_the_projection_of_the_first_scale() -> None:
 )
 def test_own_heads_and_a_norm_behind_the_projection_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        transplant(vit(), {"name": "enhanced_linear", **options})
+        replace_attention(vit(), {"name": "enhanced_linear", **options})
 
 
 def test_norms_of_q_and_k_act_on_what_is_projected() -> None:
-    layer = transplant(vit(qk_norm=True), "soft").blocks[0].attn
+    layer = replace_attention(vit(qk_norm=True), "soft").blocks[0].attn
     assert isinstance(layer.q_norm, nn.LayerNorm)
     assert isinstance(layer.k_norm, nn.Identity)
 
@@ -127,9 +126,9 @@ def test_norms_of_q_and_k_act_on_what_is_projected() -> None:
 
 @torch.no_grad()
 def test_the_mechanism_is_told_the_grid_of_the_images() -> None:
-    model = transplant(vit(reg_tokens=3), "focused")
+    model = replace_attention(vit(reg_tokens=3), "focused")
     seen: list[Grid] = []
-    for layer in transplants(model):
+    for layer in replaced(model):
         layer.mechanism.register_forward_hook(lambda module, args, output: seen.append(args[3]))
     for size in [(64, 64), (32, 128), (128, 32), (48, 96)]:
         seen.clear()
@@ -139,20 +138,20 @@ def test_the_mechanism_is_told_the_grid_of_the_images() -> None:
 
 @torch.no_grad()
 def test_rows_and_columns_are_not_confused() -> None:
-    model = perturb(transplant(vit(), "focused"))
+    model = perturb(replace_attention(vit(), "focused"))
     wide = model(images(32, 128))
     torch.testing.assert_close(model(images(32, 128)), wide)
-    for layer in transplants(model):  # as if the plane were turned
+    for layer in replaced(model):  # as if the plane were turned
         layer.register_forward_pre_hook(lambda layer, args: setattr(layer.patches, "grid", Grid((8, 2), None, 1)))
     assert (model(images(32, 128)) - wide).abs().max() > 1e-3
 
 
 def test_windows_and_stages_are_grids() -> None:
-    model = transplant(timm.create_model("swin_tiny_patch4_window7_224", **SWIN), "linformer", 56)
-    assert {layer.mechanism.grid for layer in transplants(model)[:4]} == {Grid((7, 7))}
-    model = transplant(timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1)), "linformer", (64, 128))
-    assert [layer.mechanism.grid.size for layer in transplants(model)] == [(16, 32), (8, 16), (4, 8), (2, 4)]
-    assert transplants(model)[0].mechanism.grid.kv_size == (2, 4)
+    model = replace_attention(timm.create_model("swin_tiny_patch4_window7_224", **SWIN), "linformer", 56)
+    assert {layer.mechanism.grid for layer in replaced(model)[:4]} == {Grid((7, 7))}
+    model = replace_attention(timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1)), "linformer", (64, 128))
+    assert [layer.mechanism.grid.size for layer in replaced(model)] == [(16, 32), (8, 16), (4, 8), (2, 4)]
+    assert replaced(model)[0].mechanism.grid.kv_size == (2, 4)
 
 
 @torch.no_grad()
@@ -161,7 +160,7 @@ def test_another_input_size_as_timm_sets_it(name: str) -> None:
     torch.manual_seed(0)
     options = SWIN if name.startswith("swin") else {"img_size": 64, "depth": 1}
     model = perturb(timm.create_model(name, **options).eval(), scale=0.1)
-    ours = transplant(copy.deepcopy(model), "softmax", options["img_size"])
+    ours = replace_attention(copy.deepcopy(model), "softmax", options["img_size"])
     window = {"window_size": (8, 8)} if name.startswith("swin") else {}
     for network in (model, ours):
         network.set_input_size((96, 128), **window)
@@ -172,8 +171,8 @@ def test_another_input_size_as_timm_sets_it(name: str) -> None:
 
 
 def test_state_dict_round_trip_and_copy() -> None:
-    model = perturb(transplant(vit(), "focused"))
-    other = transplant(vit(), "focused")
+    model = perturb(replace_attention(vit(), "focused"))
+    other = replace_attention(vit(), "focused")
     other.load_state_dict(model.state_dict())
     twin = copy.deepcopy(model)
     x, y = images(32, 64), images(64, 32)
@@ -186,7 +185,7 @@ def test_state_dict_round_trip_and_copy() -> None:
 
 
 def test_checkpointing_changes_no_gradient() -> None:
-    model = perturb(transplant(vit(), "focused")).train()
+    model = perturb(replace_attention(vit(), "focused")).train()
     found = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
@@ -198,7 +197,7 @@ def test_checkpointing_changes_no_gradient() -> None:
 
 
 def test_a_grid_that_is_gone_is_an_error_not_a_guess() -> None:
-    model = transplant(vit(), "focused").train()
+    model = replace_attention(vit(), "focused").train()
     model.set_grad_checkpointing()
     early = model(images(64, 64)).sum()
     model(images(32, 32))
@@ -208,7 +207,7 @@ def test_a_grid_that_is_gone_is_an_error_not_a_guess() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_whole(dynamic: bool) -> None:
-    model = perturb(transplant(vit(), "focused"))
+    model = perturb(replace_attention(vit(), "focused"))
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     with torch.no_grad():
@@ -233,20 +232,20 @@ def test_pyramid() -> None:
 
 def test_keys_of_another_width_than_the_models_are_refused() -> None:
     with pytest.raises(UserError, match=r"timm model have 32 channels per head.*EfficientAttention wants 16"):
-        transplant(vit(), {"name": "efficient", "key_ratio": 0.5})
+        replace_attention(vit(), {"name": "efficient", "key_ratio": 0.5})
 
 
 # Which block gets what
 
 
 def names(model: nn.Module) -> list[str]:
-    return [type(layer.mechanism).__name__.removesuffix("Attention") for layer in transplants(model)]
+    return [type(layer.mechanism).__name__.removesuffix("Attention") for layer in replaced(model)]
 
 
 def test_one_spec_per_block_or_per_stage() -> None:
-    assert names(transplant(vit(), ["hydra", {"name": "linear", "feature_map": "relu"}])) == ["Hydra", "Linear"]
+    assert names(replace_attention(vit(), ["hydra", {"name": "linear", "feature_map": "relu"}])) == ["Hydra", "Linear"]
     pvt = timm.create_model("pvt_v2_b0", depths=(2, 1, 1, 1))
-    assert names(transplant(pvt, ["hydra", "linear", "softmax", "focused"])) == [
+    assert names(replace_attention(pvt, ["hydra", "linear", "softmax", "focused"])) == [
         "Hydra",
         "Hydra",
         "Linear",
@@ -254,11 +253,11 @@ def test_one_spec_per_block_or_per_stage() -> None:
         "Focused",
     ]
     with pytest.raises(UserError, match=r"lists 3 specs, but this backbone has 2 block\(s\)"):
-        transplant(vit(), ["hydra"] * 3)
+        replace_attention(vit(), ["hydra"] * 3)
 
 
 def test_the_bias_goes_only_to_what_takes_one() -> None:
-    model = transplant(timm.create_model(MODELS[-1][0], **SWIN), ["softmax", "linear", "linear", "linear"], 56)
+    model = replace_attention(timm.create_model(MODELS[-1][0], **SWIN), ["softmax", "linear", "linear", "linear"], 56)
     tables = [key for key, _ in model.named_parameters() if "relative_position_bias_table" in key]
     assert tables == [f"layers.0.blocks.{i}.attn.relative_position_bias_table" for i in (0, 1)]
 
@@ -282,13 +281,13 @@ def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
 
 def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(UserError, match=r"Attention also has norm, for which there is no place"):
-        transplant(vit(scale_attn_norm=True), "focused")
+        replace_attention(vit(scale_attn_norm=True), "focused")
 
 
 def test_masks_are_refused_by_what_takes_none() -> None:
     tokens = images(64, 64)
     mask = torch.zeros(17, 17)
     with torch.no_grad():
-        transplant(vit(), "softmax").forward_features(tokens, attn_mask=mask)
+        replace_attention(vit(), "softmax").forward_features(tokens, attn_mask=mask)
         with pytest.raises(UserError, match="LinearAttention in a timm model takes no mask"):
-            transplant(vit(), "linear").forward_features(tokens, attn_mask=mask)
+            replace_attention(vit(), "linear").forward_features(tokens, attn_mask=mask)

@@ -10,7 +10,7 @@ import timm
 import timm.models
 from torch import nn
 
-from linvit.backbones.transplant import transplant
+from linvit.backbones.timm.attention import replace_timm_attention
 from linvit.errors import UserError, did_you_mean
 from linvit.registry import Spec
 
@@ -33,8 +33,8 @@ def timm_backbone(
         in_chans: Image channels.
         num_classes: Classes; 0 for features.
         img_size: Side or (H, W); handed to models of a fixed input size, the others take any.
-        attention: What replaces the model's attention (see `transplant`): one spec, or a list with one per stage or per
-            block. None is the model's own.
+        attention: What replaces the model's attention: one spec, or a list with one per stage or per block (see
+            `linvit.replace_attention`). None is the model's own.
         drop_path_rate: Stochastic depth, for models that have it (0 leaves the model's default).
         pretrained: Load timm's weights (from its hub, or its cache).
         features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
@@ -65,5 +65,5 @@ def timm_backbone(
         options["num_classes"] = num_classes
     network: nn.Module = timm.create_model(model, pretrained=pretrained, **options)
     if attention is not None:
-        transplant(network.get_submodule("model") if features_only else network, attention, img_size)
+        replace_timm_attention(network, attention, img_size)
     return network

@@ -8,34 +8,15 @@ from timm.layers import gen_relative_position_index, resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.backbones.timm.patch_grid import PatchGrid
 from linvit.errors import UserError
 from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.layers.projections import Rows, joined, widened
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
 
 
-class PatchGrid:
-    """The patch grid of the images that are in a model: a forward pre-hook of its patch embedding.
-
-    timm's blocks hand on tokens without their height and width, so these are noted where they are known.
-
-    Args:
-        patch_embed: timm's patch embedding.
-        size: The nominal patch grid, (H, W).
-        num_prefix: Class and register tokens of the model.
-    """
-
-    def __init__(self, patch_embed: Any, size: tuple[int, int], num_prefix: int) -> None:
-        self.grid = Grid(size, num_prefix=num_prefix)
-        patch_embed.register_forward_pre_hook(self)
-
-    def __call__(self, patch_embed: Any, args: tuple[Tensor, ...]) -> None:
-        """Notes the grid of the images (B, C, H, W) that are about to be embedded."""
-        height, width = patch_embed.dynamic_feat_size(args[0].shape[-2:])
-        self.grid = self.grid._replace(size=(height, width))
-
-
-class Transplant(nn.Module):
+class ReplacedAttention(nn.Module):
     """A mechanism between the projections of an attention module of timm, (B, N, C) -> (B, N, C).
 
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
@@ -134,7 +115,7 @@ class Transplant(nn.Module):
         self.relative_position_index = index.to(table.device)
 
 
-class TokenTransplant(Transplant):
+class ReplacedViTAttention(ReplacedAttention):
     """In a plain vision transformer (ViT, DeiT, BEiT, EVA): the tokens of all patches, prefix first."""
 
     def __init__(self, source: Any, spec: Spec, patches: PatchGrid) -> None:
@@ -155,7 +136,7 @@ class TokenTransplant(Transplant):
         return self.mix(x, self.patches.grid, shared_rel_pos_bias if attn_mask is None else attn_mask)
 
 
-class ReducedTransplant(Transplant):
+class ReplacedPVTv2Attention(ReplacedAttention):
     """In PVTv2: keys and values come from fewer tokens, or from all with a mechanism that needs as many as queries."""
 
     def __init__(self, source: Any, spec: Spec, size: tuple[int, int]) -> None:
@@ -172,7 +153,7 @@ class ReducedTransplant(Transplant):
         return self.finish(x, self.q(x), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
 
 
-class WindowTransplant(Transplant):
+class ReplacedSwinAttention(ReplacedAttention):
     """In Swin: every window is an image of its own. A mechanism that takes no bias gets no shift mask either."""
 
     def __init__(self, source: Any, spec: Spec) -> None:
@@ -185,7 +166,7 @@ class WindowTransplant(Transplant):
         return self.mix(x, Grid((height, width)), bias)
 
 
-def projection_rows(source: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
+def projection_rows(source: Any) -> Rows:
     """Weight and bias of the q, k and v projections. A missing bias among others is 0."""
     fused = getattr(source, "qkv", None)
     if fused is not None:
@@ -204,30 +185,6 @@ def projection_rows(source: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
         letter: (layer.weight, None if none else torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias)
         for letter, layer in zip("qkv", layers, strict=True)
     }
-
-
-def joined(rows: dict[str, tuple[Tensor, Tensor | None]], letters: str) -> nn.Linear:
-    """One linear layer of the projections that letters name."""
-    weights, biases = zip(*(rows[letter] for letter in letters), strict=True)
-    weight = torch.cat(weights)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None)
-    layer.weight = nn.Parameter(weight.detach().clone())
-    if biases[0] is not None:
-        layer.bias = nn.Parameter(torch.cat(biases).detach().clone())
-    return layer
-
-
-def widened(proj: nn.Linear, width: int, heads: int) -> nn.Linear:
-    """An output projection for `width` channels, in which each head's first channels are those of `proj`."""
-    if width == proj.in_features:
-        return proj
-    wide = nn.Linear(width, proj.out_features, bias=proj.bias is not None).to(proj.weight)
-    with torch.no_grad():
-        own = proj.weight.unflatten(1, (heads, -1))  # (C, h, d)
-        wide.weight.unflatten(1, (heads, -1))[:, :, : own.shape[2]] = own
-        if proj.bias is not None:
-            wide.bias = proj.bias
-    return wide
 
 
 def reduction(source: Any) -> StridedReduction | PooledReduction | None:

@@ -1,0 +1,64 @@
+"""Another attention in a model that is already built: linvit's own backbones and layers, and timm's transformers."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from linvit.backbones.base import init_vit, tie_mechanisms
+from linvit.backbones.blocks import specs_per_layer
+from linvit.backbones.timm.attention import replace_timm_attention, unwrapped
+from linvit.errors import UserError
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.projections import keep_weights
+from linvit.layers.stripes import StripeAttention
+from linvit.registry import Spec
+
+
+def replace_attention(
+    model: nn.Module, attention: Spec | Sequence[Spec], img_size: int | Sequence[int] = 224
+) -> nn.Module:
+    """Replaces the attention of a model, in place, and keeps all weights that another mechanism can use.
+
+    A linvit backbone becomes what its constructor builds with `attention=`. Kept are the projections of q, k and v that
+    the new mechanism has, too, in equal widths, and the output projection; the parameters of the mechanism are new.
+
+    In a timm model the norms of q and k stay as well, and a relative position bias where the mechanism takes one. It
+    takes images of the sizes that it took before. Where blocks are recomputed in the backward pass
+    (`set_grad_checkpointing`), that pass must come before images of another size go forward.
+
+    Args:
+        model: A backbone of linvit, any model of linvit's attention layers, or timm's ViT, DeiT, BEiT, EVA without
+            rotary positions, PVTv2 or Swin, and what is built of the same modules.
+        attention: One spec, or a list with one per stage or per block.
+        img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm model that takes
+            any size. A model of linvit knows its own.
+
+    Returns:
+        The model.
+
+    Raises:
+        UserError: If the model has no attention that can be replaced, or what it has does more than project and mix.
+
+    Example:
+        >>> model = timm.create_model("vit_small_patch16_224", pretrained=True)
+        >>> linvit.replace_attention(model, "focused")
+    """
+    network = unwrapped(model)
+    layers = {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, AttentionLayer | StripeAttention)
+    }
+    if not layers:
+        replace_timm_attention(network, attention, img_size)
+        return model
+    for (name, layer), spec in zip(layers.items(), specs_per_layer(attention, network, layers), strict=True):
+        if layer.like.func is not type(layer):
+            raise UserError(
+                f"{name} is a {type(layer).__name__} and has no way to build another like it; set `self.like` in its "
+                f"constructor, as {layer.like.func.__name__} does"
+            )
+        new: nn.Module = layer.like(attention=spec)
+        init_vit(new)
+        keep_weights(layer, new.to(layer.proj.weight))
+        network.set_submodule(name, new.train(layer.training))
+    tie_mechanisms(network)
+    return model

@@ -1,0 +1,86 @@
+"""The q, k, v and output projections of an attention layer, taken over by a layer of another mechanism."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention
+
+Rows = Mapping[str, tuple[Tensor, Tensor | None]]
+"""Weight and bias of what is projected, by letter: "q", "k", "v"."""
+
+
+def rows_of(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """What a layer of linvit projects, as views: its `qkv`, or `q` and `kv`, split by the letters of `projections`."""
+    letters, widths = layer.projections, layer.widths
+    count = len(widths) // len(letters)  # branches, whose rows of one letter lie side by side
+    wide = [sum(widths[i * count : (i + 1) * count]) for i in range(len(letters))]
+    linears = [(layer.qkv, wide)] if hasattr(layer, "qkv") else [(layer.q, wide[:1]), (layer.kv, wide[1:])]
+    weights = [rows for linear, parts in linears for rows in linear.weight.split(parts)]
+    biases = [rows for linear, parts in linears for rows in _split(linear.bias, parts)]
+    return dict(zip(letters, zip(weights, biases, strict=True), strict=True))
+
+
+def _split(bias: Tensor | None, parts: list[int]) -> list[Tensor | None]:
+    return [None] * len(parts) if bias is None else list(bias.split(parts))
+
+
+def joined(rows: Rows, letters: str) -> nn.Linear:
+    """One linear layer of the projections that letters name."""
+    weights, biases = zip(*(rows[letter] for letter in letters), strict=True)
+    weight = torch.cat(weights)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None)
+    layer.weight = nn.Parameter(weight.detach().clone())
+    if biases[0] is not None:
+        layer.bias = nn.Parameter(torch.cat(biases).detach().clone())
+    return layer
+
+
+def widened(proj: nn.Linear, width: int, heads: int) -> nn.Linear:
+    """An output projection for `width` channels, in which each head's first channels are those of `proj`."""
+    if width == proj.in_features:
+        return proj
+    wide = nn.Linear(width, proj.out_features, bias=proj.bias is not None).to(proj.weight)
+    with torch.no_grad():
+        copy_heads(proj.weight, wide.weight, heads)
+        if proj.bias is not None:
+            wide.bias = proj.bias
+    return wide
+
+
+def copy_heads(old: Tensor, new: Tensor, heads: int) -> None:
+    """Copies an output projection's weight (C, h d) into one of wider or narrower heads: their first channels."""
+    into, kept = (weight.unflatten(1, (heads, -1)) for weight in (new, old))  # (C, h, d)
+    width = min(into.shape[2], kept.shape[2])
+    into[:, :, :width] = kept[:, :, :width]
+
+
+@torch.no_grad()
+def keep_weights(old: Any, new: Any) -> None:
+    """Copies into an attention layer of linvit what a layer of another mechanism has in common with it.
+
+    Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
+    start from the rows of q), the output projection, the spatial reduction, LePE and the table of relative positions.
+    The mechanism's own parameters, and what only the new layer has, stay as they are.
+    """
+    given, wanted = rows_of(old), rows_of(new)
+    if "q" in given:
+        given.setdefault("k", given["q"])
+    for letter in wanted.keys() & given.keys():
+        for rows, kept in zip(wanted[letter], given[letter], strict=True):
+            if rows is not None and kept is not None and rows.shape == kept.shape:
+                rows.copy_(kept)
+    heads = [sum(m.num_heads for m in layer.modules() if isinstance(m, Attention)) for layer in (old, new)]
+    if heads[0] == heads[1]:
+        copy_heads(old.proj.weight, new.proj.weight, heads[0])
+    state, own = old.state_dict(), new.state_dict()
+    new.load_state_dict({name: state[name] for name in own if _common(name, state, own)}, strict=False)
+
+
+def _common(name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor of both layers is no mechanism's and no projection's that is split or cut, and of one shape."""
+    parts = set(name.split("."))
+    copied = parts & {"mechanism", "qkv", "q", "kv"} or name == "proj.weight"
+    return not copied and name in state and state[name].shape == own[name].shape
