@@ -45,7 +45,7 @@ def test_the_written_file_holds_what_the_official_one_does(imported, family):
     direct, ours = create(family), create(family)
     linvit.load_pretrained(direct, source)
     report = linvit.load_pretrained(ours, out)
-    assert report.share == 1
+    assert report.fraction == 1
     assert not report.missing
     assert not report.unexpected
     for name, own in ours.state_dict().items():
@@ -139,9 +139,9 @@ def test_averaged_weights(folder, flag, taken):
         (["-o", "nowhere/out.safetensors"], "there is no folder 'nowhere' to write 'out.safetensors' to"),
         (["-o", "out.safetensors", "--options", "{dept: 3}"], "takes no option 'dept'. Did you mean 'depth'?"),
         (["-o", "out.safetensors", "--options", "3"], "--options must be a mapping; got '3'"),
-        (["-o", "out.safetensors", "--options", "{depth: 12}"], "less than min_share = 90%"),
+        (["-o", "out.safetensors", "--options", "{depth: 12}"], "less than min_fraction = 90%"),
         (["-o", "out.safetensors", "--ema"], "holds no averaged weights"),
-        (["-o", "out.safetensors", "--min-share", "2"], "min_share must lie between 0 and 1; got 2.0"),
+        (["-o", "out.safetensors", "--min-fraction", "2"], "min_fraction must lie between 0 and 1; got 2.0"),
     ],
     ids=str,
 )
@@ -182,7 +182,7 @@ def test_a_missing_source(folder):
 
 
 def test_a_lower_share_is_a_choice(folder):
-    done = importing(folder, "-o", "out.safetensors", "--options", "{depth: 3}", "--min-share=0.5")
+    done = importing(folder, "-o", "out.safetensors", "--options", "{depth: 3}", "--min-fraction=0.5")
     assert done.code == 0
     assert not [name for name in keys(folder / "out.safetensors") if name.startswith("blocks.2")]
 
@@ -209,7 +209,7 @@ class TestPretrained:
         backbone = {"name": "deit_nano", "depth": 1}
         first = linvit.create_backbone(backbone, num_classes=10, attention="focused")
         torch.save({"model": first.state_dict()}, root / "first.pth")
-        arguments = tiny(trainer__max_epochs=1, model__pretrained="{source: first.pth, min_share: 0.9}")
+        arguments = tiny(trainer__max_epochs=1, model__pretrained="{source: first.pth, min_fraction: 0.9}")
         done = command("fit", f"--config={QUICKSTART}", *arguments, cwd=root)
         assert done.code == 0, done.err
         (root / "first.pth").unlink()
@@ -219,7 +219,7 @@ class TestPretrained:
         root, done = begun
         assert done.log.count("weights from 'first.pth': deit names, from model") == 1
         folder = root / "checkpoints" / "quickstart" / "version_0"
-        given = {"source": "first.pth", "min_share": 0.9}
+        given = {"source": "first.pth", "min_fraction": 0.9}
         assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["pretrained"] == given
         kept = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["hyper_parameters"]
         assert kept["pretrained"] == given
@@ -249,8 +249,8 @@ class TestPretrained:
         ("given", "message"),
         [
             ("frist.pth", "there is no file of weights at 'frist.pth'. In '.' there are: first.pth"),
-            ("{source: first.pth, minshare: 1}", "Did you mean 'min_share'?"),
-            ("{min_share: 1}", "names no source. Write pretrained: FILE, or pretrained: {source: FILE}"),
+            ("{source: first.pth, minfraction: 1}", "Did you mean 'min_fraction'?"),
+            ("{min_fraction: 1}", "names no source. Write pretrained: FILE, or pretrained: {source: FILE}"),
             ("broken.pth", "'broken.pth' is incomplete or not a checkpoint (3 bytes)"),
         ],
     )

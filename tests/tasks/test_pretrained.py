@@ -21,7 +21,7 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"min_share": 0.5}, {"ema": None}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"min_fraction": 0.5}, {"ema": None}], ids=str)
 def test_the_backbone_starts_from_it(first, options):
     path, backbone = first
     pretrained = {"source": str(path), **options} if options else str(path)
@@ -33,8 +33,8 @@ def test_the_backbone_starts_from_it(first, options):
 
 def test_options_reach_the_loader(first):
     path, _ = first
-    with pytest.raises(linvit.UserError, match="less than min_share = 100%"):
-        tiny_task(pretrained={"source": str(path), "min_share": 1.0}, backbone={"name": "deit_tiny", "depth": 2})
+    with pytest.raises(linvit.UserError, match="less than min_fraction = 100%"):
+        tiny_task(pretrained={"source": str(path), "min_fraction": 1.0}, backbone={"name": "deit_tiny", "depth": 2})
     with pytest.raises(linvit.UserError, match="holds no averaged weights"):
         tiny_task(pretrained={"source": str(path), "ema": True})
 
@@ -44,11 +44,11 @@ def test_from_the_moving_average_of_a_run(tmp_path):
     fit(run, tmp_path).save_checkpoint(tmp_path / "x.ckpt")
     assert not same(run.ema.network, run.backbone), "this shows nothing"
     for ema, network in ((True, run.ema.network), (False, run.backbone), (None, run.backbone)):
-        task = tiny_task(pretrained={"source": str(tmp_path / "x.ckpt"), "ema": ema, "min_share": 1.0})
+        task = tiny_task(pretrained={"source": str(tmp_path / "x.ckpt"), "ema": ema, "min_fraction": 1.0})
         assert same(task.backbone, network)
 
 
-@pytest.mark.parametrize("pretrained", [{}, {"source": 3}, {"source": None}, {"min_share": 1}], ids=str)
+@pytest.mark.parametrize("pretrained", [{}, {"source": 3}, {"source": None}, {"min_fraction": 1}], ids=str)
 def test_a_mapping_without_a_source(pretrained):
     with pytest.raises(linvit.UserError, match="names no source"):
         tiny_task(pretrained=pretrained)

@@ -1,15 +1,16 @@
 """`load_pretrained`: official files of every family, other grids, classes and attentions, and what is refused."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import linvit
+from linvit.attention.ops.tables import grid_of_image, resize_table
 from linvit.weights.layouts.families import LAYOUTS
 from linvit.weights.load import load_pretrained
-from linvit.weights.resize import Table, resize
 from tests.helpers import perturb, randn
 from tests.weights.files import FAKES
 
@@ -53,7 +54,7 @@ class TestFamilies:
         fresh = snapshot(model)
         report = load_pretrained(model, official(family))
         assert report.layout == fake.layout
-        assert report.share == 1
+        assert report.fraction == 1
         assert (report.resized, report.initialised, report.missing, report.unexpected) == ({}, {}, {}, [])
         assert set(report.loaded) == {name for name, own in fresh.items() if own.is_floating_point()}
         state = fake.state()
@@ -73,7 +74,7 @@ class TestFamilies:
         load_pretrained(model, official(family))
         report = load_pretrained(perturb(twin), model.state_dict())
         assert_same_state(twin.state_dict(), model.state_dict())
-        assert report.share == 1
+        assert report.fraction == 1
         assert not report.unexpected
 
     @pytest.mark.parametrize("size", [(256, 256), pytest.param((224, 288), marks=pytest.mark.slow)], ids=str)
@@ -83,7 +84,7 @@ class TestFamilies:
         report = load_pretrained(model, official(family))
         other = {name for name, own in nominal.state_dict().items() if own.shape != model.state_dict()[name].shape}
         assert set(report.resized) == other
-        assert report.share == 1
+        assert report.fraction == 1
         for name, own in model.state_dict().items():
             if name not in other and own.is_floating_point():
                 assert torch.equal(own, nominal.state_dict()[name])
@@ -93,25 +94,21 @@ class TestFamilies:
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "name", "table"),
+    ("family", "size", "name", "grid", "mode"),
     [
-        ("deit", (224, 320), "pos_embed", Table((14, 20), 1)),
-        ("pvt", (256, 320), "stages.3.pos_embed", Table((8, 10), 1, "bilinear")),
-        ("soft", (256, 320), "stages.0.pos_embed", None),
-        ("flatten_pvt", (256, 320), "stages.1.blocks.0.attn.mechanism.positional_encoding", Table((32, 40))),
-        ("flatten_swin", (256, 320), "stages.0.blocks.0.attn.mechanism.positional_encoding", Table((64, 80))),
+        ("deit", (224, 320), "pos_embed", (14, 20), "bicubic"),
+        ("pvt", (256, 320), "stages.3.pos_embed", (8, 10), "bilinear"),
+        ("flatten_pvt", (256, 320), "stages.1.blocks.0.attn.mechanism.positional_encoding", (32, 40), "bicubic"),
+        ("flatten_swin", (256, 320), "stages.0.blocks.0.attn.mechanism.positional_encoding", (64, 80), "bicubic"),
     ],
 )
-def test_the_tables_are_interpolated_as_the_official_code_does(official, family, size, name, table):
+def test_the_tables_are_interpolated_as_the_official_code_does(official, family, size, name, grid, mode):
     fake = FAKES[family]
     nominal, model = create(fake.spec), create(fake.spec, img_size=size)
     load_pretrained(nominal, official(family))
     load_pretrained(model, official(family))
-    own = model.state_dict()[name]
-    want = nominal.state_dict()[name]
-    if table is not None:
-        want = resize(want, own, table)
-    assert torch.equal(own, want)
+    given, own = nominal.state_dict()[name], model.state_dict()[name]
+    assert torch.equal(own, resize_table(given, own, grid, partial(grid_of_image, image=(1, 1)), mode))
 
 
 def test_the_window_of_swin_at_384(official):
@@ -120,22 +117,6 @@ def test_the_window_of_swin_at_384(official):
     report = load_pretrained(model, official("swin"))
     assert set(report.resized) == {name for name in model.state_dict() if name.endswith("bias_table")}
     assert report.resized["stages.0.blocks.0.attn.relative_position_bias_table"] == "169x1 to 529x1"
-
-
-class TestEqualCounts:
-    """A grid of 7 x 28 has as many patches as one of 14 x 14."""
-
-    def test_an_official_table_is_square(self, official):
-        model, nominal = create(FAKES["deit"].spec, img_size=(112, 448)), create(FAKES["deit"].spec)
-        report = load_pretrained(model, official("deit"))
-        load_pretrained(nominal, official("deit"))
-        assert list(report.resized) == ["pos_embed"]
-        assert torch.equal(model.pos_embed, resize(nominal.pos_embed, model.pos_embed, Table((7, 28), 1)))
-
-    def test_a_state_dict_is_the_models(self):
-        model, twin = (perturb(create(FAKES["deit"].spec, img_size=(112, 448)), seed=seed) for seed in (1, 2))
-        assert load_pretrained(model, twin.state_dict()).resized == {}
-        assert torch.equal(model.pos_embed, twin.pos_embed)
 
 
 class TestClassifier:
@@ -148,12 +129,12 @@ class TestClassifier:
         assert report.initialised == {"head.weight": reason, "head.bias": reason}
         assert model.head.weight.eq(0).all()
         assert model.head.bias.eq(0).all()
-        assert report.share == 1
+        assert report.fraction == 1
 
     def test_a_model_without_one(self, official):
         report = load_pretrained(create(FAKES["pvt"].spec, classes=0), official("pvt"))
         assert report.unexpected == ["head.weight", "head.bias"]
-        assert report.share == 1
+        assert report.fraction == 1
 
     def test_a_file_without_one(self):
         state = {name: tensor for name, tensor in FAKES["pvt"].state().items() if not name.startswith("head")}
@@ -181,7 +162,7 @@ class TestClassifier:
         spec = {"name": "timm", "model": model}
         report = load_pretrained(create(spec, classes=3), create(spec, classes=5).state_dict())
         assert len(report.initialised) == 2
-        assert report.share == 1
+        assert report.fraction == 1
 
 
 class TestAttention:
@@ -192,7 +173,7 @@ class TestAttention:
     def test_the_projections_are_kept(self, official, family, attention):
         model = create(FAKES[family].spec, attention=attention, img_size=64 if family == "deit" else 224)
         before = snapshot(model)
-        report = load_pretrained(model, official(family), min_share=0.8)
+        report = load_pretrained(model, official(family), min_fraction=0.8)
         own = {name for name in before if ".mechanism." in name}
         assert {name for name in report.initialised if ".mechanism." in name} == own - {
             name for name in own if not before[name].is_floating_point()
@@ -207,18 +188,18 @@ class TestAttention:
 
     def test_focused_into_softmax(self, official):
         report = load_pretrained(create(FAKES["flatten_pvt"].spec, attention="softmax"), official("flatten_pvt"))
-        assert report.share == 1
+        assert report.fraction == 1
         assert all(".mechanism." in name for name in report.unexpected)
 
     def test_a_part_of_a_mechanism_is_missing(self):
         state = FAKES["flatten_deit"].state()
         del state["blocks.0.attn.scale"], state["blocks.1.attn.positional_encoding"]
-        report = load_pretrained(create(FAKES["flatten_deit"].spec), state, min_share=0.5)
+        report = load_pretrained(create(FAKES["flatten_deit"].spec), state, min_fraction=0.5)
         assert set(report.missing) == {
             "blocks.0.attn.mechanism.scale",
             "blocks.1.attn.mechanism.positional_encoding",
         }
-        assert report.share < 1
+        assert report.fraction < 1
 
 
 class TestRefusal:
@@ -233,8 +214,8 @@ class TestRefusal:
 
     def test_another_family(self, official):
         text = self.refused(create(FAKES["pvt"].spec), official("swin"))
-        assert "less than min_share = 90%; nothing was changed" in text
-        assert "Name the backbone that they belong to, or lower min_share" in text
+        assert "less than min_fraction = 90%; nothing was changed" in text
+        assert "Name the backbone that they belong to, or lower min_fraction" in text
 
     def test_another_size_of_the_family(self, official):
         text = self.refused(create({**FAKES["pvt"].spec, "embed_dims": [16, 32, 40, 64]}), official("pvt"))
@@ -248,8 +229,8 @@ class TestRefusal:
 
     @pytest.mark.parametrize("share", [-0.1, 1.1])
     def test_a_share_that_is_none(self, share):
-        assert "min_share must lie between 0 and 1" in self.refused(
-            create(FAKES["deit"].spec), FAKES["deit"].state(), min_share=share
+        assert "min_fraction must lie between 0 and 1" in self.refused(
+            create(FAKES["deit"].spec), FAKES["deit"].state(), min_fraction=share
         )
 
     def test_the_share_is_of_numbers(self):
@@ -259,10 +240,10 @@ class TestRefusal:
         cut = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.mlp")}
         lost = sum(tensor.numel() for name, tensor in state.items() if name not in cut)
         share = 1 - lost / total
-        report = load_pretrained(model, cut, min_share=share - 1e-6)
-        assert report.share == pytest.approx(share)
+        report = load_pretrained(model, cut, min_fraction=share - 1e-6)
+        assert report.fraction == pytest.approx(share)
         assert list(report.missing) == [name for name in model.state_dict() if name.startswith("blocks.1.mlp")]
-        assert f"{share:.1%}" in self.refused(model, cut, min_share=share + 1e-6)
+        assert f"{share:.1%}" in self.refused(model, cut, min_fraction=share + 1e-6)
 
     def test_a_table_of_an_unknown_grid(self):
         state = {**FAKES["deit"].state(), "pos_embed": torch.ones(1, 99, 48)}
@@ -283,7 +264,7 @@ class TestRefusal:
     )
     def test_tensors_of_odd_shapes(self, name, tensor):
         state = {**FAKES["pvt"].state(), f"block3.0.{name}": tensor, "head.weight": tensor, "pos_embed1": tensor}
-        report = load_pretrained(create(FAKES["pvt"].spec), state, min_share=0.1)
+        report = load_pretrained(create(FAKES["pvt"].spec), state, min_fraction=0.1)
         assert {"stages.0.pos_embed", "head.weight"} <= report.missing.keys()
         assert "in the file" in str(report)
 
@@ -319,17 +300,14 @@ def test_batch_norms_keep_their_statistics(official):
 def test_our_own_safetensors(tmp_path):
     model, twin = perturb(create(FAKES["deit"].spec)), create(FAKES["deit"].spec)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    assert load_pretrained(twin, tmp_path / "x.safetensors").share == 1
+    assert load_pretrained(twin, tmp_path / "x.safetensors").fraction == 1
     assert_same_state(model.state_dict(), twin.state_dict())
 
 
-def test_a_timm_model_takes_timms_weights():
+def test_timms_weights_in_our_model():
     spec = {"name": "timm", "model": "vit_tiny_patch16_224"}
-    report = load_pretrained(create(spec, img_size=256), create(spec).state_dict())
-    assert list(report.resized) == ["pos_embed"]
-    ours = create("deit_tiny")
-    report = load_pretrained(ours, create(spec).state_dict())
-    assert report.share == 1
+    report = load_pretrained(create("deit_tiny"), create(spec).state_dict())
+    assert report.fraction == 1
     assert report.layout == "deit"
 
 

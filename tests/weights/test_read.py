@@ -141,7 +141,7 @@ def test_files_of_every_kind(tmp_path, old):
     save_file(state, tmp_path / "x.safetensors")
     weights = read(tmp_path / "x.safetensors")
     assert torch.equal(weights.state["w"], state["w"])
-    assert not weights.ours
+    assert weights.image == (1, 1)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".ckpt"])

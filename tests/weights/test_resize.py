@@ -1,109 +1,218 @@
-"""Position tables on another grid, against interpolation by hand."""
+"""Modules resize their own tables: mechanisms, hosts, backbones, a plug-in's, and timm's."""
+
+import math
+from functools import partial
 
 import pytest
+import timm
 import torch
-from torch.nn import functional as F
+from torch import nn
 
 import linvit
-from linvit.weights.resize import Table, resize, square, table_of
-from tests.helpers import randn
+from linvit.attention.ops.tables import grid_of_image, resize_table
+from linvit.weights.load import load_pretrained
+from tests.helpers import perturb, randn
 
-MODES = ["bicubic", "bilinear"]
-
-
-def by_hand(table, size, mode):
-    side = int(len(table) ** 0.5)
-    plane = table.T.reshape(1, -1, side, side)
-    return F.interpolate(plane, size=size, mode=mode, align_corners=False).flatten(2)[0].T
+SQUARE = partial(grid_of_image, image=(1, 1))
+LINFORMER = {"name": "linformer", "k": 9}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(24, 24), (10, 32), (3, 5), (14, 14), (1, 1)], ids=str)
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_the_grid_is_interpolated_and_the_prefix_stays(mode, size, prefix):
-    given = randn(1, prefix + 196, 8).float()
-    own = randn(1, prefix + size[0] * size[1], 8).float()
-    got = resize(given, own, Table(size, prefix, mode))
-    assert torch.equal(got[:, :prefix], given[:, :prefix])
-    assert torch.allclose(got[0, prefix:], by_hand(given[0, prefix:], size, mode), atol=1e-5)
+class Gain(linvit.Attention):
+    """A mechanism of a plug-in: a gain per patch, and a table in a module of its own."""
+
+    def __init__(self, dim, num_heads, grid):
+        super().__init__(dim, num_heads, grid)
+        self.gain = nn.Parameter(torch.ones(1, math.prod(grid.size), 1))
+        self.inner = nn.Embedding(grid.num_keys, 1)
+
+    def forward(self, q, k, v, grid):
+        return v * self.gain.mean() + self.inner.weight.mean()
+
+    def resize_tables(self, state, size_of):
+        if "gain" in state:
+            state["gain"] = resize_table(state["gain"], self.gain, self.grid.size, size_of)
+        if "inner.weight" in state:
+            state["inner.weight"] = resize_table(state["inner.weight"], self.inner.weight, self.grid.size, size_of)
+        return state
 
 
-def test_the_same_grid_is_not_touched():
-    given = randn(1, 197, 8)
-    assert torch.equal(resize(given.float(), given.float(), Table((14, 14), 1)), given.float())
+def create(spec, **options):
+    return perturb(linvit.create_backbone(spec, num_classes=2, **options)).eval()
 
 
-def test_half_precision_is_interpolated_in_float32():
-    given = randn(1, 49, 8).half()
-    got = resize(given, torch.zeros(1, 64, 8), Table((8, 8)))
-    assert got.dtype == torch.float16
-    assert torch.equal(got, resize(given.float(), torch.zeros(1, 64, 8), Table((8, 8))).half())
+def resized(there, here):
+    """The report of loading one model's weights into another, which are then all there."""
+    report = load_pretrained(here, there)
+    assert report.fraction == 1
+    assert (report.missing, report.unexpected, report.initialised) == ({}, [], {})
+    return report
 
 
-@pytest.mark.parametrize(("there", "here"), [(1, 0), (2, 0), (0, 1), (0, 2), (1, 2), (2, 1)])
-def test_a_class_token_more_or_less(there, here):
-    given, own = randn(1, there + 49, 4).float(), randn(1, here + 49, 4, seed=1).float()
-    got = resize(given, own, Table((7, 7), here))
-    shared = min(there, here)
-    assert torch.equal(got[:, :shared], given[:, :shared])
-    assert torch.equal(got[:, shared:here], own[:, shared:here])
-    assert torch.equal(got[:, here:], given[:, there:])
+def leaves(report):
+    return {name.rpartition(".")[2] for name in report.resized}
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 49, 5), (49, 4), (2, 49, 4), (49,), (), (1, 0, 4)], ids=str)
-def test_what_does_not_fit(shape):
-    assert resize(torch.ones(shape), torch.ones(1, 64, 4), Table((8, 8))) is None
+DEIT = {"name": "deit_tiny", "depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 16}
+PYRAMID = {"embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 3, 4]}
+SWIN = {"name": "swin_tiny", "embed_dim": 16, "depths": [1, 2, 1, 1], "num_heads": [1, 2, 4, 8]}
+CSWIN = {"name": "cswin_tiny", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 4, 4]}
 
 
-def test_relative_positions():
-    given = randn(13 * 13, 3).float()
-    got = resize(given, torch.zeros(23 * 23, 3), Table((23, 23)))
-    assert torch.allclose(got, by_hand(given, (23, 23), "bicubic"), atol=1e-5)
+class TestFiles:
+    """Checkpoints of official programs and of linvit, which differ in what they say of their images."""
+
+    def save(self, path, model, **content):
+        torch.save({"state_dict": model.state_dict(), **content}, path)
+        return path
+
+    @pytest.mark.parametrize("there", [224, (224, 320), (96, 64)], ids=str)
+    @pytest.mark.parametrize("here", [160, (96, 160)], ids=str)
+    def test_a_run_of_linvit_says_the_size_of_its_images(self, tmp_path, there, here):
+        model, old = create(DEIT, img_size=here), create(DEIT, img_size=there)
+        path = self.save(tmp_path / "x.ckpt", old, hyper_parameters={"img_size": there})
+        assert leaves(resized(path, model)) == {"pos_embed"}
+        image = there if isinstance(there, tuple) else (there, there)
+        size_of = partial(grid_of_image, image=image)
+        assert torch.equal(model.pos_embed, resize_table(old.pos_embed, model.pos_embed, model.grid.size, size_of))
+
+    def test_a_grid_of_as_many_patches_but_another_shape(self, tmp_path):
+        """7 x 28 or 14 x 14: official files are square, a run says what it is, a state dict is taken as it is."""
+        square, wide, other = (create(DEIT, img_size=size) for size in (224, (112, 448), (112, 448)))
+        table = resize_table(square.pos_embed, wide.pos_embed, (7, 28), SQUARE)
+        assert list(resized(self.save(tmp_path / "x.pth", square), wide).resized) == ["pos_embed"]
+        assert torch.equal(wide.pos_embed, table)
+        path = self.save(tmp_path / "x.ckpt", square, hyper_parameters={"img_size": [112, 448]})
+        assert not resized(path, wide).resized
+        assert torch.equal(wide.pos_embed, square.pos_embed)
+        assert not resized(other.state_dict(), wide).resized
+        assert torch.equal(wide.pos_embed, other.pos_embed)
+
+    @pytest.mark.parametrize("hyper_parameters", [None, 3, {}, {"img_size": "large"}, {"img_size": [1, 2, 3]}], ids=str)
+    def test_one_that_does_not_say_it_is_taken_for_square(self, tmp_path, hyper_parameters):
+        path = self.save(tmp_path / "x.ckpt", create(DEIT), hyper_parameters=hyper_parameters)
+        assert leaves(resized(path, create(DEIT, img_size=(96, 160)))) == {"pos_embed"}
 
 
+@pytest.mark.parametrize("here", [160, (96, 160)], ids=str)
+@pytest.mark.parametrize("class_token", [True, False])
+class TestLinformer:
+    """Its matrices follow the size of the images as its docstring promises."""
+
+    def models(self, here, class_token, **options):
+        pool = "token" if class_token else "avg"
+        spec = {**DEIT, "attention": {**LINFORMER, **options}, "class_token": class_token, "global_pool": pool}
+        return create(spec), create(spec, img_size=here)
+
+    def test_a_model_of_another_size_computes_what_the_first_does_there(self, here, class_token):
+        old, new = self.models(here, class_token)
+        assert leaves(resized(old.state_dict(), new)) == {"pos_embed", "proj_k", "proj_v"}
+        tokens = randn(2, new.grid.num_queries, 24).float()
+        for one, other in zip(old.blocks, new.blocks, strict=True):
+            assert torch.allclose(one(tokens, new.grid), other(tokens, new.grid), atol=1e-6)
+
+    def test_the_columns_of_prefix_tokens_stay_and_the_sums_keep_their_size(self, here, class_token):
+        old, new = self.models(here, class_token)
+        resized(old.state_dict(), new)
+        before, after = (model.blocks[1].attn.mechanism.proj_v.detach() for model in (old, new))
+        assert torch.equal(after[..., :class_token], before[..., :class_token])
+        wide = resize_table(
+            before[0, :, class_token:].T, torch.empty(math.prod(new.grid.size), 9), new.grid.size, SQUARE
+        )
+        assert torch.allclose(after[0, :, class_token:], wide.T * 196 / len(wide), atol=1e-6)
+
+    @pytest.mark.parametrize("share", ["kv", "layerwise", "none"])
+    def test_however_they_are_shared(self, here, class_token, share):
+        old, new = self.models(here, class_token, share=share)
+        assert {"pos_embed", "proj_k"} <= leaves(resized(old.state_dict(), new))
+
+    def test_a_slice_takes_the_first_columns(self, here, class_token):
+        old, new = self.models(here, class_token, resize="slice")
+        resized(old.state_dict(), new)
+        before, after = (model.blocks[0].attn.mechanism.proj_k for model in (old, new))
+        assert torch.equal(after, before[..., : after.shape[-1]])
+        report = load_pretrained(old, new.state_dict(), min_fraction=0)
+        assert "blocks.0.attn.mechanism.proj_k" in report.missing  # a slice cannot grow
+
+
+def test_linformer_with_another_number_of_rows_is_refused():
+    """k is capped at the number of tokens, so a k above it is another one at another size."""
+    spec = {**DEIT, "attention": {**LINFORMER, "k": 150}}
+    report = load_pretrained(create(spec, img_size=160), create(spec).state_dict(), min_fraction=0.1)
+    assert report.missing["blocks.0.attn.mechanism.proj_k"] == "1x150x197 in the file, 1x101x101 in the model"
+
+
+@pytest.mark.parametrize("old_size", [224, (224, 320)], ids=str)
+@pytest.mark.parametrize("size", [256, (160, 256)], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "prefix", "found"), [(197, 1, (14, 1)), (197, 0, (14, 1)), (198, 1, (14, 2)), (12, 1, None)]
-)
-def test_the_side_of_a_table(rows, prefix, found):
-    assert square(rows, prefix) == found
-
-
-@pytest.mark.parametrize(
-    ("backbone", "size", "tables"),
+    ("spec", "tables"),
     [
-        ("deit_tiny", (224, 320), {"pos_embed": Table((14, 20), 1)}),
+        ({**DEIT, "rel_pos_bias": True}, {"pos_embed", "relative_position_bias_table"}),
         (
-            {"name": "deit_tiny", "depth": 1, "rel_pos_bias": True},
-            (224, 320),
-            {"pos_embed": Table((14, 20), 1), "blocks.0.attn.relative_position_bias_table": Table((27, 39))},
+            {**DEIT, "attention": "focused", "class_token": False, "global_pool": "avg"},
+            {"pos_embed", "positional_encoding"},
         ),
         (
-            "flatten_deit_tiny",
-            224,
-            {"pos_embed": Table((14, 14)), "blocks.0.attn.mechanism.positional_encoding": Table((14, 14))},
+            {**DEIT, "attention": f"{__name__}:Gain", "class_token": False, "global_pool": "avg"},
+            {"pos_embed", "gain", "weight"},
         ),
-        (
-            "pvt_tiny",
-            (64, 96),
-            {
-                "stages.0.pos_embed": Table((16, 24), 0, "bilinear"),
-                "stages.3.pos_embed": Table((2, 3), 1, "bilinear"),
-            },
-        ),
-        ("swin_tiny", 224, {"stages.2.blocks.1.attn.relative_position_bias_table": Table((13, 13))}),
-        ({"name": "timm", "model": "vit_tiny_patch16_224"}, (224, 320), {"pos_embed": Table((14, 20), 1)}),
-        (
-            {"name": "timm", "model": "swin_tiny_patch4_window7_224"},
-            224,
-            {"layers.0.blocks.0.attn.relative_position_bias_table": Table((13, 13))},
-        ),
+        ({"name": "pvt_tiny", **PYRAMID, "attention": "focused"}, {"pos_embed", "positional_encoding"}),
+        ({"name": "pvt_tiny", **PYRAMID, "attention": {**LINFORMER, "k": 4}}, {"pos_embed", "proj_k", "proj_v"}),
+        ({"name": "soft_tiny", **PYRAMID}, set()),
+        ({**SWIN, "window_size": None, "attention": LINFORMER}, {"proj_k", "proj_v"}),
+        ({**CSWIN, "attention": {**LINFORMER, "k": 4}}, {"proj_k", "proj_v"}),
     ],
-    ids=str,
+    ids=["relative positions", "focused", "plug-in", "pvt focused", "pvt linformer", "soft", "whole map", "stripes"],
 )
-def test_the_tables_of_models(backbone, size, tables):
-    model = linvit.create_backbone(backbone, img_size=size, num_classes=2)
-    found = {name: table_of(model, name, own) for name, own in model.state_dict().items()}
-    for name, table in tables.items():
-        assert found[name] == table
-    leaves = {name.rpartition(".")[2] for name, table in found.items() if table is not None}
-    assert leaves == {name.rpartition(".")[2] for name in tables}
+def test_every_table_is_resized(tmp_path, spec, tables, size, old_size):
+    """From square and other images to square and other ones. SOFT's positions are of 224 x 224 in every model."""
+    model, old = create(spec, img_size=size), create(spec, img_size=old_size)
+    torch.save({"state_dict": old.state_dict(), "hyper_parameters": {"img_size": old_size}}, tmp_path / "x.ckpt")
+    report = resized(tmp_path / "x.ckpt", model)
+    assert leaves(report) == tables
+    other = {name for name, own in model.state_dict().items() if own.shape != old.state_dict()[name].shape}
+    assert other <= report.resized.keys()
+
+
+def test_a_stripe_keeps_its_width(tmp_path):
+    """64 tokens are 8 x 8 in an image, and 64 x 1 in a stripe."""
+    spec = {**CSWIN, "attention": "focused"}
+    model, old = create(spec, img_size=224), create(spec, img_size=256)
+    torch.save(old.state_dict(), tmp_path / "x.pth")
+    resized(tmp_path / "x.pth", model)
+    for name, size, before in (("0", (56, 1), (64, 1)), ("1", (1, 56), (1, 64))):
+        key = f"stages.0.blocks.0.attn.branches.{name}.mechanism.positional_encoding"
+        own, given = model.state_dict()[key], old.state_dict()[key]
+        assert torch.equal(own, resize_table(given, own, size, lambda _, before=before: before))
+
+
+@pytest.mark.parametrize("size", [224, (224, 320)], ids=str)
+def test_windows_are_square_whatever_the_image(tmp_path, size):
+    old, new = create(SWIN, img_size=size), create({**SWIN, "window_size": 12}, img_size=384)
+    torch.save({"state_dict": old.state_dict(), "hyper_parameters": {"img_size": size}}, tmp_path / "x.ckpt")
+    assert leaves(resized(tmp_path / "x.ckpt", new)) == {"relative_position_bias_table"}
+    name = "stages.0.blocks.0.attn.relative_position_bias_table"
+    own = new.state_dict()[name]
+    assert torch.equal(own, resize_table(old.state_dict()[name], own, (23, 23), SQUARE))
+
+
+class TestTimm:
+    """timm's modules have no such method, so linvit resizes what they have."""
+
+    @pytest.mark.parametrize("attention", [None, LINFORMER], ids=str)
+    def test_positions(self, tmp_path, attention):
+        spec = {"name": "timm", "model": "vit_tiny_patch16_224"}
+        torch.save(create(spec, attention=attention).state_dict(), tmp_path / "x.pth")
+        report = resized(tmp_path / "x.pth", create(spec, attention=attention, img_size=(160, 256)))
+        assert leaves(report) == {"pos_embed"} | ({"proj_k", "proj_v"} if attention else set())
+
+    def test_windows(self, tmp_path):
+        options = {"embed_dim": 16, "depths": (1, 2), "num_heads": (1, 2), "num_classes": 2}
+        old, new = (
+            timm.create_model("swin_tiny_patch4_window7_224", img_size=size, window_size=window, **options)
+            for size, window in ((56, 7), (64, 8))
+        )
+        torch.save(old.state_dict(), tmp_path / "x.pth")
+        assert leaves(resized(tmp_path / "x.pth", new)) == {"relative_position_bias_table"}
+        name = "layers.1.blocks.1.attn.relative_position_bias_table"
+        own = new.state_dict()[name]
+        assert torch.equal(own, resize_table(old.state_dict()[name], own, (15, 15), SQUARE))

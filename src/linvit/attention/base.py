@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 
 
@@ -160,6 +161,30 @@ class Attention(nn.Module):
         Args:
             earlier: The mechanisms before this one, from the first on, whatever their classes and grids are.
         """
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The mechanism's entries of a checkpoint, brought from the grid of the checkpoint to the nominal grid.
+
+        A mechanism with a parameter or buffer whose shape depends on the grid overrides it, so that its weights can be
+        loaded at another image size. What is resized must compute what the parameters would compute themselves on
+        that grid. The default changes nothing.
+
+        Args:
+            state: A new dict of the entries that the checkpoint has, under the mechanism's own names. Their shapes are
+                not checked.
+            size_of: The patch grid (H, W) that so many patches have in the checkpoint, or None if they have none. The
+                checkpoint's images are square unless it says otherwise.
+
+        Returns:
+            The entries. One that cannot be resized stays as it is, and is reported as not fitting.
+
+        Example:
+            >>> def resize_tables(self, state, size_of):
+            ...     if "table" in state:  # (1, patches, C)
+            ...         state["table"] = resize_table(state["table"], self.table, self.grid.size, size_of)
+            ...     return state
+        """
+        return state
 
     def rank_bound(self, grid: Grid) -> int:
         """An upper bound of the rank of the equivalent matrix (of each channel's, if channelwise)."""

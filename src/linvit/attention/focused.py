@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import focus, linear_attention, linear_factors, resize_tokens
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.errors import check_choice, check_number, check_odd
 
 
@@ -121,6 +122,13 @@ class FocusedAttention(Attention):
             encoding = F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
             shift = self._heads(encoding + self.relu_eps)
         return self._phi(q + self.relu_eps), self._phi(k + shift)
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The position encoding of a checkpoint for the nominal grid (bicubic)."""
+        name, own = "positional_encoding", self.positional_encoding
+        if own is not None and name in state:
+            state[name] = resize_table(state[name], own, self.grid.keys_size, size_of)
+        return state
 
     def _heads(self, x: Tensor) -> Tensor:
         """(1, N, h dk) -> (1, h, N, dk)."""

@@ -5,7 +5,8 @@ E and F act along the tokens and leave k projected keys and values, whatever the
 Paper: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", Eq. 7.
 Cost: `(N + M) (h dk + C) k` MACs. Rank: at most k.
 
-E and F have as many columns as the nominal grid has keys, prefix tokens included. For another grid they are resized.
+E and F have as many columns as the nominal grid has keys, prefix tokens included. For another grid they are resized, in
+a call and when weights of another image size are loaded.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import resize_tokens
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 
 
@@ -30,7 +32,8 @@ class LinformerAttention(Attention):
         num_heads: Heads h.
         grid: Nominal grid; fixes the columns of E and F.
         key_dim: Channels of q and k per head; None means C / h.
-        k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels.
+        k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
+            for another image size need the same k, so choose one below the number of keys of both.
         share: Who shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
             matrix for all heads, keys and values; "layerwise": that matrix for all layers of a backbone, too, as far
             as they have the same channels, k and nominal grid (in a pyramid: of a stage); "none": an E and an F for
@@ -117,12 +120,12 @@ class LinformerAttention(Attention):
     def _project(self, matrix: Tensor, tokens: Tensor, grid: Grid) -> Tensor:
         """E k or F v: (B, h, M, d) -> (B, h or 1, k, d)."""
         tokens = tokens[:, :1] if self.one_kv_head else tokens
-        mixed: Tensor = torch.einsum("hkm,bhmd->bhkd", self._resized(matrix.to(tokens.dtype), grid), tokens)
+        resized = self._resized(matrix.to(tokens.dtype), self.grid, grid)
+        mixed: Tensor = torch.einsum("hkm,bhmd->bhkd", resized, tokens)
         return mixed
 
-    def _resized(self, matrix: Tensor, grid: Grid) -> Tensor:
-        """E or F for the keys of a call, (h or 1, k, M)."""
-        built = self.grid
+    def _resized(self, matrix: Tensor, built: Grid, grid: Grid) -> Tensor:
+        """E or F of one grid, (h or 1, k, M), for the keys of another."""
         if self.resize == "slice":
             if grid.num_keys > built.num_keys:
                 raise UserError(f"{_mismatch(built, grid)}; resize='slice' cannot grow, use resize='interpolate'")
@@ -137,11 +140,25 @@ class LinformerAttention(Attention):
         shrink = math.prod(built.keys_size) / math.prod(grid.keys_size)
         return torch.cat([prefix, resized * shrink], dim=-1)
 
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """E and F of a checkpoint for the nominal grid, as `resize` says, where they have the same number of rows."""
+        for name in {"proj_k", "proj_v"} & state.keys():
+            matrix = state[name]
+            if matrix.shape[:-1] != self.proj_k.shape[:-1]:
+                continue
+            if self.resize == "slice":
+                if matrix.shape[-1] > self.grid.num_keys:
+                    state[name] = matrix[..., : self.grid.num_keys]
+            elif (size := size_of(matrix.shape[-1] - self.grid.num_prefix)) is not None:
+                built = self.grid._replace(size=size, kv_size=None)
+                state[name] = self._resized(matrix, built, self.grid)
+        return state
+
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The softmax weights and `F^T`."""
         keys = self._project(self.proj_k, k, grid)
         left = (q * self.key_dim**-0.5 @ keys.mT).softmax(-1)  # (B, h, N, k)
-        right = self._resized(self._value_matrix.to(q.dtype), grid).mT  # (h or 1, M, k)
+        right = self._resized(self._value_matrix.to(q.dtype), self.grid, grid).mT  # (h or 1, M, k)
         return left, right.expand(*left.shape[:2], -1, -1)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:

@@ -17,6 +17,7 @@ from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.backbones.base import Backbone, classifier
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import run_blocks
@@ -131,6 +132,12 @@ class DeiT(Backbone):
                 positions, list(size), list(self.grid.size), num_prefix_tokens=self.num_prefix_tokens
             )
         return torch.cat([*prefix, x], dim=1) + positions, grid
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The positions of a checkpoint for the nominal grid (bicubic); see `linvit.Attention.resize_tables`."""
+        if "pos_embed" in state:
+            state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of)
+        return state
 
     def run(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None

@@ -20,6 +20,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.tables import SizeOf
 from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
@@ -109,7 +110,7 @@ class SOFT(Backbone):
                     drop = DropPath(rate) if stochastic_depth else nn.Dropout(rate)
                     blocks.append(PostNormBlock(dim, attn, Mlp(dim, 4 * dim, tanh=True), drop))
             embed = ConvEmbed([embed_dims[i - 1], dim], [2]) if i else ConvEmbed([in_chans, 32, 32, dim], [2, 1, 2])
-            stages.append(Stage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
+            stages.append(SOFTStage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
         self.stages = nn.ModuleList(stages)
         self.norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
         self.head = classifier(embed_dims[-1], num_classes)
@@ -120,6 +121,14 @@ class SOFT(Backbone):
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed; position tables are, as in the reference."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
+
+
+class SOFTStage(Stage):
+    """A stage whose positions are those of images of 224 x 224, in every model and every checkpoint."""
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """Leaves the positions as they are."""
+        return state
 
 
 class ConvEmbed(nn.Module):

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.functional import resize_tokens
+from linvit.attention.ops.tables import SizeOf, resize_table
 
 
 class Stage(nn.Module):
@@ -55,6 +56,12 @@ class Stage(nn.Module):
             x = x + resize_positions(self.pos_embed, self.grid, grid)
         x = run_blocks(self.blocks, x, grid, self.grad_checkpointing and self.training)
         return self.norm(x), grid
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The positions of a checkpoint for the nominal grid (bilinear); see `linvit.Attention.resize_tables`."""
+        if self.pos_embed is not None and "pos_embed" in state:
+            state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of, "bilinear")
+        return state
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing: bool) -> Tensor:

@@ -62,12 +62,12 @@ def main(argv: list[str]) -> int:
         help="take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights",
     )
     parser.add_argument(
-        "--min-share",
-        "--min_share",
-        metavar="SHARE",
+        "--min-fraction",
+        "--min_fraction",
+        metavar="FRACTION",
         type=float,
         default=0.9,
-        help="least share of the backbone in SOURCE (0.9)",
+        help="least fraction of the backbone in SOURCE (0.9)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     args = parser.parse_args(argv)
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     classes = _classes(weights.state) if args.num_classes is None else args.num_classes
     size = {} if args.img_size is None else {"img_size": args.img_size}
     model = backbones.create(spec, num_classes=classes, **size)
-    report = load_weights(model, weights, args.min_share)
+    report = load_weights(model, weights, args.min_fraction)
     print(report)
 
     state = model.state_dict()

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.relative_positions import position_table, relative_position_bias
+from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
 
@@ -151,6 +152,13 @@ class AttentionLayer(nn.Module):
         if grid.num_prefix:
             own = F.pad(own, (grid.num_prefix, 0, grid.num_prefix, 0))  # (1, h, N, N)
         return own if bias is None else own + bias
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The table of relative positions of a checkpoint for the nominal grid; see `Attention.resize_tables`."""
+        name, own = "relative_position_bias_table", self.relative_position_bias_table
+        if own is not None and name in state:
+            state[name] = resize_position_table(state[name], own, self.mechanism.grid.size, size_of)
+        return state
 
     def _reduced(self, grid: Grid) -> Grid:
         return grid if self.sr is None else grid._replace(kv_size=self.sr.reduced(grid.size))

@@ -3,11 +3,14 @@
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Eq. 4.
 """
 
+import math
+
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.ops.functional import resize_tokens
+from linvit.attention.ops.tables import SizeOf, resize_table
 
 
 def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:
@@ -34,3 +37,25 @@ def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[
     down = (rows[:, None] - rows + height - 1)[:, None, :, None]  # (H, 1, H, 1)
     right = (columns[:, None] - columns + width - 1)[:, None]  # (W, 1, W)
     return table.mT[:, (down * span[1] + right).view(height * width, height * width)]
+
+
+def resize_position_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf) -> Tensor:
+    """The table of a checkpoint resized (bicubic) for a plane (H, W); the table itself if it does not fit.
+
+    Args:
+        given: The checkpoint's, ((2 H' - 1) (2 W' - 1), h).
+        own: The model's, ((2 H - 1) (2 W - 1), h).
+        size: The plane (H, W) of the model.
+        size_of: The plane of so many patches in the checkpoint.
+    """
+
+    def span_of(count: int) -> tuple[int, int] | None:
+        for down in range(1, count + 1, 2):
+            across, rest = divmod(count, down)
+            plane = (down + 1) // 2, (across + 1) // 2
+            if not rest and across % 2 and size_of(math.prod(plane)) == plane:
+                return down, across
+        return None
+
+    span = 2 * size[0] - 1, 2 * size[1] - 1
+    return resize_table(given, own, span, span_of) if len(own) == math.prod(span) else given

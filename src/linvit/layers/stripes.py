@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.registry import Spec, attentions
@@ -87,6 +88,17 @@ class StripeBranch(nn.Module):
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=nominal, **host)
         width, out_dim = self.mechanism.dim, self.mechanism.out_dim
         self.lepe = nn.Conv2d(width, out_dim, 3, padding=1, groups=math.gcd(width, out_dim))
+
+    def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
+        """The stripe of so many tokens in a checkpoint: as wide as this one, of another length."""
+        match self.stripe:
+            case None, int(width) if count % width == 0:
+                return count // width, width
+            case int(height), None if count % height == 0:
+                return height, count // height
+            case None, None:
+                return size_of(count)
+        return None
 
     def stripes(self, size: tuple[int, int]) -> Stripes:
         """How a plane of that size is cut."""

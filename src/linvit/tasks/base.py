@@ -38,7 +38,7 @@ class Task(LightningModule):
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
         drop_path_rate: Stochastic depth of the last block.
         pretrained: Weights that the backbone starts from: a file, or `hf-hub:owner/name`; or `{source: ...}` with the
-            options of `linvit.load_pretrained`, such as `min_share: 0.5`, or `ema: true` for a moving average.
+            options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true` for a moving average.
         lr: Peak learning rate.
         weight_decay: AdamW's decay; spared are norms, biases, and what the backbone names (`no_weight_decay`).
         betas: AdamW's momentum terms.

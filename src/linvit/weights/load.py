@@ -15,12 +15,12 @@ from linvit.weights.layouts.families import LAYOUTS, OWN
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read
-from linvit.weights.resize import resize, table_of
+from linvit.weights.resize import resize_tables
 
 
 @dataclass
 class Report:
-    """What became of every tensor of a model and of a file; names are the model's.
+    """What happened to every tensor of a model and of a file; names are the model's.
 
     Attributes:
         source: The source.
@@ -33,7 +33,8 @@ class Report:
             parameters of another attention.
         missing: Should have been in the file, and are not or do not fit, with the reason.
         unexpected: In the file, and not in the model.
-        share: Numbers loaded or resized, of all but those of the classifier and of another attention.
+        fraction: How much of the backbone was loaded or resized, counted in numbers, between 0 and 1. The classifier
+            and the parameters of another attention do not count.
     """
 
     source: str
@@ -45,13 +46,15 @@ class Report:
     initialised: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
-    share: float = 1.0
+    fraction: float = 1.0
 
     def __str__(self) -> str:
         """A few lines: counts, the first names."""
         origin = f", from {self.taken}" if self.taken else ""
         beside = f" (beside it: {_some(self.others, 8)})" if self.others else ""
-        lines = [f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.share:.1%} of the backbone"]
+        lines = [
+            f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.fraction:.1%} of the backbone"
+        ]
         for kind in ("loaded", "resized", "initialised", "missing", "unexpected"):
             names = getattr(self, kind)
             shown = _reasons(names) if isinstance(names, dict) else "" if kind == "loaded" else _some(names)
@@ -64,13 +67,14 @@ def load_pretrained(
     source: str | Path | Mapping[str, Any],
     *,
     ema: bool | None = None,
-    min_share: float = 0.9,
+    min_fraction: float = 0.9,
 ) -> Report:
     """Loads an official checkpoint, or one of linvit's, into a model; nothing in a file is executed.
 
-    Position tables follow the grid of the model. A classifier of another number of classes is set to zero, as the
-    official fine-tuning does. If the model has another attention than the file, projections are loaded and
-    the attention's own parameters stay as they are.
+    Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
+    images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
+    of classes is set to zero, as the official fine-tuning does. If the model has another attention than the file, the
+    projections are loaded and the attention's own parameters stay as they are.
 
     Args:
         model: A backbone.
@@ -79,30 +83,30 @@ def load_pretrained(
         ema: Averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt): True takes them, False does not.
             None takes what the published numbers were measured with: `model`, else the averaged weights, else
             `state_dict`; of a linvit .ckpt the plain weights, as `predict_with: raw` does.
-        min_share: Least share of the backbone's numbers that the source must supply.
+        min_fraction: Least fraction of the backbone's numbers that the source must supply.
 
     Returns:
         What was loaded, resized, initialised, missing and unexpected.
 
     Raises:
-        UserError: If the source cannot be read, or supplies less than `min_share`; the model is then as it was.
+        UserError: If the source cannot be read, or supplies less than `min_fraction`; the model is then as it was.
 
     Example:
         >>> model = linvit.create_backbone("flatten_swin_tiny", num_classes=10, img_size=384)
         >>> print(linvit.load_pretrained(model, "FLatten_Swin_T.pth"))
     """
-    return load_weights(model, read(source, ema), min_share)
+    return load_weights(model, read(source, ema), min_fraction)
 
 
-def load_weights(model: nn.Module, weights: Weights, min_share: float = 0.9) -> Report:
+def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) -> Report:
     """Loads weights that are read already; see `load_pretrained`."""
-    if not 0 <= min_share <= 1:
-        raise UserError(f"min_share must lie between 0 and 1; got {min_share}")
+    if not 0 <= min_fraction <= 1:
+        raise UserError(f"min_fraction must lie between 0 and 1; got {min_fraction}")
     layout, state = translate(model, weights)
     values, report = match(model, state, weights)
     report.layout = layout.name
-    if report.share < min_share:
-        raise UserError(_refusal(report, weights, min_share))
+    if report.fraction < min_fraction:
+        raise UserError(_refusal(report, weights, min_fraction))
     model.load_state_dict(values, strict=False)
     return report
 
@@ -122,6 +126,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     own_state = model.state_dict()
     heads = _heads(model)
     foreign = _other_attention(model, state)
+    resized = resize_tables(model, state, weights.image)
     matched = total = 0
     for name, own in own_state.items():
         given = state.get(name)
@@ -136,7 +141,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
         elif head and given.ndim and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
             report.initialised[name] = f"zero: the file has {len(given)} classes, the model {len(own)}"
             values[name] = torch.zeros_like(own)
-        elif (value := _fitted(model, name, given, own, weights.ours)) is None:
+        elif (value := resized[name]).shape != own.shape:
             report.missing[name] = f"{_shape(given)} in the file, {_shape(own)} in the model"
         else:
             values[name] = value
@@ -147,17 +152,8 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
             matched += 0 if head else own.numel()
         total += 0 if head else own.numel()
     report.unexpected = [name for name in state if name not in own_state]
-    report.share = matched / total if total else 1.0
+    report.fraction = matched / total if total else 1.0
     return values, report
-
-
-def _fitted(model: nn.Module, name: str, given: Tensor, own: Tensor, ours: bool) -> Tensor | None:
-    """The file's tensor in the model's shape, or None; a table as long as the model's may be of another grid."""
-    table = table_of(model, name, own)
-    if given.shape == own.shape and (ours or table is None or table.size[0] == table.size[1]):
-        return given
-    resized = None if table is None else resize(given, own, table)
-    return given if resized is None and given.shape == own.shape else resized
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
@@ -179,17 +175,17 @@ def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
     return found
 
 
-def _refusal(report: Report, weights: Weights, min_share: float) -> str:
+def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
     keys = _some(list(weights.state), 6)
     known = ", ".join(layout.name for layout in LAYOUTS)
     what = (
         f"its names are of no layout that linvit knows ({known}), nor the model's. They begin {keys}"
         if report.layout == OWN.name and not report.loaded
-        else f"the weights of another model? Name the backbone that they belong to, or lower min_share\n{report}"
+        else f"the weights of another model? Name the backbone that they belong to, or lower min_fraction\n{report}"
     )
     return (
-        f"{weights.source} supplies {report.share:.1%} of the backbone, less than min_share = {min_share:.0%}; nothing "
-        f"was changed: {what}"
+        f"{weights.source} supplies {report.fraction:.1%} of the backbone, less than "
+        f"min_fraction = {min_fraction:.0%}; nothing was changed: {what}"
     )
 
 
@@ -207,5 +203,5 @@ def _reasons(names: Mapping[str, str]) -> str:
     by_reason: dict[str, list[str]] = {}
     for name, reason in names.items():
         by_reason.setdefault(reason, []).append(name)
-    told = [f"{_some(some, 2)} ({reason})" for reason, some in by_reason.items()]
-    return "; ".join(told[:3]) + ("; ..." if len(told) > 3 else "")
+    parts = [f"{_some(some, 2)} ({reason})" for reason, some in by_reason.items()]
+    return "; ".join(parts[:3]) + ("; ..." if len(parts) > 3 else "")

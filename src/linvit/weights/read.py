@@ -1,6 +1,7 @@
 """Weights from a file, a dict or the hub: one flat state dict, whatever it is wrapped in."""
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from linvit.errors import UserError
+from linvit.image_size import image_size
 from linvit.weights import hub, torch_file
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
@@ -30,7 +32,8 @@ class Weights:
         source: The source, for messages.
         taken: Where in the source the state was: "model", "state_dict.ema.network", or "" if it was not wrapped.
         others: What else there was beside it.
-        ours: Whether linvit wrote it, or somebody who handed over a state dict: tables may then be of any grid.
+        image: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square unless
+            linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
         file: The file, or None.
     """
 
@@ -38,7 +41,7 @@ class Weights:
     source: str
     taken: str
     others: tuple[str, ...]
-    ours: bool
+    image: tuple[int, int] | None
     file: Path | None
 
 
@@ -55,12 +58,12 @@ def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Wei
         UserError: If there is no such file, it cannot be read without running code, or it holds no weights.
     """
     if isinstance(source, Mapping):
-        return _weights(source, "the state dict", ema, ours=True)
+        return _weights(source, "the state dict", ema, image=None)
     file = _file(source)
-    content, ours = _content(file)
+    content, image = _content(file)
     if not isinstance(content, Mapping):
         raise UserError(f"'{file}' holds no weights but a {type(content).__name__}. Save model.state_dict() instead")
-    return _weights(content, f"'{source}'", ema, ours or "hyper_parameters" in content, file)
+    return _weights(content, f"'{source}'", ema, image, file)
 
 
 def _file(source: str | Path) -> Path:
@@ -80,20 +83,31 @@ def _file(source: str | Path) -> Path:
     )
 
 
-def _content(file: Path) -> tuple[Any, bool]:
-    """What is in a file, and whether linvit wrote it."""
+def _content(file: Path) -> tuple[Any, tuple[int, int] | None]:
+    """The content of a file and the size of the images that it is of; see `Weights.image`."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "pt") as opened:
                 metadata = opened.metadata() or {}
-                return {name: opened.get_tensor(name) for name in opened.keys()}, WRITTEN_BY in metadata  # noqa: SIM118
+                options = json.loads(metadata["options"]) if WRITTEN_BY in metadata else {}
+                content = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:  # bytes of any kind
             raise torch_file.broken(file, error) from error
-    return torch_file.load(file), False
+    else:
+        content = torch_file.load(file)
+        options = content.get("hyper_parameters") if isinstance(content, Mapping) else None
+    try:
+        return content, image_size(options["img_size"])
+    except (LookupError, TypeError, UserError):  # not written by linvit
+        return content, (1, 1)
 
 
 def _weights(
-    content: Mapping[str, Any], source: str, ema: bool | None, ours: bool, file: Path | None = None
+    content: Mapping[str, Any],
+    source: str,
+    ema: bool | None,
+    image: tuple[int, int] | None,
+    file: Path | None = None,
 ) -> Weights:
     """Unwraps the content of a source."""
     orders = {None: ("model", *AVERAGED, "state_dict"), True: (*AVERAGED, "state_dict"), False: ("model", "state_dict")}
@@ -122,7 +136,7 @@ def _weights(
     if all(below.values()):  # a task's weights and their average lie side by side
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
-    return Weights(below[branch] or plain, source, ".".join(path), others, ours, file)
+    return Weights(below[branch] or plain, source, ".".join(path), others, image, file)
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:

@@ -1,79 +1,56 @@
-"""Tables with one row per position, brought to the grid of another image or window size."""
+"""Tables of fixed length in a checkpoint, brought to the grids of a model by the modules that own them."""
 
-import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention
-from linvit.attention.ops.functional import resize_tokens
-from linvit.backbones.stage import Stage
-from linvit.layers.attention_layer import AttentionLayer
+from linvit.attention.ops.tables import SizeOf, grid_of_image, resize_table
+from linvit.layers.relative_positions import resize_position_table
 
 
-class Table(NamedTuple):
-    """How a parameter of a model is laid out.
+def resize_tables(model: nn.Module, state: Mapping[str, Tensor], image: tuple[int, int] | None) -> dict[str, Tensor]:
+    """A state dict, under the model's names, whose tables are resized as far as they can be.
 
-    Attributes:
-        size: Its grid, (H, W).
-        prefix: Rows before those of the grid.
-        mode: How the official code interpolates it.
-    """
-
-    size: tuple[int, int]
-    prefix: int = 0
-    mode: Literal["bicubic", "bilinear"] = "bicubic"
-
-
-def table_of(model: nn.Module, name: str, own: Tensor) -> Table | None:
-    """What table a parameter is, or None if it is none.
-
-    Position embeddings are interpolated linearly in stages (PVT, SOFT) and bicubically in DeiT and timm's models;
-    the position encodings of focused attention and the relative position biases bicubically.
-    """
-    prefix, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(prefix)
-    if leaf == "pos_embed" and own.ndim == 3:
-        size = getattr(getattr(owner, "grid", None), "size", None)
-        if size is None:  # timm's
-            size = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
-        if size is None or own.shape[1] < math.prod(size):
-            return None
-        return Table(tuple(size), own.shape[1] - math.prod(size), "bilinear" if isinstance(owner, Stage) else "bicubic")
-    if leaf == "positional_encoding" and isinstance(owner, Attention):
-        return Table(owner.grid.keys_size)
-    window = owner.mechanism.grid.size if isinstance(owner, AttentionLayer) else getattr(owner, "window_size", None)
-    if leaf == "relative_position_bias_table" and window is not None:
-        return Table((2 * window[0] - 1, 2 * window[1] - 1))
-    return None
-
-
-def square(rows: int, prefix: int) -> tuple[int, int] | None:
-    """Side of the square grid of a table, and the rows before it; the expected number of those first."""
-    for extra in dict.fromkeys([prefix, 0, 1, 2]):
-        side = math.isqrt(max(rows - extra, 0))
-        if side and side * side == rows - extra:
-            return side, extra
-    return None
-
-
-def resize(given: Tensor, own: Tensor, table: Table) -> Tensor | None:
-    """An official table, whose grid is square, on the grid of a model; None if it does not fit.
+    Each module that has a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
+    modules have none, so `resize_timm_tables` acts for them. A module whose tokens are those of windows has a method
+    `size_in_checkpoint(count, size_of)`, which replaces `size_of` for itself and what is in it.
 
     Args:
-        given: The file's, (1, N, C) or (N, C).
-        own: The model's, which supplies rows of the prefix that the file does not have.
-        table: How the model's is laid out.
+        model: Its modules are asked, from the outside in.
+        state: The checkpoint's.
+        image: Size (H, W) of the images that the checkpoint is of; only the ratio counts. None if that is not known:
+            then they are taken for square, and what has the model's shape is left as it is.
     """
-    rows = given.shape[-2] if given.ndim > 1 else 0
-    found = square(rows, table.prefix)
-    if found is None or (*given.shape[:-2], given.shape[-1]) != (*own.shape[:-2], own.shape[-1]):
-        return None
-    side, extra = found
-    leading = given.reshape(1, rows, -1)
-    shared = min(extra, table.prefix)
-    parts = [leading[:, :shared], resize_tokens(leading[:, extra:], (side, side), table.size, table.mode)]
-    if shared < table.prefix:
-        parts.insert(1, own.reshape(1, own.shape[-2], -1)[:, shared : table.prefix].to(given.device, given.dtype))
-    return torch.cat(parts, dim=1).reshape(own.shape)
+    resized = dict(state)
+    own = {} if image else {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    def visit(module: nn.Module, prefix: str, size_of: SizeOf) -> None:
+        inner_size_of: Any = getattr(module, "size_in_checkpoint", None)
+        if inner_size_of is not None:
+            size_of = partial(inner_size_of, size_of=size_of)
+        method = getattr(module, "resize_tables", None) or partial(resize_timm_tables, module)
+        entries = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in resized.items()
+            if name.startswith(prefix) and own.get(name) != tensor.shape
+        }
+        resized.update({prefix + name: tensor for name, tensor in method(entries, size_of).items()})
+        for name, child in module.named_children():
+            visit(child, f"{prefix}{name}.", size_of)
+
+    visit(model, "", partial(grid_of_image, image=image or (1, 1)))
+    return resized
+
+
+def resize_timm_tables(module: nn.Module, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+    """Bicubic interpolation of timm's position embeddings, and of the relative positions in its square windows."""
+    size = getattr(getattr(module, "patch_embed", None), "grid_size", None)
+    if size is not None and "pos_embed" in state and isinstance(own := getattr(module, "pos_embed", None), Tensor):
+        state["pos_embed"] = resize_table(state["pos_embed"], own, tuple(size), size_of)
+    window, name = getattr(module, "window_size", None), "relative_position_bias_table"
+    if window is not None and name in state and isinstance(own := getattr(module, name, None), Tensor):
+        square = partial(grid_of_image, image=(1, 1))
+        state[name] = resize_position_table(state[name], own, tuple(window), square)
+    return state

@@ -1,0 +1,60 @@
+"""Tables with one row per token, brought from the grid of a checkpoint to that of a model."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linvit.attention.ops.functional import resize_tokens
+
+SizeOf = Callable[[int], tuple[int, int] | None]
+"""The patch grid (H, W) that so many patches had in a checkpoint, or None if it is not known."""
+
+
+def grid_of_image(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
+    """The grid (H, W) of `count` patches of an image (H', W'); None if it has none of so many patches.
+
+    H and W are the sides of the image divided by the same patch size, both rounded up (as where images are padded) or
+    both rounded down. So (1, 1), a square image of any size, has square grids.
+    """
+    for height in range(1, count + 1):
+        width, rest = divmod(count, height)
+        if rest:
+            continue
+        (low, high), (left, right) = (
+            [side / (n + 1), side / n] for side, n in zip(image, (height, width), strict=True)
+        )
+        up = [side / (n - 1) if n > 1 else math.inf for side, n in zip(image, (height, width), strict=True)]
+        if max(low, left) < min(high, right) or max(high, right) < min(up):
+            return height, width
+    return None
+
+
+def resize_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf, mode: str = "bicubic") -> Tensor:
+    """A table of another grid for the grid of a model.
+
+    Args:
+        given: The checkpoint's, (1, N', C) or (N', C).
+        own: The model's, (1, N, C) or (N, C): rows of prefix tokens, then one per patch, row by row. It supplies the
+            rows of prefix tokens that the checkpoint does not have; those that it has beyond the model's are left out.
+        size: The grid (H, W) of the model.
+        size_of: The grid of the patches in the checkpoint.
+        mode: "bicubic" or "bilinear" interpolation.
+
+    Returns:
+        A table of the shape of `own`, or `given` itself where it is of that grid already, or does not fit.
+    """
+    if given.ndim < 2 or (*given.shape[:-2], given.shape[-1]) != (*own.shape[:-2], own.shape[-1]):
+        return given
+    rows, prefix = given.shape[-2], own.shape[-2] - math.prod(size)
+    for extra in (prefix,) if rows == own.shape[-2] else (prefix, 0, 1, 2):
+        old = size_of(rows - extra) if rows > extra else None
+        if old is not None:
+            break
+    if old is None or (old, extra) == (size, prefix):
+        return given
+    shared = min(extra, prefix)
+    lacking = own[..., shared:prefix, :].to(given)
+    patches = resize_tokens(given[..., extra:, :].reshape(1, -1, given.shape[-1]), old, size, mode)
+    return torch.cat([given[..., :shared, :], lacking, patches.reshape(*own.shape[:-2], *patches.shape[1:])], dim=-2)
