@@ -357,7 +357,7 @@ def test_half_precision_at_12544_tokens(scale: float) -> None:
         ),
         (
             {"num_landmarks": 4, "uneven": "error"},
-            "4x5 .* cannot be parted into num_landmarks 4 segments of equal size; these numbers can: 1, 3, 7, 21$",
+            "4x5 .* cannot be divided into num_landmarks 4 segments of equal size; these numbers can: 1, 3, 7, 21$",
         ),
         (
             {"uneven": "error", "num_landmarks": 8, "landmarks": "pool2d"},

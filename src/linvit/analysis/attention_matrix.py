@@ -23,7 +23,7 @@ def attention_matrix(
     bias: Tensor | None = None,
     x: Tensor | None = None,
 ) -> Tensor:
-    """The matrix that a mechanism applies to its values, in float64 on the mechanism's device.
+    """The matrix that a mechanism applies to its values, in float64, on the mechanism's device.
 
     Almost every mechanism is linear in v once q and k are given, so one-hot values read the matrix off `forward`
     itself, for any mechanism, a third party's included. A float64 copy in evaluation mode is probed: a rank must never
@@ -48,25 +48,25 @@ def attention_matrix(
     if not mechanism.probeable and not hasattr(mechanism, "attention_matrix"):
         raise UserError(
             f"{name} declares probeable = False and has no attention_matrix(q, k, v, grid), so its matrix cannot be "
-            f"had; give it that method"
+            f"computed; give it that method"
         )
     if mechanism.probeable and mechanism.out_dim != mechanism.dim:
         raise UserError(
             f"{name}: out_dim differs from dim ({mechanism.out_dim} and {mechanism.dim}), so no one matrix takes the "
             f"values to the output: declare probeable = False and give attention_matrix(q, k, v, grid)"
         )
-    twin = _silent_copy(mechanism).double().eval()
+    copied = _copy_without_hooks(mechanism).double().eval()
     q, k = q.double(), k.double()
     extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}
     if not mechanism.probeable:
-        return twin.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator, no-any-return]
+        return copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator, no-any-return]
 
     probes = _probes(mechanism, k)  # (P, h, M, d)
-    silent = torch.zeros_like(probes[:1])
-    offset = _answers(twin, q, k, silent, grid, extra)
-    step = max(1, PROBE_ELEMENTS // (k.shape[0] * silent.numel()))
-    answers = [_answers(twin, q, k, part, grid, extra) - offset for part in probes.split(step)]
-    matrix = torch.cat(answers).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
+    zeros = torch.zeros_like(probes[:1])
+    offset = _outputs(copied, q, k, zeros, grid, extra)
+    step = max(1, PROBE_ELEMENTS // (k.shape[0] * zeros.numel()))
+    outputs = [_outputs(copied, q, k, part, grid, extra) - offset for part in probes.split(step)]
+    matrix = torch.cat(outputs).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
     if mechanism.channelwise:
         return matrix
     # Probe p carried key p*d + c in channel c: (B, h, d, N, P) -> (B, h, N, P*d).
@@ -89,7 +89,7 @@ def attention_factors(
     """
     if bias is not None:
         return None
-    factors = _silent_copy(mechanism).double().eval().factors(q.double(), k.double(), grid)
+    factors = _copy_without_hooks(mechanism).double().eval().factors(q.double(), k.double(), grid)
     if factors is None:
         return None
     channels = (mechanism.head_dim,) if mechanism.channelwise else ()
@@ -103,14 +103,14 @@ def attention_factors(
     return factors
 
 
-def _silent_copy(mechanism: Attention) -> Attention:
+def _copy_without_hooks(mechanism: Attention) -> Attention:
     """A deep copy without hooks: they must not fire, and what they are bound to must not be copied along."""
     hooks = [value for module in mechanism.modules() for name, value in vars(module).items() if name.endswith("_hooks")]
     return copy.deepcopy(mechanism, {id(value): OrderedDict() for value in hooks})
 
 
 def _probes(mechanism: Attention, k: Tensor) -> Tensor:
-    """One-hot values (P, h, M, d): every channel at one key, or, where channels agree, another key in each channel."""
+    """One-hot values (P, h, M, d): all channels at one key, or one key per channel where channels have one matrix."""
     heads, keys = k.shape[1:3]
     channels = mechanism.head_dim
     if mechanism.channelwise:
@@ -121,13 +121,13 @@ def _probes(mechanism: Attention, k: Tensor) -> Tensor:
     return probes.expand(count, heads, keys, channels)
 
 
-def _answers(twin: Attention, q: Tensor, k: Tensor, probes: Tensor, grid: Grid, extra: dict[str, Tensor]) -> Tensor:
+def _outputs(copied: Attention, q: Tensor, k: Tensor, probes: Tensor, grid: Grid, extra: dict[str, Tensor]) -> Tensor:
     """Outputs (P, B, h, N, d) for the same queries and keys under each of the probes (P, h, M, d)."""
     count, batch = len(probes), len(q)
 
-    def every(tensor: Tensor) -> Tensor:
+    def repeated(tensor: Tensor) -> Tensor:
         return tensor.repeat(count, *[1] * (tensor.ndim - 1))  # (B, ...) -> (P*B, ...)
 
-    context = {name: every(tensor) if len(tensor) == batch else tensor for name, tensor in extra.items()}
-    out = twin.forward(every(q), every(k), probes.repeat_interleave(batch, 0), grid, **context)
+    context = {name: repeated(tensor) if len(tensor) == batch else tensor for name, tensor in extra.items()}
+    out = copied.forward(repeated(q), repeated(k), probes.repeat_interleave(batch, 0), grid, **context)
     return out.reshape(count, batch, *out.shape[1:])

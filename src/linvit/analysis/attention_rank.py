@@ -1,4 +1,4 @@
-"""The rank of any mechanism's equivalent matrix, by the cheapest way that it offers."""
+"""The rank of any mechanism's equivalent matrix, computed in the cheapest way that the mechanism offers."""
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ def attention_rank(
         v: Values (B, h, M, d), as in `attention_matrix`.
         bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
         x: The layer's input (B, N, C) for a mechanism that takes it.
-        rtol: Share of the largest singular value up to which another counts as 0; None means `rank_tolerance(N, M)`.
+        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(N, M)`.
 
     Returns:
         (B, h) in float64, or (B, h, d) if the mechanism is `channelwise`; NaN for a non-finite matrix.

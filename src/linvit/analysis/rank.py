@@ -79,15 +79,15 @@ def rank_of(values: Tensor, rtol: float) -> Tensor:
 def effective_rank_of(values: Tensor) -> Tensor:
     """Effective rank from singular values (..., r); 0 for the zero matrix."""
     total = values.sum(-1, keepdim=True)
-    shares = values / total.clamp_min(torch.finfo(values.dtype).tiny)
-    return torch.where(total.squeeze(-1) == 0, 0.0, torch.special.entr(shares).sum(-1).exp())
+    fractions = values / total.clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.where(total.squeeze(-1) == 0, 0.0, torch.special.entr(fractions).sum(-1).exp())
 
 
 def entropy(matrix: Tensor) -> Tensor:
-    """Mean Shannon entropy of the rows in nats, (...,): 0 if each query sees one key, log M if all alike.
+    """Mean Shannon entropy of the rows in nats, (...,): 0 if each query attends to one key, log M if to all equally.
 
     Rows are normalised by their absolute sum, since linear mechanisms may have negative weights.
     """
     weights = matrix.abs()
-    shares = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-    return torch.where(matrix.isfinite().all(-1).all(-1), torch.special.entr(shares).sum(-1).mean(-1), torch.nan)
+    fractions = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    return torch.where(matrix.isfinite().all(-1).all(-1), torch.special.entr(fractions).sum(-1).mean(-1), torch.nan)

@@ -54,7 +54,7 @@ class Grid(NamedTuple):
         return plane
 
     def map_patches(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Tokens (B, N, C) with the patches' plane changed, to (B, C', H', W'), and the prefix as it is."""
+        """Applies a function (B, C, H, W) -> (B, C', H', W') to the patches of tokens (B, N, C), not to the prefix."""
         changed = change(self.plane(x)).flatten(2).mT
         return torch.cat([x[:, : self.num_prefix], changed], dim=1) if self.num_prefix else changed
 
@@ -138,10 +138,10 @@ class Attention(nn.Module):
         self.key_dim = width
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
-        """`forward`, once the tokens are as many as the grid says.
+        """Runs `forward` after a check of the numbers of tokens.
 
         Raises:
-            UserError: If they are not.
+            UserError: If they are not those of the grid.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
         if tokens != (grid.num_queries, grid.num_keys, grid.num_keys):

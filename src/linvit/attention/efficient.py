@@ -18,7 +18,7 @@ from linvit.errors import check_choice, check_number
 class EfficientAttention(Attention):
     """Linear attention on queries and keys normalised one by one, O(N d^2).
 
-    The paper has one head; heads are its reference code's. Each head's queries and keys are normalised by themselves.
+    The paper has one head, its reference code several. The queries and keys of each head are normalised separately.
 
     Args:
         dim: Channels C over all heads.

@@ -101,7 +101,7 @@ class FocusedAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        v = v.contiguous()  # by head in memory, once for both parts
+        v = v.contiguous()  # contiguous per head, once for both parts
         out = self._global(q, k, v, grid)
         return out if self.dwc is None else out.add_(self._local(v, grid, self.dwc))
 
@@ -114,7 +114,7 @@ class FocusedAttention(Attention):
     def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes.
 
-        On a CPU fresh memory costs more than arithmetic: the sums here are new tensors, what follows is in place.
+        A CPU allocates more slowly than it multiplies: these sums are new tensors, and all that follows is in place.
         """
         shift: Tensor | float = self.relu_eps
         if self.positional_encoding is not None:

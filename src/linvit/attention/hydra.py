@@ -51,8 +51,8 @@ class HydraAttention(Attention):
     - "tanh", "sigmoid", "relu": entry by entry;
     - "softmax_tokens": over the tokens, channel by channel; "softmax_features": over all C channels.
 
-    "identity", "constant" and "relu" bound nothing: the output grows with the number of keys and the third power of the
-    input, and leaves float16 (65,504) at 12,544 tokens of standard deviation 16, whatever it is computed in.
+    "identity", "constant" and "relu" do not bound the output: it grows with the number of keys and the third power of
+    the input, and overflows float16 (65,504) at 12,544 tokens of standard deviation 16, even if computed in float32.
 
     The paper finds that the keys' kernel should be linear and admit negative values; the queries' matters little.
 

@@ -26,9 +26,9 @@ class LinearAttention(Attention):
         key_dim: Channels of q and k per head; None means C / h.
         feature_map: "elu" for elu(x) + 1, or "relu".
         normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
-            tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). Nothing
-            bounds the output then: it grows with the third power of the input, and leaves float16 (65,504) at heads of
-            32 channels of standard deviation 16, whatever it is computed in.
+            tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). The
+            output is then unbounded: it grows with the third power of the input, and overflows float16 (65,504) at
+            heads of 32 channels of standard deviation 16, even if it is computed in float32.
         eps: Added to the denominator.
         relu_eps: Added to the relu features. With 0, a query without a positive entry gives exactly 0 (NaN if eps is 0,
             too); with FLatten's 1e-6 it gives the mean of all values.

@@ -25,7 +25,7 @@ from linvit.errors import UserError, check_choice, check_number
 
 
 class LinformerAttention(Attention):
-    """Softmax attention to k learnt mixtures of the tokens, O(N k d).
+    """Softmax attention to k learned linear combinations of the tokens, O(N k d).
 
     Args:
         dim: Channels C over all heads.
@@ -34,7 +34,7 @@ class LinformerAttention(Attention):
         key_dim: Channels of q and k per head; None means C / h.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
             for another image size need the same k, so choose one below the number of keys of both.
-        share: Who shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
+        share: What shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
             matrix for all heads, keys and values; "layerwise": that matrix for all layers of a backbone, too, as far
             as they have the same channels, k and nominal grid (in a pyramid: of a stage); "none": an E and an F for
             each head.
@@ -104,7 +104,7 @@ class LinformerAttention(Attention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         keys = self._project(self.proj_k, k, grid)
         values = self._project(self._value_matrix, v, grid)
-        # Fused: N k weights per head, written and read again, cost more than the products do.
+        # The fused kernel stores no N x k weights, which would take more time than the products.
         return F.scaled_dot_product_attention(
             q,
             keys.expand(-1, self.num_heads, -1, -1),

@@ -41,7 +41,7 @@ class NystromAttention(Attention):
         landmarks: "segment": means of consecutive tokens, prefix tokens included; "pool2d": means of the blocks of an
             a x b division of the grid, a b = m, with blocks as square as can be; prefix tokens stay out.
         uneven: Where m does not divide the tokens: "t2t" makes the first parts one token shorter than the last
-            (T2T-ViT); "error" refuses.
+            (T2T-ViT); "error" raises a `UserError`.
     """
 
     complexity = "O(N)"
@@ -105,7 +105,7 @@ class NystromAttention(Attention):
         return left @ (self._pinv(middle) @ (right @ v))
 
     def _kernels(self, q: Tensor, k: Tensor, grid: Grid, kept: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Row-wise softmax of `q kt^T`, `qt kt^T` and `qt k^T`, or of `q k^T` alone where that is the thinner one."""
+        """Row-wise softmax of `q kt^T`, `qt kt^T` and `qt k^T`, or of `q k^T` alone where all tokens are landmarks."""
         q, k = q * self.key_dim**-0.25, k * self.key_dim**-0.25
         hidden: Tensor | None = None
         if kept is not None:

@@ -24,7 +24,7 @@ from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_fac
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice, check_number
 
-TOKENS = 4096  # that get their features at a time
+TOKENS = 4096  # tokens whose features are computed at a time
 
 
 class PerformerAttention(Attention):
@@ -32,7 +32,7 @@ class PerformerAttention(Attention):
 
     Args:
         dim: Channels C over all heads.
-        num_heads: Heads h; all share the rows W.
+        num_heads: Heads h; all use the same rows W.
         grid: Nominal grid (unused: nothing here has a fixed length).
         key_dim: Channels of q and k per head; None means C / h.
         nb_features: Random features m; None means int(dk ln dk).
@@ -45,9 +45,9 @@ class PerformerAttention(Attention):
         redraw_interval: Draws a new W every so many forward passes in training mode; None never does. A pass that
             gradient checkpointing repeats does not count. The count is read on the host, which costs a device
             synchronisation per training pass.
-        seed: Of all draws; the n-th W depends on it and on n alone, whatever the device. None takes one from torch's
-            global generator, another for each layer. It is kept in checkpoints with W and the count of passes, so that
-            a resumed run draws what the uninterrupted one would have drawn.
+        seed: Seed of all W; the n-th W depends on it and on n alone, whatever the device. None takes one from torch's
+            global generator, another for each layer. It is saved in checkpoints with W and the number of passes, so
+            that a resumed run continues with the W of an uninterrupted one.
     """
 
     complexity = "O(N)"
@@ -126,7 +126,7 @@ class PerformerAttention(Attention):
     def _key_features(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """The features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of what they were divided by.
 
-        That is the largest value of each, lest it overflow; it cancels in the quotient.
+        That is the largest value of each, to prevent overflow; it cancels in the quotient.
         """
         if self.kernel == "none":
             return k.softmax(-2), None
@@ -156,7 +156,7 @@ class PerformerAttention(Attention):
     def _projected(self, x: Tensor) -> Tensor:
         """`W x'`, (B, h, N, m)."""
         assert self.projection_matrix is not None
-        # The quotient is a copy of W: a later redraw must not reach into this backward.
+        # The quotient is a copy of W: a later redraw must not change this pass's gradients.
         weight = self.projection_matrix.to(x.dtype) / self.key_dim**0.25
         u: Tensor = x @ weight.mT
         return u
@@ -192,7 +192,7 @@ class PerformerAttention(Attention):
 def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:
     """The `number`-th matrix W (m, dk) of a seed in float64: blocks of dk orthogonal rows with random lengths."""
     rows, width = shape
-    mixed = random.Random(f"{seed}, {number}").getrandbits(32)  # torch's CPU generator heeds 32 bits of a seed
+    mixed = random.Random(f"{seed}, {number}").getrandbits(32)  # torch's CPU generator uses 32 bits of a seed
     generator = torch.Generator("cpu").manual_seed(mixed)
 
     def normal(*shape: int) -> Tensor:
@@ -206,7 +206,7 @@ def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> 
     return weight
 
 
-# An operator of its own, since a compiled graph cannot ask for the value of a counter. It changes nothing in place.
+# A custom operator, since a compiled graph cannot read the value of a counter. It modifies nothing in place.
 @torch.library.custom_op("linvit::performer_redraw", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def redraw(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
     """W for the coming pass: a new one after every `interval` passes, else a copy of the present one."""
@@ -222,20 +222,20 @@ def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling
 
 
 def _parts(x: Tensor) -> Sequence[Tensor]:
-    """Tokens (B, h, N, d) in parts whose features stay in a CPU's cache; compiled code sees to that by itself."""
+    """Splits tokens (B, h, N, d) so that the features of a part fit a CPU's cache; compiled code needs no split."""
     return [x] if torch.compiler.is_compiling() else x.split(TOKENS, -2)
 
 
 def _merged(sums: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """One sum of exponentials times values, and of exponentials, from those of parts; each has a peak of its own."""
+    """Adds the `_key_sums` of parts, whose exponentials were each divided by that of another peak."""
     contexts, totals, peaks = map(torch.stack, zip(*sums, strict=True))
     peak = peaks.amax(0)
-    shares = (peaks - peak).exp()
-    return [(shares * contexts).sum(0), (shares * totals).sum(0), peak]
+    scales = (peaks - peak).exp()
+    return [(scales * contexts).sum(0), (scales * totals).sum(0), peak]
 
 
 def _plus(features: Tensor, eps: float | Tensor) -> Tensor:
-    """`features + eps`, in place unless a backward pass needs the exponential that the features are."""
+    """`features + eps`, in place unless the backward pass of the exponential needs the features."""
     return features + eps if features.requires_grad else features.add_(eps)
 
 

@@ -27,9 +27,9 @@ class PolyNLAttention(Attention):
         project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
             input for them (the paper).
         alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There
-            alpha's share skips the output projection; here the host projects both.
-        reduce: "mean" over the keys (the paper) or "sum", which grows with their number and leaves float16 (65,504) at
-            12,544 tokens of standard deviation 16, whatever it is computed in.
+            alpha q skips the output projection; here both are projected.
+        reduce: "mean" over the keys (the paper) or "sum", which grows with their number and overflows float16
+            (65,504) at 12,544 tokens of standard deviation 16, even if it is computed in float32.
     """
 
     projections: Literal["qkv", "qv", "kv"] = "kv"

@@ -11,7 +11,7 @@ Rank: m (N with the convolution).
 Paper and code differ, and the default here is the code: landmarks pass LayerNorm and GELU (`landmark_norm`), the
 diagonal gets a ridge of 0.01 (`ridge=0`: none), Newton starts at 1.8 instead of 2 over the squared norm without
 backtracking (`newton_alpha`, `max_backtrack`), and one convolution kernel per head is added (`conv_size=0`: none). The
-code's path for `ratio=1`, meant as `G(l, l) v`, cannot run; here 1 is a ratio like any other.
+code for `ratio=1`, a plain `G(l, l) v`, cannot run; here 1 is a ratio like any other.
 """
 
 from typing import Literal
@@ -34,11 +34,12 @@ class SoftAttention(Attention):
         grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
         key_dim: Channels of q per head; None means C / h.
         landmarks: "conv": a convolution of R x R patch queries, shared by the heads; "avgpool": their mean; "random":
-            as many patch queries, drawn anew in every training step and fixed in evaluation.
+            as many patch queries, others in every training step and the same in evaluation.
         ratio: R, patches per landmark along each axis; 1 makes every patch one. Rows and columns that fill no window
-            make no landmark, and along an axis shorter than R the window is cut to it. None: the largest power of two
-            that leaves 49 landmarks of the nominal grid, which is the paper's 8, 4, 2, 1 on its stages (56 x 56 to
-            7 x 7) and keeps the cost linear. Give a number to carry weights to an image size of another ratio.
+            make no landmark, and along an axis shorter than R the window is as long as the axis. None: the largest
+            power of two that leaves 49 landmarks of the nominal grid, which is the paper's 8, 4, 2, 1 on its stages
+            (56 x 56 to 7 x 7) and keeps the cost linear. Give a number to use weights at an image size whose ratio
+            would be another.
         landmark_norm: LayerNorm and GELU on the landmarks (the reference); False is the paper.
         newton_iters: Steps of Newton's iteration.
         newton_alpha: a in `alpha = a / max_row_sum^2`, the factor of its start `Y0 = alpha A`; at most 2, the paper's.
@@ -52,8 +53,8 @@ class SoftAttention(Attention):
             4, and less.
         tie_qk: Keys are the queries. False gives keys a projection of their own and allows spatial reduction:
             `G(q, l) Y G(l, k)`, no longer symmetric.
-        inverse_backward: "analytic": the gradient of an exact inverse at the iterate (the reference), nothing kept of
-            the iteration; "autograd": the gradient of the iteration.
+        inverse_backward: "analytic": the gradient of an exact inverse at the iterate (the reference), which stores
+            nothing of the iteration; "autograd": the gradient of the iteration.
         inverse: "newton", or "solve" for the exact inverse. Landmarks that coincide have none: there "solve" is near
             the pseudo-inverse, to a few percent, which a ridge improves.
     """

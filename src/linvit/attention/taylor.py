@@ -19,9 +19,9 @@ class TaylorAttention(Attention):
     """Linear attention by the first-order Taylor expansion of softmax attention, O(N d^2).
 
     The reference has one head, keys of C/8 channels (`key_reduction: 8`) and adds the layer's input, which is the
-    host's business. Its denominators have no lower bound; here they are at least M times the machine epsilon, or keys
-    that all oppose a query would give infinities of either sign. The paper's channel attention mixes channels and no
-    tokens, so it is no mechanism of this contract: it belongs with the heads of segmentation.
+    residual connection of a block. Its denominators have no lower bound; here they are at least M times the machine
+    epsilon, or keys that all oppose a query would give infinities of either sign. The paper's channel attention mixes
+    channels and no tokens, so it is no mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
         dim: Channels C over all heads.
@@ -74,7 +74,7 @@ class TaylorAttention(Attention):
         """`gamma / (M + q_i . (sum_j k_j + eps))` of unit vectors, (B, h, N, 1)."""
         keys = k.shape[-2]
         denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
-        # All keys opposite to a query leave 0, give or take rounding and eps, whose share has no definite sign.
+        # All keys opposite to a query leave 0 up to rounding and the term of eps, which may be of either sign.
         denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
         return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator
 

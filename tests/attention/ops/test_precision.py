@@ -1,4 +1,4 @@
-"""The numerics island, and what it is for: every mechanism in half precision, near its float64 self."""
+"""Full precision in half-precision runs: every mechanism in half precision is near its own float64 result."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ class Island:
 
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
-def test_island_computes_in_full_precision_and_returns_the_dtype_of_v(dtype: torch.dtype, autocast: bool) -> None:
+def test_the_core_computes_in_full_precision_and_returns_the_dtype_of_v(dtype: torch.dtype, autocast: bool) -> None:
     seen: list[object] = []
     x = torch.eye(2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -1,1 +1,1 @@
-"""Mathematics that several mechanisms share."""
+"""Mathematics that several mechanisms use."""

@@ -1,4 +1,4 @@
-"""Mathematics that several mechanisms share, written once. No parameters, no precision handling."""
+"""Mathematics that several mechanisms use, without parameters and in the precision of the inputs."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
 
 
 def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
-    """All that linear attention keeps of keys (B, h, M, dk) and values (B, h, M, d).
+    """The sums of linear attention over keys (B, h, M, dk) and values (B, h, M, d).
 
     Returns:
         `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
@@ -47,7 +47,7 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
 
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
-    q = q.contiguous()  # by head, once for both products
+    q = q.contiguous()  # contiguous per head, once for both products
     return (q @ context).div_(q @ total + eps)
 
 
@@ -80,7 +80,7 @@ def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def unit(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
 
-    A vector of zeros stays zero at any eps and hands its gradient on as it is, where the quotient would make 1 / eps.
+    A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
     """
     return x / divisor(x, eps, order, dims)
 
@@ -108,7 +108,7 @@ def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:
     powered = (x / (peak * 2 ** (-30 / factor)).clamp_min(tiny)).pow_(factor)
     norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
     ratio: Tensor = norm / torch.linalg.vector_norm(powered, dim=dims, keepdim=True).clamp_min(tiny)
-    # By head in memory, as matrix products want it, and in place: on a CPU fresh memory costs more than arithmetic.
+    # Contiguous per head, as matrix products need it, and in place: a CPU allocates more slowly than it multiplies.
     return powered.clone(memory_format=torch.contiguous_format).mul_(ratio)
 
 

@@ -1,4 +1,4 @@
-"""The Gaussian kernel through landmarks l: `G(q, k) ~ G(q, l) G(l, l)^-1 G(l, k)`, which SOFT and SOFT++ share.
+"""The Gaussian kernel through landmarks l: `G(q, k) ~ G(q, l) G(l, l)^-1 G(l, k)` of SOFT and SOFT++.
 
 `G(a, b) = exp(-||a - b||^2 / 2)` on queries and keys divided by d^(1/4), that is `exp(-||q - k||^2 / (2 sqrt(d)))`. The
 landmarks l come from the patch queries.
@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.errors import UserError, check_choice, check_number
 
-LANDMARKS = 49  # of the paper, in every stage
+LANDMARKS = 49  # the paper's number in every stage
 
 
 def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     """`exp(-||a_i - b_j||^2 / 2)`: (..., n, d), (..., m, d) -> (..., n, m), without the n m differences."""
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
     exponents = (a @ b.mT).sub_(squares.mul_(0.5))
-    return exponents.clamp_max_(0).exp_()  # rounding may leave a little above 0
+    return exponents.clamp_max_(0).exp_()  # rounding may leave an exponent slightly above 0
 
 
 def landmark_grid(size: tuple[int, int], ratio: int) -> tuple[int, int]:
@@ -46,7 +46,7 @@ def paper_conv_size(ratio: int) -> int:
 
 
 def check_tied(grid: Grid, tie_qk: bool) -> None:
-    """Refuses a grid of keys that are the queries but lie elsewhere."""
+    """Raises a `UserError` if the keys are the queries, and are said to lie on another grid."""
     if tie_qk and grid.keys_size != grid.size:
         (height, width), (keys_height, keys_width) = grid.size, grid.keys_size
         raise UserError(
@@ -61,9 +61,9 @@ class GaussianKernels(nn.Module):
     Args:
         key_dim: Channels d of q and k per head.
         landmarks: "conv": an R x R convolution of stride R on the patch queries, shared by the heads; "avgpool": means
-            of R x R patches; "random": as many patches, drawn anew in every training step and fixed in evaluation.
+            of R x R patches; "random": as many patches, others in every training step and the same in evaluation.
         ratio: R. Rows and columns that fill no window make no landmark; along an axis shorter than R the window is
-            cut to it.
+            as long as the axis.
         landmark_norm: LayerNorm and GELU on the landmarks.
     """
 
@@ -94,7 +94,7 @@ class GaussianKernels(nn.Module):
     def choose(self, q: Tensor, grid: Grid) -> Tensor:
         """The landmarks (B, h, m, d) of scaled queries (B, h, N, d). Prefix tokens make none."""
         patches = q[:, :, grid.num_prefix :]
-        landmarks = self._drawn(patches, grid) if self.landmarks == "random" else self._merged(patches, grid)
+        landmarks = self._random(patches, grid) if self.landmarks == "random" else self._merged(patches, grid)
         if self.norm is None:
             return landmarks
         weight, bias = self.norm.weight.to(q.dtype), self.norm.bias.to(q.dtype)
@@ -109,18 +109,18 @@ class GaussianKernels(nn.Module):
             plane = F.avg_pool2d(plane, (min(self.ratio, height), min(self.ratio, width)))
         else:
             missing = max(0, self.ratio - height), max(0, self.ratio - width)
-            if any(missing):  # zeros there cut the kernel to the grid
+            if any(missing):  # zeros there, so that only the kernel's part on the grid counts
                 plane = F.pad(plane, (0, missing[1], 0, missing[0]))
             plane = F.conv2d(plane, self.conv.weight.to(plane.dtype), stride=self.ratio)
         landmarks: Tensor = plane.flatten(2).mT.unflatten(0, patches.shape[:2])  # (B, h, m, d)
         return landmarks
 
-    def _drawn(self, patches: Tensor, grid: Grid) -> Tensor:
-        """The same patches for every image and head."""
+    def _random(self, patches: Tensor, grid: Grid) -> Tensor:
+        """Patches at random, the same ones for every image and head."""
         tokens = torch.arange(patches.shape[2], device=patches.device)
         scattered = tokens * 40503 % 2**16  # multiplicative hashing by the golden ratio
-        lots = torch.rand(tokens.shape, device=patches.device) if self.training else scattered
-        return patches[:, :, lots.argsort()[: self.count(grid)]]
+        order = torch.rand(tokens.shape, device=patches.device) if self.training else scattered
+        return patches[:, :, order.argsort()[: self.count(grid)]]
 
     def count(self, grid: Grid) -> int:
         """Landmarks m on a grid."""

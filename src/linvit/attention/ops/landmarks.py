@@ -13,12 +13,12 @@ DEFAULT_NUMBER = 64
 
 
 class Landmarks:
-    """How many tokens stand for all, and which means they are; the options are Nystrom attention's.
+    """The number of landmarks and the tokens that each is a mean of; the options are Nystrom attention's.
 
     Args:
         number: Landmarks m; None takes 64, or as many as the grid allows.
         kind: "segment": means of consecutive tokens; "pool2d": means of blocks of the grid, without prefix tokens.
-        uneven: Where m does not divide the tokens: "t2t" makes parts of two lengths; "error" refuses.
+        uneven: Where m does not divide the tokens: "t2t" makes parts of two lengths; "error" raises a `UserError`.
     """
 
     def __init__(self, number: int | None, kind: str, uneven: str) -> None:
@@ -56,7 +56,7 @@ class Landmarks:
         return count
 
     def _most(self, grid: Grid) -> int:
-        """The tokens of the smaller side that landmarks are made of."""
+        """The largest number of landmarks: the queries or the keys, whichever are fewer."""
         return min(grid.num_queries, grid.num_keys) - (grid.num_prefix if self.pool else 0)
 
     def _fits(self, count: int, grid: Grid) -> bool:
@@ -74,7 +74,7 @@ class Landmarks:
         fitting = ", ".join(str(m) for m in range(1, most + 1) if self._fits(m, grid))
         parts = "blocks" if self.pool else "segments"
         equal = " of equal size" if self.even else ""
-        return f"{where} cannot be parted into num_landmarks {count} {parts}{equal}; these numbers can: {fitting}"
+        return f"{where} cannot be divided into num_landmarks {count} {parts}{equal}; these numbers can: {fitting}"
 
 
 def segment_means(x: Tensor, count: int, dim: int) -> Tensor:
@@ -90,14 +90,14 @@ def segment_means(x: Tensor, count: int, dim: int) -> Tensor:
 
 
 def divisions(count: int, size: tuple[int, int], even: bool) -> list[tuple[int, int]]:
-    """The ways to part an H x W grid into a x b = `count` blocks, the ones with the squarest blocks first.
+    """The divisions of an H x W grid into a x b = `count` blocks, those with the squarest blocks first.
 
     Args:
         count: Number of blocks.
         size: (H, W).
-        even: Only ways with all blocks alike.
+        even: Only divisions into blocks of equal size.
     """
-    height, width = map(operator.index, size)  # for torch.compile: a graph per grid, symbolic sizes take minutes here
+    height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
     ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
     ways = [(rows, columns) for rows, columns in ways if columns <= width]
     if even:

@@ -32,9 +32,9 @@ class NewtonInverse:
         beta: Backtracking multiplies alpha by this ...
         max_backtrack: ... at most so many times (0: never) ...
         backtrack_tol: ... while the largest column sum of `|I - alpha A^2|` exceeds this.
-        alpha_scope: "head": alpha for every matrix of its own; "batch": one for all matrices together, so that a sample
-            depends on its neighbours.
-        backward: "analytic": `dA = -Y^T dY Y^T`, as if Y were the inverse, with nothing kept of the iteration;
+        alpha_scope: "head": an alpha for every matrix; "batch": one for all matrices together, so that a sample
+            depends on the others of its batch.
+        backward: "analytic": `dA = -Y^T dY Y^T`, as if Y were the inverse, without storing the iteration;
             "autograd": through every step and alpha.
     """
 
@@ -78,14 +78,14 @@ class NewtonInverse:
             return self._iterate(kernel, matrix, identity)
         with torch.no_grad():
             inverse = self._iterate(kernel, matrix, identity)
-        # Adds 0 with the gradient wanted. An autograd.Function would lose its backward in torch.export.
+        # Adds 0 with the gradient of an inverse. An autograd.Function would lose its backward in torch.export.
         return inverse - inverse @ (matrix - matrix.detach()) @ inverse
 
     def _iterate(self, kernel: Tensor, matrix: Tensor, identity: Tensor) -> Tensor:
         alpha = self.alpha / self._largest(kernel).square()
         if self.max_backtrack:
             square = matrix.detach() @ matrix.detach()
-            # As many rounds whatever the numbers, and no test in Python: one graph, no wait for the device.
+            # A fixed number of steps, without a test in Python, is one graph and never waits for the device.
             for _ in range(self.max_backtrack):
                 error = self._largest((identity - alpha * square).abs())
                 alpha = torch.where(error > self.backtrack_tol, self.beta * alpha, alpha)

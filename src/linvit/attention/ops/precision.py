@@ -1,4 +1,4 @@
-"""The numerics island: delicate mathematics runs in at least float32, whatever the precision around it."""
+"""Numerically delicate mathematics runs in at least float32, whatever the precision around it."""
 
 import functools
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def full_precision(
     """Runs a method `(self, q, k, v, ...) -> o` in at least float32 with autocast off; `o` gets v's dtype back."""
 
     @functools.wraps(core)
-    def island(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # meta knows no autocast
+    def run(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # meta has no autocast
             return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
 
-    return island
+    return run
