@@ -106,6 +106,6 @@ def _table(report: Report) -> str:
     title = reflow(str(report).partition("\n")[0])
     rows = [
         (f"  {name}", verdict.value, f"{note} ({seconds:.0f} s)".strip() if seconds >= 1 else note)
-        for name, verdict, note, seconds in report.lines
+        for name, verdict, note, seconds, _ in report.lines
     ]
     return "\n".join([title, *table([("  check", "verdict", "found"), *rows])])
