@@ -33,6 +33,8 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "FixedLength": ({"another size"}, "(at 7x9); take all sizes from the grid of the call, or refuse it"),
     "RefusesWithoutASize": ({"another size"}, "7x9 is refused in words that do not name it: not this grid"),
     "RemembersTheLargestGrid": ({"another size"}, "earlier calls change the output by 7e-01 (at most 1e-09) at 7x9"),
+    "KeepsItsTable": ({"resizes its tables"}, "so weights of another image size do not fit: override resize_tables"),
+    "ResizesItsTableOtherwise": ({"resizes its tables"}, "resize in resize_tables as in forward"),
     "IgnoresPrefix": ({"prefix tokens"}, "the effect of prefix token 0 on patches is 0e+00"),
     "OneWay": ({"prefix tokens"}, "the effect of prefix token 0 on patches is 0e+00"),
     "BlindPatch": ({"prefix tokens"}, "the effect of prefix token 0 on patches is 0e+00"),
@@ -86,6 +88,12 @@ def test_a_wrong_one_fails_no_other_clause(name: str, sound: Report) -> None:
     undone = verdicts(report, Verdict.UNDECLARED) | verdicts(report, Verdict.UNSUPPORTED)
     assert undone <= {"position bias", "factors", "rank"}
     assert [line.name for line in report.lines] == [line.name for line in sound.lines]
+
+
+def test_a_table_that_is_resized_passes() -> None:
+    (line,) = attention_lines(wrong.ResizesItsTable, {"resizes its tables"})
+    assert line.verdict is Verdict.PASS
+    assert line.note.startswith("gain from 18x18 to 16x17, where the output is the same to ")
 
 
 def test_one_cause_is_told_once() -> None:

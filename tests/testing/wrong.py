@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit import Attention, Grid, UserError
+from linvit.attention.ops.functional import resize_tokens
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.tables import SizeOf, resize_table
 
 
 class Sound(Attention):
@@ -48,6 +50,40 @@ class IgnoresItsBias(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         out = super().forward(q, k, v, grid)
         return out if bias is None else out + 0 * bias.mean()
+
+
+class ResizesItsTable(Sound):
+    """With a learnable gain per patch, as it should be."""
+
+    mode = "bilinear"
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.gain = nn.Parameter(torch.ones(1, math.prod(grid.keys_size), 1))
+
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        return super().forward(q, self.weighted(k, grid), v, grid)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        return super().factors(q, self.weighted(k, grid), grid)
+
+    def weighted(self, k: Tensor, grid: Grid) -> Tensor:
+        gain = resize_tokens(self.gain.to(k.dtype), self.grid.keys_size, grid.keys_size, "bilinear")
+        return k * F.pad(gain, (0, 0, grid.num_prefix, 0), value=1.0)
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        state["gain"] = resize_table(state["gain"], self.gain, self.grid.keys_size, size_of, self.mode)
+        return state
+
+
+class ResizesItsTableOtherwise(ResizesItsTable):
+    mode = "bicubic"
+
+
+class KeepsItsTable(ResizesItsTable):
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        return state
 
 
 class BatchCoupled(Sound):

@@ -13,6 +13,7 @@ from linvit.testing.attention import (
     matrix,
     numerics,
     shape,
+    tables,
 )
 from linvit.testing.attention.inputs import Subject
 from linvit.testing.report import Report
@@ -27,6 +28,7 @@ CONTRACT: Contract[Subject] = Contract(
         Check("shape and dtype", shape.shape),
         Check("grids", shape.grids),
         Check("another size", shape.another_size),
+        Check("resizes its tables", tables.resizes_its_tables),
         Check("prefix tokens", host.prefix_tokens),
         Check("spatial reduction", host.spatial_reduction),
         Check("narrow keys", host.narrow_keys),
