@@ -10,6 +10,7 @@ import yaml
 from linvit.cli import VERBS
 from linvit.cli.configs import find
 from tests.cli.runs import files, flags, linvit
+from tests.data.images import picture, save
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = {
@@ -74,6 +75,13 @@ def test_its_command_is_understood(name, tmp_path):
     printed(*arguments, cwd=tmp_path)
 
 
+def photos(folder):
+    """Flags for a folder of JPEGs of odd sizes."""
+    for seed, (width, height) in enumerate([(37, 211), (140, 90), (33, 33), (301, 57)] * 2):
+        save(picture(seed, width, height), folder / "ab"[seed % 2] / f"{seed}.jpg")
+    return flags(data__source=folder, data__img_size=64)
+
+
 def slow_unless_small(name):
     big = name in IMAGENET and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
@@ -81,7 +89,7 @@ def slow_unless_small(name):
 
 @pytest.mark.parametrize("name", map(slow_unless_small, EXPERIMENTS))
 def test_it_runs(name, tmp_path):
-    data = DIGITS if name in IMAGENET else []
+    data = DIGITS if name in IMAGENET else photos(tmp_path.with_suffix(".photos")) if "images" in name else []
     done = linvit("fit", f"--config={ROOT / name}", "--trainer.fast_dev_run=true", *SMALL, *data, cwd=tmp_path)
     assert done.code == 0, done.err
     assert not [file for file in files(tmp_path) if file.endswith((".ckpt", ".yaml"))]
