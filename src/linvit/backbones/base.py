@@ -133,8 +133,8 @@ class Backbone(nn.Module):
             self.reset_classifier(0)
         return take
 
-    def get_classifier(self) -> nn.Module:
-        """The classifier."""
+    def get_classifier(self) -> Any:
+        """The classifier, or a tuple of several."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:

@@ -164,6 +164,10 @@ class DeiT(Backbone):
             return (x + distilled) / 2
         return (self.head(x) + self.head_dist(distilled)) / 2  # type: ignore[no-any-return]
 
+    def get_classifier(self) -> Any:
+        """The classifier; both, as timm's distilled DeiT returns them, if there are two."""
+        return self.head if self.head_dist is None else (self.head, self.head_dist)
+
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replaces the classifier, or both, by fresh ones; see `Backbone.reset_classifier`."""
         super().reset_classifier(num_classes, global_pool)

@@ -10,6 +10,7 @@ import linvit
 import linvit.backbones
 from linvit import UserError
 from linvit.model_info import model_info
+from tests.families import kinds, small
 from tests.helpers import randn
 from tests.plugin.distributions import python, write_distribution
 
@@ -84,6 +85,52 @@ def test_preparation_of_images() -> None:
         config = timm.get_pretrained_cfg(name)
         assert (config.input_size, config.crop_pct, config.crop_mode) == ((3, size, size), crop, mode)
         assert model_info()[name].crop_pct == crop
+
+
+def check_default_cfg(name: str, **options: object) -> None:
+    """The claims of timm's own test of the configurations of models, and that `pool_size` is the last feature's."""
+    with torch.device("meta"):
+        model = timm.create_model(name, **options).eval()
+        config, parameters = model.default_cfg, model.state_dict()
+        heads, convolution = config["classifier"], config["first_conv"]
+        for head in heads if isinstance(heads, tuple) else (heads,):
+            assert f"{head}.weight" in parameters
+        assert parameters[f"{convolution}.weight"].shape[1] == 3
+        with torch.no_grad():
+            (last,) = model.forward_intermediates(
+                torch.zeros(1, *config["input_size"]), indices=1, intermediates_only=True
+            )
+        assert tuple(last.shape[2:]) == config["pool_size"]
+        model.reset_classifier(0)
+        assert not [key for key in model.state_dict() if key.startswith("head")]
+
+
+@pytest.mark.parametrize("name", sorted({*kinds()} - {"timm"}))
+def test_default_cfg(name: str) -> None:
+    options = {key: value for key, value in small(name).items() if key != "name"}
+    if name != timms_own(name):
+        check_default_cfg(name, **options)
+
+
+@pytest.mark.slow
+def test_default_cfg_of_every_preset() -> None:
+    for name in linvit.list_backbones():
+        if name not in ("timm", timms_own(name)):
+            check_default_cfg(name)
+
+
+def timms_own(name: str) -> str | None:
+    """The name, if timm has a model of its own of that name, which stays timm's."""
+    return name if timm.models.model_entrypoint(name).__module__.startswith("timm.") else None
+
+
+def test_default_cfg_of_two_classifiers_and_of_a_pyramid() -> None:
+    model = timm.create_model("deit_tiny", distilled=True, depth=1)
+    assert model.default_cfg["classifier"] == ("head", "head_dist")
+    assert model.default_cfg["pool_size"] == (14, 14)
+    pyramid = timm.create_model("flatten_pvt_v2_b0", features_only=True)
+    assert pyramid.default_cfg["first_conv"] == "stages.0.embed.proj"
+    assert pyramid.default_cfg["pool_size"] == (7, 7)
 
 
 def test_pretrained_says_how_to_load() -> None:

@@ -1,4 +1,4 @@
-"""linvit's backbones under timm's roof: `timm.create_model("flatten_swin_tiny")` after `import linvit.backbones`."""
+"""linvit's backbones in timm's registry: `timm.create_model("flatten_swin_tiny")` after `import linvit.backbones`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,35 @@ import timm
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from linvit.backbones.timm.attention import unwrapped
 from linvit.errors import UserError
 from linvit.model_info import model_info
 from linvit.registry import backbones
+
+
+def layout(network: Any, input_size: tuple[int, ...]) -> dict[str, Any]:
+    """What timm's `default_cfg` says of the modules of a model, as far as the model tells it.
+
+    Args:
+        network: A backbone.
+        input_size: Channels, height and width of the images.
+
+    Returns:
+        `first_conv`, the name of the first convolution; `classifier`, the name of the classifier, or a tuple of names;
+        `pool_size`, the sides of the last feature.
+    """
+    found: dict[str, Any] = {}
+    names = {module: name for name, module in network.named_modules()}
+    convolutions = [name for module, name in names.items() if isinstance(module, nn.Conv2d)]
+    if convolutions:
+        found["first_conv"] = convolutions[0]
+    if hasattr(network, "get_classifier"):
+        heads: Any = network.get_classifier()
+        found["classifier"] = tuple(names[head] for head in heads) if isinstance(heads, tuple) else names[heads]
+    if getattr(network, "feature_info", None):
+        stride = network.feature_info[-1]["reduction"]
+        found["pool_size"] = tuple(-(-side // stride) for side in input_size[1:])
+    return found
 
 
 def preparation(name: str) -> dict[str, Any]:
@@ -54,7 +80,7 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
                 f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "
                 f"checkpoint: linvit.load_pretrained(model, PATH)"
             )
-        model: nn.Module = build_model_with_cfg(
+        model: Any = build_model_with_cfg(
             lambda **arguments: backbones.create({"name": name, **arguments}),
             name,
             pretrained=False,
@@ -63,7 +89,10 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
             feature_cfg={"out_indices": 4, "feature_cls": "getter"},  # the last four: a whole pyramid
             **options,
         )
-        return model
+        network = unwrapped(model) if options.get("features_only") else model
+        found = layout(network, model.default_cfg.get("input_size", (3, 224, 224)))
+        model.default_cfg.update({key: value for key, value in found.items() if model.default_cfg.get(key) is None})
+        return model  # type: ignore[no-any-return]
 
     create.__name__ = create.__qualname__ = name
     return create
