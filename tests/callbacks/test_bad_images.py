@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from linvit.callbacks import BadImageCount
-from linvit.data.sources.bad_images import BadImageError, BadImages
+from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.read import BadImageError
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.data.damaged import damaged
 from tests.data.images import image_folder
@@ -69,9 +70,9 @@ def test_good_data_is_not_mentioned(tmp_path):
 
 def test_all_devices_are_added_up():
     account = BadImages("skip", 1.0)
-    account.expect(10)
+    account.start(10)
     for row in range(3):
-        account.refuse(BadImageError(f"{row}.jpg", "bad"), row)
+        account.record(BadImageError(f"{row}.jpg", "bad"), row)
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(bad_images=account),
         strategy=SimpleNamespace(reduce=lambda count, reduce_op: count * 4 if reduce_op == "sum" else None),

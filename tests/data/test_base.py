@@ -267,6 +267,8 @@ class TestPreview:
         ({"seed": -1}, "seed must be 0 or more, or null for the run's; got -1"),
         ({"val_fraction": 0.0}, "val_fraction must lie between 0 and 1; got 0.0"),
         ({"val_fraction": 1.0}, "got 1.0"),
+        ({"max_pixels": 0}, "max_pixels must lie between 1 and"),
+        ({"max_pixels": 10**9}, "where PIL refuses; got 1000000000"),
     ],
     ids=str,
 )
@@ -277,8 +279,8 @@ def test_mistakes_are_user_errors(options, message):
 
 
 def test_the_facts_are_up_to_the_subclass():
-    module = ImageData(1, 0, (4, 6), [0, 0, 0], [1, 1, 1])
+    module = ImageData(img_size=(4, 6))
     assert module.size == (4, 6)
-    for fact in ("num_classes", "class_names"):
+    for fact in (lambda: module.num_classes, lambda: module.class_names, lambda: module.targets("train")):
         with pytest.raises(NotImplementedError):
-            getattr(module, fact)
+            fact()

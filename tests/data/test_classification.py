@@ -55,7 +55,7 @@ class TestDigits:
         assert {name: len(rows) for name, rows in digits.splits.items()} == {"train": 1257, "val": 180, "test": 360}
         assert digits.num_classes == 10
         assert digits.class_names == [str(digit) for digit in range(10)]
-        assert digits.columns == ("image", "label")
+        assert (digits.image_column, digits.label_column) == ("image", "label")
 
     def test_no_image_is_in_two_splits(self, digits):
         rows = {name: [image.tobytes() for image in part["image"]] for name, part in digits.splits.items()}
@@ -200,13 +200,14 @@ class TestColumns:
         kinds = {"mask": datasets.Image(), "img": datasets.Image(), "fine_label": datasets.ClassLabel(names=["a", "b"])}
         rows = {"mask": images, "img": images, "fine_label": [0, 1] * 5}
         datasets.Dataset.from_dict(rows, features=datasets.Features(kinds)).to_parquet(tmp_path / "x.parquet")
-        assert data(tmp_path / "x.parquet").columns == ("img", "fine_label")
-        assert data(tmp_path / "x.parquet", image_column="mask").columns == ("mask", "fine_label")
+        module = data(tmp_path / "x.parquet")
+        assert (module.image_column, module.label_column) == ("img", "fine_label")
+        assert data(tmp_path / "x.parquet", image_column="mask").image_column == "mask"
 
     def test_misspelt_ones_are_user_errors(self, tmp_path):
         folder = image_folder(tmp_path / "data", ["train"])
         for option in ("image_column", "label_column"):
-            text = error_of(lambda option=option: data(folder, **{option: "labell"}).columns)
+            text = error_of(lambda option=option: data(folder, **{option: "labell"}).splits)
             assert f"data source '{folder}' has no column 'labell'. Did you mean 'label'?" in text
 
     def test_a_column_of_another_kind_is_no_image(self, tmp_path):
@@ -219,7 +220,7 @@ class TestColumns:
 
     def test_no_image_column_at_all(self, tmp_path):
         datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).to_parquet(tmp_path / "x.parquet")
-        assert error_of(lambda: data(tmp_path / "x.parquet").columns) == (
+        assert error_of(lambda: data(tmp_path / "x.parquet").image_column) == (
             f"data source '{tmp_path / 'x.parquet'}' has no image column among text, label; "
             f"name it with --data.image_column"
         )

@@ -81,7 +81,7 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
         data, workers = _data(settings)
     data.num_workers = 0  # in this process, whose CPU seconds are counted
     data.setup("fit")
-    count = len(data.train_set)  # type: ignore[arg-type]
+    count = len(data.train_set)
     if count < data.batch_size:
         raise UserError(
             f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"

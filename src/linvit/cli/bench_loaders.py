@@ -17,7 +17,7 @@ def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], A
     """Makes our training loader with an augmentation."""
 
     def loader() -> Any:
-        data.train_set.transform = TrainTransform(data.size, augmentation, data.mean)  # type: ignore[attr-defined]
+        data.train_set.reader.transform = TrainTransform(data.size, augmentation, data.mean)
         return data.train_dataloader()
 
     return loader

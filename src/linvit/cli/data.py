@@ -10,8 +10,8 @@ import numpy as np
 
 from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
-from linvit.data.sources.bad_images import MAX_PIXELS
 from linvit.data.sources.labels import check_labels
+from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.scan import ScanResult, scan
 from linvit.errors import UserError
 
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     data = ClassificationData(
         args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
     )
-    image = data.columns[0]
+    image = data.image_column
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     wrong = _columns(data) or _training(data)
     found = scan(pictures, image, args.max_pixels, args.workers)
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 def _columns(data: ClassificationData) -> list[str]:
     """A line for each split that has no column of images, or labels outside the classes."""
-    image, label = data.columns
+    image, label = data.image_column, data.label_column
     wrong = []
     for split, rows in data.splits.items():
         if image not in rows.features:
@@ -105,7 +105,7 @@ def _training(data: ClassificationData) -> list[str]:
 
 
 def _summary(data: ClassificationData, found: ScanResult) -> list[str]:
-    classes = "no labels" if data.columns[1] is None else f"{data.num_classes} classes"
+    classes = "no labels" if data.label_column is None else f"{data.num_classes} classes"
     lines = [f"{data.source}: {found.images.total():,} images, {classes}"]
     for split, rows in data.splits.items():
         each = _per_class(data, rows) if split in data.labelled else ", no labels" if data.labelled else ""
@@ -125,7 +125,7 @@ def _summary(data: ClassificationData, found: ScanResult) -> list[str]:
 
 
 def _per_class(data: ClassificationData, rows: object) -> str:
-    labels = np.array([value for value in rows[data.columns[1]] if value is not None and value >= 0])  # type: ignore[index]
+    labels = np.array([value for value in rows[data.label_column] if value is not None and value >= 0])  # type: ignore[index]
     counts = np.bincount(labels.astype(int), minlength=data.num_classes or 0)
     empty = int((counts == 0).sum())
     return f", {counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")

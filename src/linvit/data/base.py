@@ -1,23 +1,30 @@
-"""What every image data module shares: image size, loaders, and the work on whole batches."""
+"""What every image data module shares: its source, splits, samples and loaders, and the work on whole batches."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
 from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.loading.shared_memory import check_shared_memory, explain
-from linvit.data.sources.images import collate
-from linvit.data.sources.stream import Stream, stream_loader
-from linvit.data.transforms.classification import denormalise
-from linvit.data.transforms.on_device import finish
+from linvit.data.sources.bad_images import BadImages, Policy
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Images, Sample, SampleReader, Target, collate
+from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
+from linvit.data.sources.stream import Stream
+from linvit.data.sources.stream_checks import check_stream_options
+from linvit.data.transforms.on_device import denormalise, normalise
 from linvit.errors import UserError
 from linvit.image_size import image_size
 
@@ -26,41 +33,73 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageData(LightningDataModule):
-    """Base of the data modules. A subclass supplies `setup` and the facts `num_classes` and `class_names`.
+    """Base of the data modules.
 
-    Loader processes hand over 8-bit images; float arithmetic is done per batch on the device. The order of training
-    samples follows from (seed, epoch, rank layout), a sample's augmentation from (seed, epoch, row, repeat).
+    A subclass supplies `num_classes` and `class_names`, `targets`, and the two transforms, which bring all samples to
+    8-bit images of `size`. Float arithmetic on images is done per batch on the device. The order of training samples
+    follows from (seed, epoch, rank layout), a sample's augmentation from (seed, epoch, row, copy).
 
     Args:
+        source: An embedded set ("digits": 1,797 real handwritten digits); a path to an image folder
+            (`train/CLASS/*.jpg`, `val/CLASS/*.jpg`), to parquet or arrow data, or to a set saved with `save_to_disk`;
+            or `hub:owner/name`.
         batch_size: Images per step and device.
         num_workers: Loader processes per device; 0 loads in the training process.
-        img_size: Side, or (H, W), of the images given to the model.
+        img_size: Side, or [H, W], of the images given to the model.
+        val_fraction: Fraction of the training images held out when the data has no validation split.
+        repeated_aug: How often each image of an epoch is used, augmented differently each time. Epochs keep their
+            length, so each has 1 / repeated_aug of the images (DeiT: 3).
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
-        seed: Of the order of samples and of all augmentation; null is the run's (`seed_everything`).
-        repeated_aug: How often each image of an epoch is used, augmented differently each time.
+        image_column: Column of the images; null finds it.
+        exif_orientation: Turn photos as the camera's EXIF entry says; the papers' programs did not.
+        streaming: Read parquet, arrow or tar files or a hub set from one end to the other instead of at random.
+        streaming_rows: Training rows of a stream whose files do not contain their number; parquet and arrow files do.
+        shuffle_buffer: Undecoded images that each loader process of a stream holds, to choose from at random.
+        bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
+            Evaluation always raises.
+        max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
+        max_pixels: Images with more are refused before they are decoded.
+        seed: Of the order of images and of all augmentation; null is `seed_everything`.
 
     Attributes:
+        size: (H, W) of the images given to the model.
+        train_transform: A training sample and its seed to the sample that is used.
+        eval_transform: Likewise of validation, test and prediction.
         train_set: Training samples, after `setup`.
         val_set: Validation samples.
         test_set: Test samples.
         predict_set: Samples to predict.
     """
 
-    train_set: Dataset[Any]
-    val_set: Dataset[Any]
-    test_set: Dataset[Any]
-    predict_set: Dataset[Any]
+    train_transform: Callable[[Sample, int], Sample]
+    eval_transform: Callable[[Sample, int], Sample]
+    train_set: Images | Stream
+    val_set: Images | Stream
+    test_set: Images | Stream
+    predict_set: Images | Stream
+    ragged: ClassVar[Collection[str]] = ()
+    """Entries of a sample that differ in shape between samples, which batches hold as lists."""
 
     def __init__(
         self,
-        batch_size: int,
-        num_workers: int,
-        img_size: int | Sequence[int],
-        mean: Sequence[float],
-        std: Sequence[float],
-        seed: int | None = None,
+        source: str = "digits",
+        batch_size: int = 64,
+        num_workers: int = 2,
+        img_size: int | Sequence[int] = 224,
+        val_fraction: float = 0.1,
         repeated_aug: int = 1,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        image_column: str | None = None,
+        exif_orientation: bool = True,
+        streaming: bool = False,
+        streaming_rows: int | None = None,
+        shuffle_buffer: int = 1000,
+        bad_images: Policy = "skip",
+        max_bad_fraction: float = 0.001,
+        max_pixels: int = MAX_PIXELS,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -73,14 +112,22 @@ class ImageData(LightningDataModule):
             raise UserError(f"repeated_aug must be 1 (each image once) or more; got {repeated_aug}")
         if seed is not None and seed < 0:
             raise UserError(f"seed must be 0 or more, or null for the run's; got {seed}")
+        if not 0 < val_fraction < 1:
+            raise UserError(f"val_fraction must lie between 0 and 1; got {val_fraction}")
+        self.source = source
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.img_size: int | Sequence[int] = img_size
         self.size = image_size(img_size)
-        self.mean = tuple(mean)
-        self.std = tuple(std)
-        self.seed = seed
+        self.val_fraction = val_fraction
         self.repeated_aug = repeated_aug
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.exif_orientation = exif_orientation
+        self.max_pixels = check_max_pixels(max_pixels)
+        self.seed = seed
+        self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeated_aug)
+        self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
+        self.data_source = DataSource(source, image_column, val_fraction, streaming, self.prepare)
         self._statistics = torch.tensor([self.mean, self.std]).view(2, 3, 1, 1)
 
     @property
@@ -93,31 +140,76 @@ class ImageData(LightningDataModule):
         """Names of the classes, if the data has them."""
         raise NotImplementedError
 
+    def targets(self, split: str) -> Mapping[str, Target]:
+        """What the samples of a split have besides their images.
+
+        Raises:
+            UserError: If the split lacks it, so that it can only be predicted.
+        """
+        raise NotImplementedError
+
+    def prepare(self, splits: Splits) -> Splits:
+        """The splits with targets in the form that training needs, such as classes as numbers."""
+        return splits
+
+    def check_training(self) -> None:
+        """Checks training and validation split against each other, after both were made."""
+
+    @property
+    def splits(self) -> Splits:
+        """The rows of each split that the data has, images and targets in the form that training needs."""
+        return self.data_source.splits
+
+    @property
+    def image_column(self) -> str:
+        """Name of the column of images."""
+        return self.data_source.image_column
+
+    def setup(self, stage: str) -> None:
+        """Makes the sets that a stage needs: fit, validate, test or predict."""
+        if stage == "fit":
+            folder = None if self.trainer is None else self.trainer.log_dir
+            self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None
+            self.train_set = self._samples("train", training=True)
+            rank_zero_info(f"data source '{self.source}' has {self.num_classes} classes")
+        if stage in ("fit", "validate"):
+            self.val_set = self._samples("val")
+        if stage == "fit":
+            self.check_training()
+        if stage == "test":
+            self.test_set = self._samples(self.data_source.evaluated({*self.splits, "val"}))
+        if stage == "predict":
+            self.predict_set = self._samples(self.data_source.evaluated({*self.splits}), predict=True)
+
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Finishes the images of a batch where they now are: augmentation on the device, normalising, erasing."""
+        """Finishes a batch where it now is; see `finish`."""
         if not isinstance(batch, dict):  # Lightning's model summary sends bare images through here
             return batch
-        image, plans = batch["image"], batch.pop("device_ops", None)
-        if self._statistics.device != image.device:
-            self._statistics = self._statistics.to(image.device)
-        batch["image"] = finish(image, plans.samples if plans else (), *self._statistics)
+        self.finish(batch)
         trainer = self.trainer
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
+
+    def finish(self, batch: dict[str, Any]) -> None:
+        """Does to the images of a batch, in place, what is left to do: augmentation, normalising, random erasing."""
+        image, ops = batch["image"], batch.pop("device_ops", None)
+        if self._statistics.device != image.device:
+            self._statistics = self._statistics.to(image.device)
+        image = normalise(image if ops is None else ops.apply(image), *self._statistics)
+        batch["image"] = image if ops is None else ops.erase(image)
 
     def preview(self, count: int) -> dict[str, Tensor]:
         """Training and validation images (count, 3, H, W) in [0, 1] as the model sees them, spread over the sets."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):
-                batch = collate(list(islice(samples, count)))
+                chosen = list(islice(samples, count))
             else:
-                total = len(samples)  # type: ignore[arg-type]
-                shares = min(count, total)
-                rows = [i * total // shares for i in range(shares)]
-                batch = collate([samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows])
-            plans = batch.get("device_ops")
-            images = finish(batch["image"], plans.samples if plans else (), *self._statistics.cpu())
-            shown[name] = denormalise(images, self.mean, self.std)
+                total, number = len(samples), min(count, len(samples))
+                rows = [i * total // number for i in range(number)]
+                chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
+            batch = collate(chosen, self.ragged)
+            self.finish(batch)
+            shown[name] = denormalise(batch["image"], *self._statistics)
         return shown
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -125,11 +217,11 @@ class ImageData(LightningDataModule):
         devices = 1 if self.trainer is None else self.trainer.num_devices
         check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
         if isinstance(self.train_set, Stream):
-            return stream_loader(self.train_set, self.num_workers)
-        length = len(self.train_set)  # type: ignore[arg-type]
-        return self._loader(
-            self.train_set, TrainSampler(length, self._seed, *self._place, self.repeated_aug, self.batch_size)
-        )
+            return self._loader(self.train_set, None)
+        rank, world_size = self._place
+        length = len(self.train_set)
+        sampler = TrainSampler(length, self._seed, rank, world_size, self.repeated_aug, self.batch_size)
+        return self._loader(self.train_set, sampler)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """All validation samples, in order."""
@@ -161,22 +253,24 @@ class ImageData(LightningDataModule):
         """This process among all: rank and world size."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-    def _in_order(self, samples: Dataset[Any]) -> DataLoader[Any]:
-        if self.trainer is not None and isinstance(self.trainer.strategy, FSDPStrategy):
-            counts = samples.shards.counts if isinstance(samples, Stream) else [len(samples)]  # type: ignore[arg-type]
-            check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
-        if isinstance(samples, Stream):
-            return stream_loader(samples, self.num_workers)
-        return self._loader(samples, EvalSampler(len(samples), *self._place))  # type: ignore[arg-type]
+    def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
+        """The samples of a split; images of training alone may be skipped, and prediction needs no targets."""
+        targets = {} if predict else self.targets(split)
+        rows, chosen, shards = self.data_source.rows_of(split, whole=predict)
+        transform = self.train_transform if training else self.eval_transform
+        reader = SampleReader(self.image_column, targets, transform, self.max_pixels, self.exif_orientation)
+        bad = self.bad_images if training else BadImages("raise")
+        if shards is None or self.stream_options is None:
+            return Images(rows, reader, bad, chosen)
+        seed = self._seed if training else None
+        shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
+        return Stream(shards, reader, *shared, seed, *self.stream_options)
 
-    def _loader(self, samples: Dataset[Any], sampler: TrainSampler | EvalSampler) -> DataLoader[Any]:
-        return DataLoader(
-            samples,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=collate,
-            generator=torch.Generator(),  # torch's own would be drawn from, once per epoch with loader processes
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+    def _in_order(self, samples: Images | Stream) -> DataLoader[Any]:
+        if self.trainer is not None and isinstance(self.trainer.strategy, FSDPStrategy):
+            counts = samples.shards.counts if isinstance(samples, Stream) else [len(samples)]
+            check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
+        return self._loader(samples, None if isinstance(samples, Stream) else EvalSampler(len(samples), *self._place))
+
+    def _loader(self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None) -> DataLoader[Any]:
+        return make_loader(samples, self.batch_size, self.num_workers, partial(collate, ragged=self.ragged), sampler)

@@ -1,23 +1,20 @@
-"""Images that cannot be used, and odd ones that can."""
+"""Images that cannot be used: skipped, counted and named, or refused."""
 
 import csv
-import io
 import os
 from itertools import chain
 
 import datasets
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
-from torchvision.io import ImageReadMode, decode_jpeg
 
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.loading.seeds import SeededIndex
-from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImageError, BadImages, load, name_of, read
-from tests.data.damaged import bomb, damaged, encoded, photo
+from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImages
+from linvit.data.sources.read import BadImageError
+from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder
 
 
@@ -31,122 +28,18 @@ def expected(root):
     return damaged(root)
 
 
-def reason(stored, **options):
-    with pytest.raises(BadImageError) as error:
-        read(stored, "x", **options)
-    return error.value.reason
-
-
-def test_every_image_is_good_or_bad_as_it_should_be(root, expected):
-    for path, wrong in expected.items():
-        stored = {"bytes": None, "path": str(root / path)}
-        if wrong is None:
-            assert read(stored, path).shape[0] == 3
-        else:
-            assert wrong in reason(stored)
-
-
-@pytest.mark.parametrize(
-    "name", ["palette.png", "alpha.png", "animated.gif", "png_inside.jpg", "cmyk.jpg", "rotated.jpg", "grey.jpg"]
-)
-def test_odd_images_are_what_pil_makes_of_them(root, expected, name):
-    path = root / "train" / "bee" / name
-    picture = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    ours = read({"bytes": None, "path": str(path)}, name).permute(1, 2, 0).numpy().astype(int)
-    assert ours.shape == np.asarray(picture).shape
-    # The decoders of JPEG are the same; rounding in the conversion of CMYK is not.
-    assert abs(ours - np.asarray(picture, int)).max() <= (2 if name == "cmyk.jpg" else 0)
-
-
-def test_16_bit_values_are_scaled_not_clipped(root, expected):
-    ours = read({"bytes": None, "path": str(root / "train" / "bee" / "16_bit.png")}, "x")
-    assert abs(ours[0].float().flatten() - torch.linspace(0, 255, ours[0].numel())).max() <= 1
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("lost", [1, 2, 10, 100, 0.5, 0.9])
-def test_a_truncated_jpeg_is_bad_to_either_decoder(progressive, lost):
-    buffer = io.BytesIO()
-    noise = np.random.default_rng(0).integers(0, 256, (60, 70, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(buffer, "JPEG", quality=90, progressive=progressive)
-    whole = buffer.getvalue()
-    cut = whole[: -lost if lost >= 1 else int(len(whole) * (1 - lost))]
-    with pytest.raises(RuntimeError):
-        decode_jpeg(torch.frombuffer(bytearray(cut), dtype=torch.uint8), ImageReadMode.RGB)
-    with pytest.raises(OSError, match=r"[Tt]runcated"):
-        Image.open(io.BytesIO(cut)).convert("RGB")
-    assert "runcated" in reason({"bytes": cut, "path": None})
-
-
-class TestSize:
-    """Bombs are refused by what their header says, before they are decoded."""
-
-    def test_the_limit_is_an_argument(self):
-        data = {"bytes": encoded(photo(0), "JPEG"), "path": None}
-        assert read(data, "x", max_pixels=48 * 56).shape == (3, 56, 48)
-        assert reason(data, max_pixels=48 * 56 - 1) == "48 x 56 pixels are more than the limit, 2687"
-
-    def test_bombs(self, monkeypatch):
-        monkeypatch.setattr("linvit.data.sources.bad_images.decode", lambda data: pytest.fail("decoded"))
-        with pytest.warns(Image.DecompressionBombWarning):  # up to twice the limit PIL warns, beyond it refuses
-            assert "10000 x 10000 pixels are more than" in reason({"bytes": bomb(10_000, 10_000), "path": None})
-        assert "200000000 pixels" in reason({"bytes": bomb(20_000, 10_000), "path": None})
-
-    @pytest.mark.parametrize(("width", "height"), [(401, 2), (2, 401)])
-    def test_strips(self, width, height):
-        said = f"{width} x {height} pixels: one side is more than 200 times the other"
-        assert reason({"bytes": encoded(Image.new("RGB", (width, height)), "PNG"), "path": None}) == said
-        fits = encoded(Image.new("RGB", (min(width, 400), min(height, 400))), "PNG")
-        assert 400 in read({"bytes": fits, "path": None}, "x").shape
-
-
-class TestFiles:
-    """What cannot be read at all."""
-
-    def test_a_folder_a_missing_file_and_one_without_permission(self, tmp_path, monkeypatch):
-        assert reason({"bytes": None, "path": str(tmp_path)}) == "Is a directory"
-        assert reason({"bytes": None, "path": str(tmp_path / "gone.jpg")}) == "No such file or directory"
-
-        def denied(*args):
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr("builtins.open", denied)
-        assert reason({"bytes": None, "path": "x.jpg"}) == "Permission denied"
-
-    def test_an_address(self, tmp_path):
-        (tmp_path / "x").write_bytes(b"abc")
-        assert load({"bytes": None, "path": f"file://{tmp_path}/x"}) == b"abc"
-
-    @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)
-    def test_no_image_at_all(self, nothing):
-        assert reason(nothing) == "no image: the cell is empty"
-
-
-@pytest.mark.parametrize(
-    ("stored", "name"),
-    [
-        ({"bytes": None, "path": "a/b.jpg"}, "a/b.jpg"),
-        ({"bytes": b"", "path": "image.jpg"}, "row 3 (image.jpg)"),
-        ({"bytes": b"", "path": None}, "row 3 (stored in the table)"),
-        (None, "row 3 (stored in the table)"),
-    ],
-)
-def test_an_image_is_called_by_what_finds_it(stored, name):
-    assert name_of(stored, "row 3") == name
-
-
 class Rows(Dataset):
     """Rows of which some are bad, as `Images` uses the account."""
 
     def __init__(self, bad, wrong, length=1000):
         self.bad, self.wrong, self.length = bad, wrong, length
-        bad.expect(length)
+        bad.start(length)
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, at):
-        return self.bad.first_good(self.sample, at.row, at.seed, self.length)
+        return self.bad.sample_or_other(self.sample, at.row, at.seed, self.length)
 
     def sample(self, row, seed):
         if row in self.wrong:
@@ -256,8 +149,6 @@ class TestMaxFraction:
     [
         ({"policy": "ignore"}, "bad_images must be one of raise, skip; got 'ignore'"),
         ({"policy": "skip", "max_fraction": 5}, "max_bad_fraction must lie between 0 and 1, such as 0.001; got 5"),
-        ({"policy": "skip", "max_pixels": 0}, "max_pixels must lie between 1 and"),
-        ({"policy": "skip", "max_pixels": 10**9}, "where PIL refuses; got 1000000000"),
     ],
 )
 def test_mistakes_are_user_errors(options, message):

@@ -3,6 +3,7 @@
 import collections
 import io
 import tarfile
+from functools import partial
 
 import datasets
 import numpy as np
@@ -11,10 +12,14 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features
 
 import linvit
+from linvit.data.loading.loader import make_loader
 from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.images import SampleReader, Target, collate
+from linvit.data.sources.labels import check_label
+from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_share
-from linvit.data.sources.stream import Stream, stream_loader
+from linvit.data.sources.stream import Stream
 from tests.data.images import image_folder, picture, png
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee", "cow"])})
@@ -59,23 +64,23 @@ def untold(shards):
     return Shards(shards.rows, None, None)
 
 
-def plain(image, seed):
-    return {"image": image, "seed": seed}
+def plain(sample, seed):
+    return sample | {"seed": seed}
 
 
-def stream(shards, rank=0, world=1, workers=0, **options):
-    given = {"transform": plain, "image": "image", "label": "label", "num_classes": 3, "batch_size": 2, "source": "s"}
-    bad = BadImages("skip", 0.5, num_workers=workers) if options.get("seed") is not None else BadImages("raise")
-    return Stream(
-        shards, **{**given, **options}, num_workers=workers, rank=rank, world_size=world, bad=options.get("bad", bad)
-    )
+def stream(shards, rank=0, world=1, workers=0, image="image", label="label", num_classes=3, **options):
+    target = Target(label, partial(check_label, num_classes=num_classes, source="s"))
+    reader = SampleReader(image, {"label": target}, plain, MAX_PIXELS, True)
+    given = {"batch_size": 2, "source": "s"}
+    bad = BadImages("skip", 0.5, workers) if options.get("seed") is not None else BadImages("raise")
+    return Stream(shards, reader, num_workers=workers, rank=rank, world_size=world, bad=bad, **{**given, **options})
 
 
 def batches(shards, rank=0, world=1, workers=0, epoch=0, **options):
     """Row numbers of the batches of one rank, from real loader processes."""
     samples = stream(shards, rank, world, workers, **options)
     samples.set_epoch(epoch)
-    loader = stream_loader(samples, workers)
+    loader = make_loader(samples, samples.batch_size, workers, collate)
     return [batch["index"].tolist() for batch in loader]
 
 
@@ -144,7 +149,7 @@ class TestOrder:
 
     def test_the_loader_processes_learn_the_epoch_while_they_live(self, shards):
         samples = stream(shards["parquet"], workers=2, seed=3, buffer=8)
-        loader = stream_loader(samples, 2)
+        loader = make_loader(samples, 2, 2, collate)
         passes = []
         for epoch in (0, 5):
             loader.sampler.set_epoch(epoch)  # as Lightning does
@@ -167,7 +172,7 @@ class TestOrder:
         expected = sample_seeds(np.arange(26), 7, 4)
         found = {
             row: seed
-            for batch in stream_loader(samples, workers)
+            for batch in make_loader(samples, samples.batch_size, workers, collate)
             for row, seed in zip(batch["index"].tolist(), batch["seed"].tolist(), strict=True)
         }
         assert len(found) == 12

@@ -8,10 +8,11 @@ import torch
 
 import linvit
 from linvit.data.transforms import on_device
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, denormalise
-from linvit.data.transforms.geometry import evaluation_view
-from linvit.data.transforms.on_device import finish
-from linvit.data.transforms.ops import Op, Warp
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
+from linvit.data.transforms.evaluation import evaluation_ops
+from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.on_device import denormalise, normalise
+from linvit.data.transforms.ops import PixelOp, apply
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -32,7 +33,7 @@ each = pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGME
 
 
 def pixels(height, width, seed=0):
-    return tensor(photograph(height, width, seed))
+    return {"image": tensor(photograph(height, width, seed))}
 
 
 @each
@@ -69,22 +70,23 @@ def test_the_seed_decides_and_no_global_generator_does(augmentation):
 @each
 def test_the_image_given_is_left_alone(augmentation):
     image = pixels(16, 16)
-    before = image.clone()
+    before = image["image"].clone()
     for seed in range(20):
         TrainTransform((16, 16), augmentation, MEAN)(image, seed)
-    assert torch.equal(image, before)
+    assert torch.equal(image["image"], before)
 
 
 def test_an_image_that_fits_is_not_changed():
     image = pixels(10, 12)
     for transform in (EvalTransform((10, 12), "center", 1.0, MEAN), TrainTransform((10, 12), NONE, MEAN)):
-        assert torch.equal(transform(image, 3)["image"], image)
+        assert torch.equal(transform(image, 3)["image"], image["image"])
 
 
 def test_the_evaluation_s_way_of_resizing_is_taken():
     for mode in ("center", "squash", "border"):
         found = EvalTransform((20, 20), mode, 0.8, MEAN)(pixels(60, 40), 0)["image"]
-        assert torch.equal(found, evaluation_view(pixels(60, 40), (20, 20), mode, 0.8, (102, 128, 153)))
+        ops = evaluation_ops((60, 40), (20, 20), mode, 0.8, (102, 128, 153))
+        assert torch.equal(found, apply(ops, pixels(60, 40))["image"])
 
 
 class TestDevice:
@@ -117,18 +119,18 @@ class TestDevice:
         left = device(pixels(40, 30), 5)["device_ops"]
         assert left.seed == 5
         assert len(left.ops) == 6
-        assert [op.name for op in left.ops[3:] if isinstance(op, Op)] == [op.name for op in left.ops[3:]]
+        assert [op.name for op in left.ops[3:] if isinstance(op, PixelOp)] == [op.name for op in left.ops[3:]]
 
 
 def test_a_certain_flip_flips():
     image = pixels(8, 8)
     flipped = TrainTransform((8, 8), Augmentation(None, hflip=1.0), MEAN)(image, 0)["image"]
-    assert torch.equal(flipped, image.flip(-1))
+    assert torch.equal(flipped, image["image"].flip(-1))
 
 
 def test_flips_are_half_of_all():
     transform, image = TrainTransform((8, 8), Augmentation(None), MEAN), pixels(8, 8)
-    flipped = sum(torch.equal(transform(image, seed)["image"], image.flip(-1)) for seed in range(1000))
+    flipped = sum(torch.equal(transform(image, seed)["image"], image["image"].flip(-1)) for seed in range(1000))
     assert 450 < flipped < 550
 
 
@@ -146,7 +148,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
     transform = TrainTransform((100, 100), Augmentation(None, **options), MEAN)
     largest = np.zeros(3)
     for seed in range(300):
-        (warp,) = transform._moves(np.random.default_rng(seed))
+        (warp,) = transform._warp(np.random.default_rng(seed))
         a, b, c, d, e, f = warp.matrix
         zoom = 1 / np.hypot(a, b)
         angle = np.degrees(np.arctan2(-b, a))
@@ -187,11 +189,11 @@ def test_an_impossible_augmentation_is_a_user_error(options, message):
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 5)], ids=str)
 def test_denormalise_is_the_inverse(batch):
-    image = pixels(10, 12)
-    normal = finish(image[None], (), *STATISTICS)[0].expand(*batch, -1, -1, -1)
-    assert torch.allclose(denormalise(normal, MEAN, STD), (image / 255).expand_as(normal), atol=1e-6)
+    image = pixels(10, 12)["image"]
+    normal = normalise(image[None], *STATISTICS)[0].expand(*batch, -1, -1, -1)
+    assert torch.allclose(denormalise(normal, *STATISTICS), (image / 255).expand_as(normal), atol=1e-6)
 
 
 def test_denormalise_stays_within_0_and_1():
-    shown = denormalise(torch.randn(3, 4, 4) * 100, MEAN, STD)
+    shown = denormalise(torch.randn(3, 4, 4) * 100, *STATISTICS)
     assert (shown.min(), shown.max()) == (0, 1)

@@ -1,14 +1,26 @@
 """Decoding against PIL."""
 
 import io
+import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
 
-from linvit.data.transforms.decode import decode
+from linvit.data.transforms import decode as module
+from linvit.data.transforms.decode import JPEG, decode, decode_with_pil, decode_with_torchvision, jpeg_decoder
 from tests.data.images import picture
+
+
+@pytest.fixture(params=[decode_with_pil, decode_with_torchvision], ids=["PIL", "torchvision"])
+def decoder(request, monkeypatch):
+    """Either of the decoders of JPEG, whichever would be chosen."""
+    monkeypatch.setattr(module, "jpeg_decoder", lambda: request.param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torchvision's, which users do not get to see
+        yield request.param
 
 
 def stored(image, kind="JPEG", **options):
@@ -31,7 +43,7 @@ def turned(orientation):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}], ids=str)
-def test_jpeg_is_what_pil_decodes(mode, options):
+def test_jpeg_is_what_pil_decodes(decoder, mode, options):
     image = Image.new("RGB", (67, 45))
     image.paste(picture(1, 60, 40).resize((67, 45)))
     data = stored(image.convert(mode), quality=90, **options)
@@ -43,10 +55,12 @@ def test_jpeg_is_what_pil_decodes(mode, options):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_the_camera_s_orientation_is_followed(orientation, kind):
+def test_the_camera_s_orientation_is_followed_unless_it_is_not_wanted(decoder, orientation, kind):
     data = stored(picture(0, 24, 16), kind, exif=turned(orientation))
     assert torch.equal(decode(data), by_pil(data))
     assert decode(data).shape == ((3, 16, 24) if orientation < 5 else (3, 24, 16))
+    as_stored = torch.from_numpy(np.array(Image.open(io.BytesIO(data)))).permute(2, 0, 1)
+    assert torch.equal(decode(data, exif_orientation=False), as_stored)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "TIFF", "WEBP"])
@@ -71,7 +85,7 @@ def test_32_bits_are_an_os_error_rather_than_a_guess(dtype, kind):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.95])
-def test_a_part_of_a_file_is_an_os_error(kind, keep):
+def test_a_part_of_a_file_is_an_os_error(decoder, kind, keep):
     data = stored(picture(0, 60, 40), kind)
     with pytest.raises(OSError, match=r"\w"):
         decode(data[: int(keep * len(data))])
@@ -80,3 +94,38 @@ def test_a_part_of_a_file_is_an_os_error(kind, keep):
 def test_no_image_is_an_os_error():
     with pytest.raises(OSError, match="cannot identify"):
         decode(b"some text")
+
+
+class TestChoice:
+    """torchvision's decoder is taken where it is there to stay."""
+
+    @pytest.fixture(autouse=True)
+    def anew(self):
+        jpeg_decoder.cache_clear()
+        yield
+        jpeg_decoder.cache_clear()
+
+    def test_nobody_is_warned(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert decode(stored(picture(0))).shape == (3, 10, 12)
+
+    def test_torchvision_s_if_it_does_not_warn(self, monkeypatch):
+        monkeypatch.setattr(module, "decode_with_torchvision", lambda data, exif_orientation: data.startswith(JPEG))
+        assert jpeg_decoder() is module.decode_with_torchvision
+
+    @pytest.mark.parametrize("lacking", ["torchvision.io", "a function", "a warning"])
+    def test_else_pil_s(self, monkeypatch, lacking):
+        if lacking == "torchvision.io":
+            monkeypatch.setitem(sys.modules, "torchvision.io", None)
+        elif lacking == "a function":
+            monkeypatch.delattr("torchvision.io.decode_jpeg")
+        else:
+
+            def warn(*args, **options):
+                warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+            monkeypatch.setattr(
+                "torchvision.io.decode_jpeg", lambda *_, **__: warnings.warn("old", DeprecationWarning, stacklevel=1)
+            )
+        assert jpeg_decoder() is decode_with_pil

@@ -1,4 +1,4 @@
-"""Random crops against timm's, resizing and evaluation against PIL's and torchvision's."""
+"""Random crops against timm's, resizing against PIL's, and masks and boxes that follow the image."""
 
 import random
 
@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from timm.data import create_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
-from torchvision.transforms import Compose
 
 from linvit.data.loading.seeds import generator
-from linvit.data.transforms.geometry import Box, cover, cut, evaluation_view, random_box, resize
+from linvit.data.transforms.affine import affine_matrix
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize, Warp, random_box, resize
+from linvit.data.transforms.ops import IGNORE_INDEX, PixelOp, apply
 from tests.data.distributions import alike
 from tests.data.transforms.test_pixel_ops import photograph, tensor
+from tests.golden_files import load
 
 SIZES = [(375, 500), (500, 375), (200, 900)]
 
@@ -68,7 +69,7 @@ def test_resizing_is_pil_s(interpolation, size):
     mode = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}[interpolation]
     box = Box(5, 7, 50, 60)
     theirs = tensor(Image.fromarray(pixels).crop((7, 5, 67, 55)).resize(size[::-1], mode))
-    ours = resize(cut(tensor(pixels), box), size, interpolation)
+    ours = resize(Crop(box).image(tensor(pixels)), size, interpolation)
     assert ours.dtype == torch.uint8
     assert near(ours, theirs)
 
@@ -88,31 +89,108 @@ def test_an_image_of_the_wanted_size_is_not_touched():
     assert resize(image, (8, 9)) is image
 
 
-@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0])
-@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
-@pytest.mark.parametrize(("height", "width"), [(75, 100), (100, 75), (80, 80), (61, 153)])
-def test_evaluation_sees_what_timm_shows_of_a_pil_image(height, width, crop_mode, crop_pct):
-    """The protocols of DeiT and Swin (center), of FLatten and of fine-tuning at 384 (squash), and timm's third."""
-    transform = create_transform(
-        (3, 48, 48),
-        interpolation="bicubic",
-        crop_mode=crop_mode,
-        crop_pct=crop_pct,
-        mean=(0.4, 0.5, 0.6),
-        std=(1, 1, 1),
+HEIGHT, WIDTH = 61, 83
+OPS = {
+    "crop": Crop(Box(7, 12, 40, 55)),
+    "crop through the box": Crop(Box(25, 30, 31, 50)),
+    "resize": Resize((97, 51), "bilinear"),
+    "shrink without antialias": Resize((31, 44), "bilinear", antialias=False),
+    "flip": HorizontalFlip(),
+    "pad": Pad(3, 5, 7, 11, (0, 0, 0)),
+    "shear": Warp((1, 0.21, -4.3, 0, 1, 0), False, (0, 0, 0)),
+    "shift": Warp((1, 0, 3, 0, 1, -8), False, (0, 0, 0)),
+    "turn and zoom": Warp(affine_matrix(30, 1.2, (4, -3), (HEIGHT, WIDTH)), False, (0, 0, 0)),
+    "colour": PixelOp("contrast", 1.4),
+}
+
+
+class TestTogether:
+    """A white rectangle on black: the mask and the box lie where the white is, whatever is done."""
+
+    def sample(self, top=19, left=23, bottom=45, right=52):
+        image = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)
+        image[:, top:bottom, left:right] = 255
+        return {
+            "image": image,
+            "mask": (image[0] > 0).long(),
+            "boxes": torch.tensor([[left, top, right, bottom]]).float(),
+            "labels": torch.tensor([5]),
+            "masks": (image[:1] > 0).to(torch.uint8),
+            "id": "x",
+        }
+
+    @pytest.mark.parametrize(
+        "names", [*[[name] for name in OPS], ["flip", "turn and zoom", "crop", "resize", "pad"]], ids=str
     )
-    pixels = photograph(height, width)
-    theirs = tensor(Compose(transform.transforms[:2])(Image.fromarray(pixels)))  # resizing and cropping alone
-    ours = evaluation_view(tensor(pixels), (48, 48), crop_mode, crop_pct, (102, 128, 153))
-    assert near(ours, theirs)
+    def test_mask_and_box_follow_the_image(self, names):
+        sample = self.sample()
+        done = apply([OPS[name] for name in names], sample)
+        white = done["image"][0] > 127
+        assert white.any()
+        assert done["mask"].shape == white.shape
+        assert ((done["mask"] == 1) != white).float().mean() < 0.02  # OpenCV's nearest label lies half a pixel beside
+        assert torch.equal(done["masks"][0] == 1, done["mask"] == 1)
+        (rows,), (columns,) = (white.any(axis).nonzero(as_tuple=True) for axis in (1, 0))
+        around = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert done["boxes"][0].tolist() == pytest.approx([int(side) for side in around], abs=1.5)
+        assert (done["labels"].tolist(), done["id"]) == ([5], "x")
+        assert torch.equal(sample["mask"], self.sample()["mask"])  # what was given is left alone
+
+    def test_what_comes_from_outside_has_no_class_and_is_no_part_of_an_instance(self):
+        done = apply([Pad(right=4, bottom=2), Warp((1, 0, -6, 0, 1, 0), False, (0, 0, 0))], self.sample())
+        assert (done["mask"][:, :6] == IGNORE_INDEX).all()
+        assert (done["mask"][-2:] == IGNORE_INDEX).all()
+        assert not done["masks"][:, -2:].any()
+        assert done["masks"].max() == 1
+
+    def test_boxes_that_leave_the_image_take_all_that_is_theirs_with_them(self):
+        sample = self.sample()
+        sample |= {
+            "boxes": torch.tensor([[0, 0, 9, 9], [30, 30, 40, 40], [50, 2, 50, 9]]).float(),
+            "labels": torch.tensor([1, 2, 3]),
+            "iscrowd": torch.tensor([False, True, False]),
+            "masks": torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8),
+        }
+        done = apply(
+            [Crop(Box(10, 10, 40, 60)), Warp(affine_matrix(10, 1, (0, 0), (40, 60)), False, (0, 0, 0))], sample
+        )
+        assert (done["labels"].tolist(), done["iscrowd"].tolist(), len(done["masks"])) == ([2], [True], 1)
+        assert len(done["boxes"]) == 1
+        none = apply([Crop(Box(50, 0, 10, 10))], sample)
+        assert (none["boxes"].shape, none["masks"].shape, none["labels"].shape) == ((0, 4), (0, 10, 10), (0,))
+        ops = [OPS[name] for name in ("resize", "flip", "pad", "turn and zoom")]
+        assert apply(ops, none)["boxes"].shape == (0, 4)
 
 
-@pytest.mark.parametrize("target", [(224, 224), (256, 256), (100, 300), (300, 100)], ids=str)
-def test_covering_keeps_the_aspect(target):
-    for height, width in np.random.default_rng(0).integers(20, 900, (200, 2)).tolist():
-        size = cover(height, width, target)
-        assert size[0] >= target[0]
-        assert size[1] >= target[1]
-        assert size[0] == target[0] or size[1] == target[1]
-        scale = max(target[0] / height, target[1] / width)
-        assert size == pytest.approx((height * scale, width * scale), abs=1)
+class TestDensePipelines:
+    """Resizing, flipping and cropping of masks and boxes as the programs of detection and segmentation do it (mmcv)."""
+
+    def test_boxes_and_masks(self):
+        golden = load("dense_pipe_det_geometry")
+        given = {name: golden.tensors[f"input.{name}"] for name in ("boxes", "labels", "masks")}
+        given["image"] = torch.zeros(3, *given["masks"].shape[1:], dtype=torch.uint8)
+        resized = apply([Resize((90, 120), "bilinear", antialias=False)], given)
+        cropped = apply([Crop(Box(22, 30, 40, 51))], given)
+        again = apply([Resize((70, 89), "bilinear", antialias=False)], cropped)
+        results = {
+            "resize": resized,
+            "resize_flip": apply([HorizontalFlip()], resized),
+            "crop": cropped,
+            "crop_resize": again,
+        }
+        for name, done in results.items():
+            assert list(done["image"].shape[1:]) == golden.tensors[f"output.{name}_img_shape"].tolist()
+            golden.check(f"output.{name}_boxes", done["boxes"])
+            assert torch.equal(done["labels"], golden.tensors[f"output.{name}_labels"])
+            assert torch.equal(done["masks"], golden.tensors[f"output.{name}_masks"])
+        padded = apply([Pad(right=7, bottom=26)], again)
+        assert torch.equal(padded["masks"], golden.tensors["output.padded_masks"])
+
+    @pytest.mark.parametrize("size", ["up", "down", "down3"])
+    def test_pixels_and_labels(self, size):
+        tensors = load("dense_pipe_resize_pixels").tensors
+        expected = tensors[f"output.image_{size}"].permute(2, 0, 1)
+        op = Resize(tuple(expected.shape[1:]), "bilinear", antialias=False)
+        done = apply([op], {"image": tensors["input.image"].permute(2, 0, 1), "mask": tensors["input.label"]})
+        assert (done["image"].int() - expected.int()).abs().max() <= 1
+        assert torch.equal(done["mask"], tensors[f"output.label_{size}"])

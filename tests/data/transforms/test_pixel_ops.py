@@ -6,8 +6,9 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 from timm.data import auto_augment
 
-from linvit.data.transforms import on_device, ops
-from linvit.data.transforms.ops import Op, Warp, affine
+from linvit.data.transforms import on_device
+from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.ops import PixelOp, apply
 from linvit.data.transforms.rand_augment import OPERATIONS, as_op
 
 TIMM = {
@@ -65,16 +66,18 @@ def test_all_of_timm_s_operations_are_here():
     assert len(OPERATIONS) == len(set(OPERATIONS)) == 15
 
 
-@pytest.mark.parametrize("bicubic", [True, False], ids=["bicubic", "bilinear"])
-@pytest.mark.parametrize("size", [(60, 60), (37, 53), (53, 37)], ids=str)
-@pytest.mark.parametrize(("name", "amount"), CASES)
+@pytest.mark.parametrize("size", [(37, 53), (53, 37)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "amount", "bicubic"),
+    [(name, amount, bicubic) for name, amount in CASES for bicubic in ((False, True) if name in MOVING else (False,))],
+)
 def test_one_image_is_what_timm_makes_of_it(name, amount, size, bicubic):
     """Bit for bit; what moves within one level, since a sum on the edge between two levels may fall to either.
 
     PIL weighs in float64 where shears and shifts weigh in float32, and rounds the matrix of a rotation.
     """
     pixels = photograph(*size)
-    done = ops.apply([as_op(name, amount, size, bicubic, FILL)], tensor(pixels))
+    done = as_op(name, amount, size, bicubic, FILL).image(tensor(pixels))
     off = (done.int() - by_timm(pixels, name, amount, bicubic)).abs()
     assert off.max() <= (1 if name in MOVING else 0)
     assert (off > 0).float().mean() <= 0.1
@@ -86,8 +89,8 @@ def test_a_batch_on_the_device_is_what_timm_makes_of_each_image(name, bicubic):
     """Within one level; bicubic moves, where torch's kernel (a = -0.75) is not PIL's (a = -1), within 3 on average."""
     amounts = AMOUNTS.get(name, (0, 0))
     pictures = [photograph(40, 56, seed) for seed in range(len(amounts))]
-    plans = [[as_op(name, amount, (40, 56), bicubic, FILL)] for amount in amounts]
-    done = on_device.apply_ops(torch.stack([tensor(pixels) for pixels in pictures]), plans)
+    ops = [[as_op(name, amount, (40, 56), bicubic, FILL)] for amount in amounts]
+    done = on_device.apply_ops(torch.stack([tensor(pixels) for pixels in pictures]), ops)
     for image, pixels, amount in zip(done, pictures, amounts, strict=True):
         off = (image.int() - by_timm(pixels, name, amount, bicubic)).abs().float()
         if name in MOVING and bicubic:
@@ -98,29 +101,29 @@ def test_a_batch_on_the_device_is_what_timm_makes_of_each_image(name, bicubic):
 
 def test_no_bits_at_all_are_black():
     """timm asks for that at the largest magnitude; Pillow used to give black and now refuses."""
-    done = ops.apply([Op("posterize", 0)], tensor(photograph(8, 8)))
+    done = PixelOp("posterize", 0).image(tensor(photograph(8, 8)))
     assert not done.any()
 
 
-def test_changes_follow_one_another_each_image_its_own():
+def test_operations_follow_one_another_each_image_its_own():
     images = torch.stack([tensor(photograph(24, 24, seed)) for seed in range(4)])
-    plans = [
-        [Op("invert", 0), Op("posterize", 3)],
+    ops = [
+        [PixelOp("invert", 0), PixelOp("posterize", 3)],
         [],
-        [Op("brightness", 0.5)],
-        [Op("color", 0.2), Op("invert", 0)],
+        [PixelOp("brightness", 0.5)],
+        [PixelOp("color", 0.2), PixelOp("invert", 0)],
     ]
     before = images.clone()
-    done = on_device.apply_ops(images, plans)
-    for image, plan, found in zip(before, plans, done, strict=True):
-        assert torch.equal(ops.apply(plan, image), found)
+    done = on_device.apply_ops(images, ops)
+    for image, own, found in zip(before, ops, done, strict=True):
+        assert torch.equal(apply(own, {"image": image})["image"], found)
     assert torch.equal(images, before)
 
 
 def test_grey_is_pil_s():
     pixels = photograph(20, 30)
     grey = np.asarray(ImageOps.grayscale(Image.fromarray(pixels)))
-    done = ops.apply([Op("grayscale", 0)], tensor(pixels))
+    done = PixelOp("grayscale", 0).image(tensor(pixels))
     assert np.array_equal(done.numpy(), np.stack([grey] * 3))
 
 
@@ -129,11 +132,11 @@ def test_blur_is_gaussian(sigma):
     """PIL approximates the bell by boxes, so the comparison is with the mean difference, away from the border."""
     pixels = photograph(60, 60)
     blurred = np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(sigma))).astype(int)
-    done = ops.apply([Op("blur", sigma)], tensor(pixels)).permute(1, 2, 0).numpy()
+    done = PixelOp("blur", sigma).image(tensor(pixels)).permute(1, 2, 0).numpy()
     assert np.abs(done - blurred)[8:-8, 8:-8].mean() < 1
     point = torch.zeros(3, 31, 31, dtype=torch.uint8)
     point[:, 15, 15] = 255
-    spread = ops.apply([Op("blur", sigma)], point)[0].float()
+    spread = PixelOp("blur", sigma).image(point)[0].float()
     ideal = torch.exp(-0.5 * ((torch.arange(31) - 15) / sigma) ** 2)
     ideal = 255 * torch.outer(ideal, ideal) / ideal.sum() ** 2
     assert (spread - ideal).abs().max() <= 1.5
@@ -143,9 +146,9 @@ def test_blur_is_gaussian(sigma):
 @pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2)], ids=str)
 def test_tiny_images(name, size):
     image = tensor(photograph(*size))
-    change = Op(name, 1.5) if name in ("blur", "grayscale") else as_op(name, 1, size, True, FILL)
-    assert ops.apply([change], image).shape == image.shape
-    assert on_device.apply_ops(image[None], [[change]])[0].shape == image.shape
+    op = PixelOp(name, 1.5) if name in ("blur", "grayscale") else as_op(name, 1, size, True, FILL)
+    assert op.image(image).shape == image.shape
+    assert on_device.apply_ops(image[None], [[op]])[0].shape == image.shape
 
 
 @pytest.mark.parametrize("far", [-500.0, 500.0])
@@ -153,30 +156,7 @@ def test_tiny_images(name, size):
 def test_what_moves_out_of_sight_leaves_the_fill(far, vertical):
     matrix = (1, 0, 0, 0, 1, far) if vertical else (1, 0, far, 0, 1, 0)
     for done in (
-        ops.apply([Warp(matrix, True, FILL)], tensor(photograph(9, 7))),
+        Warp(matrix, True, FILL).image(tensor(photograph(9, 7))),
         on_device.apply_ops(tensor(photograph(9, 7))[None], [[Warp(matrix, True, FILL)]])[0],
     ):
         assert torch.equal(done, torch.tensor(FILL, dtype=torch.uint8).view(3, 1, 1).expand(3, 9, 7))
-
-
-class TestAffine:
-    """Turning, enlarging and shifting by one matrix."""
-
-    def test_a_turn_is_pil_s(self):
-        pixels = photograph(40, 56)
-        turned = Image.fromarray(pixels).rotate(20, Image.Resampling.BILINEAR, fillcolor=FILL)
-        done = ops.apply([Warp(affine(20, 1, (0, 0), (40, 56)), False, FILL)], tensor(pixels))
-        assert torch.equal(done, tensor(turned))
-
-    def test_a_shift_moves_right_and_down(self):
-        image = tensor(photograph(10, 12))
-        done = ops.apply([Warp(affine(0, 1, (3, 2), (10, 12)), False, FILL)], image)
-        assert torch.equal(done[:, 2:, 3:], image[:, :-2, :-3])
-        assert torch.equal(done[:, 0, 0], torch.tensor(FILL, dtype=torch.uint8))
-
-    def test_zoom_enlarges_about_the_centre(self):
-        image = torch.zeros(3, 40, 40, dtype=torch.uint8)
-        image[:, 15:25, 15:25] = 255
-        done = ops.apply([Warp(affine(0, 2, (0, 0), (40, 40)), False, (0, 0, 0))], image)
-        assert (done[0] > 127).sum() == 20 * 20
-        assert (done[0, 11:29, 11:29] == 255).all()

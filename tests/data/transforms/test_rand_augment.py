@@ -11,7 +11,8 @@ from timm.data import auto_augment
 
 import linvit
 from linvit.data.loading.seeds import generator
-from linvit.data.transforms.ops import Op, Warp
+from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.ops import PixelOp
 from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter, three_augment
 from tests.data.distributions import alike, even, follows, independent, uniform
 from tests.data.transforms.test_pixel_ops import TIMM
@@ -147,4 +148,4 @@ def test_jitter_changes_three_things_in_any_order():
         factors = [op.amount for one in drawn for op in one if op.name == name]
         assert follows(factors, uniform(0.6, 1.4))
     assert min(op.amount for op in color_jitter(generator(0), 5)) >= 0
-    assert all(isinstance(op, Op) for op in drawn[0])
+    assert all(isinstance(op, PixelOp) for op in drawn[0])

@@ -8,7 +8,6 @@ from timm.data.random_erasing import RandomErasing
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box
-from linvit.data.transforms.ops import DeviceOps
 from linvit.data.transforms.random_erasing import erase_, erased_box
 from tests.data.distributions import alike, follows, independent
 
@@ -52,10 +51,10 @@ def test_never_and_always(probability, erased):
 
 def test_noise_fills_the_box_and_nothing_else_and_follows_from_the_seed():
     box = Box(3, 5, 40, 50)
-    ops = [DeviceOps(7, (), box), DeviceOps(8, (), None), DeviceOps(8, (), box), DeviceOps(7, (), box)]
+    boxes, seeds = [box, None, box, box], [7, 8, 8, 7]
     images = torch.full((4, 3, 64, 64), 9.0)
     state = torch.get_rng_state()
-    erase_(images, ops)
+    assert erase_(images, boxes, seeds) is images
     assert torch.equal(state, torch.get_rng_state())
     noise = images[:, :, 3:43, 5:55]
     assert follows(noise[0].flatten(), lambda x: torch.special.ndtr(torch.as_tensor(x)).numpy())

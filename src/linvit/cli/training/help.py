@@ -7,6 +7,7 @@ import docstring_parser
 from lightning.pytorch import Trainer
 
 from linvit.cli.terminal import entry, reflow
+from linvit.data.base import ImageData
 from linvit.data.classification import ClassificationData
 from linvit.data.transforms.classification import Augmentation
 from linvit.registry import parameters_of
@@ -57,7 +58,7 @@ def short_help(verb: str) -> str:
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),
         *_section("model", ClassificationTask, Task),
-        *_section("data", ClassificationData),
+        *_section("data", ClassificationData, ImageData),
         *_section("data.augmentation", Augmentation),
     ]
     defaults = parameters_of(Trainer)

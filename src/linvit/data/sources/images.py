@@ -1,19 +1,78 @@
 """Rows of a table as samples, and samples as batches."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
-from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.seeds import SeededIndex
-from linvit.data.sources.bad_images import BadImages, name_of, read
-from linvit.data.transforms.ops import BatchDeviceOps
+from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.read import name_of, read
+from linvit.data.sources.splits import Rows
+from linvit.data.transforms.on_device import BatchDeviceOps
 
 Sample = dict[str, Any]
-"""image: 8-bit (3, H, W); index: in the split; id: path or index; label: class, if known; device_ops: in training."""
+"""image: 8-bit (3, H, W); index: in the split; id: path or index; the targets of its task; device_ops: in training."""
+
+
+class Target(NamedTuple):
+    """Something that belongs to an image, such as its class.
+
+    Attributes:
+        column: Of the table.
+        read: A cell of the column, and what messages call the image, to what the transform is given.
+    """
+
+    column: str
+    read: Callable[[Any, str], Any]
+
+
+@dataclass
+class SampleReader:
+    """How a row becomes a sample: its image is decoded, its targets are read, and both are transformed together.
+
+    Attributes:
+        image: Column of the images.
+        targets: Entries of the sample besides the image.
+        transform: A sample and its seed to the sample that is used.
+        max_pixels: Images with more are refused.
+        exif_orientation: Whether to turn images as their EXIF entry says.
+    """
+
+    image: str
+    targets: Mapping[str, Target]
+    transform: Callable[[Sample, int], Sample]
+    max_pixels: int
+    exif_orientation: bool
+
+    def columns_of(self, rows: Rows) -> Rows:
+        """The columns that samples need; images stay undecoded, since they are decoded here, where paths are known."""
+        names = [self.image, *(target.column for target in self.targets.values())]
+        for name in names:
+            if isinstance(rows.features[name], datasets.Image):
+                rows = rows.cast_column(name, datasets.Image(decode=False))
+        return rows.select_columns(names).with_format("arrow")
+
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
+        """The sample of a row.
+
+        Args:
+            row: Cells by column.
+            number: The sample's `index`, and its `id` if the image has no path.
+            place: What messages call an image without a path.
+            seed: Of the sample.
+
+        Raises:
+            BadImageError: If the image cannot be decoded.
+        """
+        stored = row[self.image]
+        name = name_of(stored, place)
+        sample = {"image": read(stored, name, self.max_pixels, self.exif_orientation)}
+        sample |= {entry: target.read(row[target.column], name) for entry, target in self.targets.items()}
+        return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
 
 
 class Images(Dataset[Sample]):
@@ -21,31 +80,20 @@ class Images(Dataset[Sample]):
 
     Args:
         rows: The table.
-        transform: 8-bit pixels (3, h, w) and a seed to entries of the sample.
-        image: Column of the images.
-        label: Column of the labels, or None.
+        reader: What makes a sample of a row.
         bad: What becomes of images that cannot be decoded.
-        chosen: Numbers of the rows that are meant, int (N,); None means all. `select` would write them beside the
+        chosen: Numbers of the rows that are used, int (N,); None means all. `select` would write them beside the
             table, where another user may own the folder.
     """
 
     def __init__(
-        self,
-        rows: datasets.Dataset,
-        transform: Callable[[Tensor, int], Sample],
-        image: str,
-        label: str | None,
-        bad: BadImages,
-        chosen: np.ndarray | None = None,
+        self, rows: datasets.Dataset, reader: SampleReader, bad: BadImages, chosen: np.ndarray | None = None
     ) -> None:
-        undecoded = rows.cast_column(image, datasets.Image(decode=False))  # decoded here, where the path is at hand
-        self.rows = undecoded.select_columns([image] if label is None else [image, label]).with_format("arrow")
-        self.transform = transform
-        self.image = image
-        self.label = label
+        self.rows = reader.columns_of(rows)
+        self.reader = reader
         self.bad = bad
         self.chosen = np.arange(len(rows)) if chosen is None else chosen
-        bad.expect(len(self.chosen))
+        bad.start(len(self.chosen))
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -57,27 +105,29 @@ class Images(Dataset[Sample]):
             UserError: If the image cannot be decoded and may not be skipped; names its file.
         """
         index, seed = at if isinstance(at, SeededIndex) else (at, 0)
-        sample: Sample = self.bad.first_good(self._sample, index, seed, len(self))
+        sample: Sample = self.bad.sample_or_other(self._sample, index, seed, len(self))
         return sample
 
     def _sample(self, index: int, seed: int) -> Sample:
         number = int(self.chosen[index])
-        row = self.rows[number]  # a table of one row
-        stored = row[self.image][0].as_py()
-        picture = read(stored, name_of(stored, f"row {number}"), self.bad.max_pixels)
-        sample = self.transform(picture, seed) | {"index": index, "id": stored["path"] or str(index)}
-        if self.label is not None:
-            sample["label"] = row[self.label][0].as_py()
-        return sample
+        table = self.rows[number]  # of one row
+        row = {name: table[name][0].as_py() for name in table.column_names}
+        return self.reader(row, index, f"row {number}", seed)
 
 
-def collate(samples: Sequence[Sample]) -> dict[str, Any]:
+def collate(samples: Sequence[Sample], ragged: Collection[str] = ()) -> dict[str, Any]:
     """A batch: tensors stacked, ids a list; in training also their `device_ops`, and `seed`, 63 bits for the batch.
 
     The batch's seed is that of its first sample. It stays an int, so that reading it waits for no device.
+
+    Args:
+        samples: With the same entries.
+        ragged: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
     """
-    plans = [sample["device_ops"] for sample in samples if "device_ops" in sample]
+    apart = {"device_ops", *ragged}
     batch: dict[str, Any] = default_collate(
-        [{name: value for name, value in sample.items() if name != "device_ops"} for sample in samples]
+        [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
     )
-    return batch | {"seed": plans[0].seed, "device_ops": BatchDeviceOps(plans)} if plans else batch
+    batch |= {name: [sample[name] for sample in samples] for name in ragged if name in samples[0]}
+    ops = [sample["device_ops"] for sample in samples if "device_ops" in sample]
+    return batch | {"seed": ops[0].seed, "device_ops": BatchDeviceOps(ops)} if ops else batch

@@ -4,7 +4,8 @@ import datasets
 import numpy as np
 import pyarrow.compute
 
-from linvit.data.sources.bad_images import name_of
+from linvit.data.sources.columns import features_of
+from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, some
 
 SHOWN = 5  # rows that a message names
@@ -37,6 +38,45 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
         f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
         f"0 to {num_classes - 1}: {first}{more}. Mend or remove these rows, or set --data.num_classes"
     )
+
+
+def check_label(label: int | None, name: str, num_classes: int | None, source: str) -> int:
+    """The label of one image, if it lies in [0, num_classes); None for the number of classes only asks for 0 or more.
+
+    Raises:
+        UserError: If it does not; names the image.
+    """
+    if label is None or label < 0 or (num_classes is not None and label >= num_classes):
+        raise UserError(
+            f"the label of '{name}' in '{source}' is {label}, but there are {num_classes} classes: 0 to "
+            f"{(num_classes or 0) - 1}. Mend the label, or set --data.num_classes"
+        )
+    return label
+
+
+def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int | None, source: str) -> int:
+    """The number of classes: of their names, or one more than the largest label of training.
+
+    Args:
+        splits: Tables that have the column.
+        label: Column of the labels.
+        expected: What the configuration says; None says nothing.
+        source: The data source, for messages.
+
+    Raises:
+        UserError: If the configuration says another number.
+    """
+    rows = splits.get("train", next(iter(splits.values())))
+    feature = features_of(splits)[label]
+    names = feature.names if isinstance(feature, datasets.ClassLabel) else None
+    found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
+    if expected is not None and found != expected:
+        classes = "" if names is None else f" ({', '.join(names[:10])}{', ...' if found > 10 else ''})"
+        raise UserError(
+            f"data source '{source}' has {found} classes{classes}, but num_classes says {expected}. Complete the data, "
+            f"or set --data.num_classes={found}, or null to take what it has"
+        )
+    return int(found)
 
 
 def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: str) -> None:

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from linvit.data.sources.bad_images import Stored, load, name_of, read, reason_of
+from linvit.data.sources.read import Stored, load, name_of, read, reason_of
 
 CHUNK = 32  # images that a process hands over at once
 

@@ -10,18 +10,17 @@ of the data each time. A process whose rows run out early, because images are sk
 again. Evaluation: every row once; ranks may differ by one row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from linvit.data.loading.seeds import sample_seeds
-from linvit.data.sources.bad_images import BadImageError, BadImages, name_of, read
-from linvit.data.sources.images import Sample, collate
+from linvit.data.sources.bad_images import BadImages
+from linvit.data.sources.images import Sample, SampleReader
+from linvit.data.sources.read import BadImageError
 from linvit.data.sources.shards import ROWS, Part, Shards, assign, permutation, whole, worker_share
 from linvit.data.sources.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
@@ -37,10 +36,7 @@ class Stream(IterableDataset[Sample]):
 
     Args:
         shards: The split.
-        transform: 8-bit pixels (3, h, w) and a seed to entries of the sample.
-        image: Column of the images.
-        label: Column of the labels, or None.
-        num_classes: Labels lie below this; None does not check.
+        reader: What makes a sample of a row.
         batch_size: Samples per step and rank.
         num_workers: Loader processes of each rank.
         rank: This process.
@@ -55,10 +51,7 @@ class Stream(IterableDataset[Sample]):
     def __init__(
         self,
         shards: Shards,
-        transform: Callable[[Tensor, int], Sample],
-        image: str,
-        label: str | None,
-        num_classes: int | None,
+        reader: SampleReader,
         batch_size: int,
         num_workers: int,
         rank: int,
@@ -72,13 +65,8 @@ class Stream(IterableDataset[Sample]):
         self.workers = max(num_workers, 1)
         check_consumers(shards, world_size, self.workers, seed is not None, source)
         self.shards = shards
-        columns = [image] if label is None else [image, label]
-        rows = shards.rows.cast_column(image, datasets.Image(decode=False)).select_columns(columns)
-        self.rows = rows.with_format("arrow")
-        self.transform = transform
-        self.image = image
-        self.label = label
-        self.num_classes = num_classes
+        self.rows = reader.columns_of(shards.rows)
+        self.reader = reader
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
@@ -90,9 +78,9 @@ class Stream(IterableDataset[Sample]):
         self.length: int | None = None
         if seed is not None:
             rows_of = total_of(shards, total, source)
-            bad.expect(rows_of)
-            share = rows_of // world_size
-            self.length = share // batch_size * batch_size or share
+            bad.start(rows_of)
+            per_rank = rows_of // world_size
+            self.length = per_rank // batch_size * batch_size or per_rank
         elif shards.counts is not None:
             rows_of = sum(shards.counts)
             self.length = (rank + 1) * rows_of // world_size - rank * rows_of // world_size
@@ -144,18 +132,14 @@ class Stream(IterableDataset[Sample]):
     def _samples(self, parts: list[Part], epoch: int) -> Iterator[Sample]:
         """Decoded and transformed; images that cannot be decoded are refused or left out, as `bad` says."""
         for number, row in self._shuffled(self._rows(parts), epoch, parts):
-            stored = row[self.image]
             counted = self.shards.counts is not None
-            name = name_of(stored, f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}")
-            try:
-                picture = read(stored, name, self.bad.max_pixels)
-            except BadImageError as error:
-                self.bad.refuse(error, number)
-                continue
+            place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
             seed = 0 if self.seed is None else int(sample_seeds(np.array([number]), self.seed, epoch)[0])
-            sample = self.transform(picture, seed) | {"index": number, "id": stored["path"] or str(number)}
-            if self.label is not None:
-                sample["label"] = self._checked(row[self.label], name)
+            try:
+                sample = self.reader(row, number, place, seed)
+            except BadImageError as error:
+                self.bad.record(error, number)
+                continue
             yield sample
 
     def _rows(self, parts: list[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -191,26 +175,3 @@ class Stream(IterableDataset[Sample]):
             held[place] = row
         rng.shuffle(held)
         yield from held
-
-    def _checked(self, label: int, name: str) -> int:
-        if label is None or label < 0 or (self.num_classes is not None and label >= self.num_classes):
-            raise UserError(
-                f"the label of '{name}' in '{self.source}' is {label}, but there are {self.num_classes} classes: "
-                f"0 to {(self.num_classes or 0) - 1}. Mend the label, or set --data.num_classes"
-            )
-        return label
-
-
-def stream_loader(stream: Stream, num_workers: int) -> DataLoader[Sample]:
-    """Batches of a stream; Lightning tells it the epoch."""
-    loader: DataLoader[Sample] = DataLoader(
-        stream,
-        batch_size=stream.batch_size,
-        num_workers=num_workers,
-        collate_fn=collate,
-        generator=torch.Generator(),  # torch's own would be drawn from, once per epoch with loader processes
-        persistent_workers=num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
-    )
-    loader.sampler.set_epoch = stream.set_epoch  # type: ignore[attr-defined]  # where Lightning looks for it
-    return loader

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from linvit.data.loading.seeds import generator
-from linvit.data.transforms import geometry, ops, rand_augment
-from linvit.data.transforms.geometry import CropMode
-from linvit.data.transforms.ops import BLACK, DeviceOps, Fill, Op, Warp
+from linvit.data.transforms import rand_augment
+from linvit.data.transforms.affine import affine_matrix
+from linvit.data.transforms.evaluation import evaluation_ops
+from linvit.data.transforms.geometry import Crop, CropMode, HorizontalFlip, Resize, Warp, random_box
+from linvit.data.transforms.on_device import DeviceOps, ImageOp
+from linvit.data.transforms.ops import BLACK, Fill, Op, apply
 from linvit.data.transforms.random_erasing import erased_box
 from linvit.errors import UserError, check_choice
 
@@ -82,33 +83,37 @@ class TrainTransform:
         named = policy is not None and policy != rand_augment.THREE_AUGMENT
         self.rand_augment = rand_augment.RandAugment.parse(str(policy)) if named else None
 
-    def __call__(self, image: Tensor, seed: int) -> dict[str, Any]:
-        """8-bit pixels (3, h, w) and the sample's seed to `image` (3, H, W), 8-bit, and `device_ops`."""
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """A sample whose `image` is 8-bit pixels (3, h, w), and its seed, to one of (3, H, W) with `device_ops`."""
         given, rng = self.augmentation, generator(seed)
+        height, width = sample["image"].shape[-2:]
+        ops: list[Op] = []
         if given.crop_scale is None:
-            image = geometry.evaluation_view(image, self.size, "center", 1.0)
+            ops += evaluation_ops((height, width), self.size, "center", 1.0)
         else:
-            box = geometry.random_box(rng, image.shape[1], image.shape[2], given.crop_scale, given.crop_ratio)
-            image = geometry.resize(geometry.cut(image, box), self.size, rand_augment.choose(given.interpolation, rng))
+            ops.append(Crop(random_box(rng, height, width, given.crop_scale, given.crop_ratio)))
+            ops.append(Resize(self.size, rand_augment.choose(given.interpolation, rng)))
         if rng.random() < given.hflip:
-            image = image.flip(-1)
-        image = ops.apply(self._moves(rng), image)
-        drawn = self._policy(rng)
+            ops.append(HorizontalFlip())
+        ops += self._warp(rng)
+        policy = self._policy(rng)
         erase = erased_box(rng, given.random_erasing, self.size) if given.random_erasing else None
         if given.augment_on == "worker":
-            image, drawn = ops.apply(drawn, image), []
-        return {"image": image.contiguous(), "device_ops": DeviceOps(seed, tuple(drawn), erase)}
+            ops, policy = [*ops, *policy], []
+        sample = apply(ops, sample)
+        image = sample["image"].contiguous()
+        return sample | {"image": image, "device_ops": DeviceOps(seed, tuple(policy), erase)}
 
-    def _moves(self, rng: np.random.Generator) -> list[Op | Warp]:
+    def _warp(self, rng: np.random.Generator) -> list[Warp]:
         """Rotation, zoom and shift in one; what comes in from outside is black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
             return []
         angle, zoom = rng.uniform(-given.rotate, given.rotate), rng.uniform(1 - given.zoom, 1 + given.zoom)
         down, right = (round(side * rng.uniform(-given.translate, given.translate)) for side in self.size)
-        return [Warp(ops.affine(angle, zoom, (right, down), self.size), False, BLACK)]
+        return [Warp(affine_matrix(angle, zoom, (right, down), self.size), False, BLACK)]
 
-    def _policy(self, rng: np.random.Generator) -> list[Op | Warp]:
+    def _policy(self, rng: np.random.Generator) -> list[ImageOp]:
         """What auto_augment and color_jitter do to this image."""
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
@@ -125,23 +130,16 @@ def colour_of(mean: Sequence[float]) -> Fill:
 
 
 class EvalTransform:
-    """Resizes an image and takes its centre; see `linvit.data.transforms.geometry.evaluation_view`."""
+    """Resizes an image and takes its centre; see `linvit.data.transforms.evaluation.evaluation_ops`."""
 
     def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, mean: Sequence[float]) -> None:
         self.size = size
-        self.crop_mode = crop_mode
+        self.crop_mode: CropMode = crop_mode
         self.crop_pct = crop_pct
         self.fill = colour_of(mean)
 
-    def __call__(self, image: Tensor, seed: int) -> dict[str, Any]:
-        """8-bit pixels (3, h, w) to `image` (3, H, W), 8-bit; the seed does not matter."""
-        return {
-            "image": geometry.evaluation_view(image, self.size, self.crop_mode, self.crop_pct, self.fill).contiguous()
-        }
-
-
-def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalised images (..., 3, H, W) back to [0, 1], for looking at."""
-    scale = torch.as_tensor(std, device=images.device).view(3, 1, 1)
-    shift = torch.as_tensor(mean, device=images.device).view(3, 1, 1)
-    return (images * scale + shift).clamp(0, 1)
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """A sample whose `image` is 8-bit pixels (3, h, w) to one of (3, H, W); the seed does not matter."""
+        shape = sample["image"].shape[-2:]
+        sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct, self.fill), sample)
+        return sample | {"image": sample["image"].contiguous()}

@@ -1,36 +1,71 @@
 """From the bytes of an image file to pixels."""
 
+import functools
 import io
+import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
 JPEG = b"\xff\xd8\xff"
 WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
 
 
-def decode(data: bytes) -> Tensor:
-    """An image file as 8-bit RGB (3, H, W), turned as the camera's EXIF entry says.
+def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
+    """An image file as 8-bit RGB (3, H, W).
 
-    JPEG goes straight to a tensor, everything else through PIL. The memory is laid out channels last, which is what
-    cropping and resizing like.
+    The memory is laid out channels last, which is what cropping and resizing like.
+
+    Args:
+        data: The file.
+        exif_orientation: Whether to turn the image as the camera's EXIF entry says.
 
     Raises:
         OSError: If it is no image, not a whole one, or of 32 bits per channel.
     """
-    if not data.startswith(JPEG):
-        picture = Image.open(io.BytesIO(data))
-        check_range(picture)
-        return torch.from_numpy(np.array(to_rgb(ImageOps.exif_transpose(picture)))).permute(2, 0, 1)
+    return (jpeg_decoder() if data.startswith(JPEG) else decode_with_pil)(data, exif_orientation)
+
+
+@functools.cache
+def jpeg_decoder() -> Callable[[bytes, bool], Tensor]:
+    """Torchvision's decoder, or PIL's with the same pixels where torchvision has none or warns that it will go.
+
+    torchvision deprecates its decoder from 0.29 on. PIL's takes a quarter more time.
+    """
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            decode_with_torchvision(buffer.getvalue(), True)
+    except (ImportError, AttributeError, RuntimeError, OSError, DeprecationWarning):
+        return decode_with_pil
+    return decode_with_torchvision
+
+
+def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
+    """A JPEG file by torchvision; see `decode`."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
     try:
         # bytearray, because torch warns of memory that it cannot write to
         stored = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return decode_jpeg(stored, ImageReadMode.RGB, apply_exif_orientation=True)  # type: ignore[no-any-return]
+        image: Tensor = decode_jpeg(stored, ImageReadMode.RGB, apply_exif_orientation=exif_orientation)
     except RuntimeError as error:
         raise OSError(str(error).rpartition(", ")[2]) from error  # without the place in torchvision's source
+    return image
+
+
+def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
+    """Any image file by PIL; see `decode`."""
+    picture: Image.Image = Image.open(io.BytesIO(data))
+    check_range(picture)
+    if exif_orientation:
+        picture = ImageOps.exif_transpose(picture)
+    return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

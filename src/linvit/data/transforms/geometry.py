@@ -1,13 +1,17 @@
-"""Which part of an image is kept, and at which size."""
+"""Operations that move pixels: of an image, its masks and its boxes alike."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from linvit.data.transforms.affine import Matrix, warp, warp_boxes, warp_mask
+from linvit.data.transforms.ops import BLACK, Fill, Op
 
 CropMode = Literal["center", "squash", "border"]
 
@@ -21,25 +25,151 @@ class Box(NamedTuple):
     width: int
 
 
-def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic") -> Tensor:
-    """Resizes 8-bit (3, H, W) to `size` (H, W), antialiased, rows first: equal to PIL's two passes to two levels.
+@dataclass(frozen=True)
+class Crop(Op):
+    """The part of a sample within a box, without copying."""
+
+    box: Box
+
+    def image(self, image: Tensor) -> Tensor:
+        """The pixels within."""
+        top, left, height, width = self.box
+        return image[..., top : top + height, left : left + width]
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """The labels within."""
+        return self.image(mask)
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Shifted and cut to the box."""
+        top, left, height, width = self.box
+        return clip(boxes - boxes.new_tensor([left, top, left, top]), (height, width))
+
+
+@dataclass(frozen=True)
+class Pad(Op):
+    """Adds pixels on all sides.
+
+    Attributes:
+        left, top, right, bottom: How many.
+        fill: Their colour.
+    """
+
+    left: int = 0
+    top: int = 0
+    right: int = 0
+    bottom: int = 0
+    fill: Fill = BLACK
+
+    def image(self, image: Tensor) -> Tensor:
+        """Pixels of the colour."""
+        height, width = image.shape[-2:]
+        colour = torch.tensor(self.fill, dtype=image.dtype).view(3, 1, 1)
+        padded = colour.repeat(1, height + self.top + self.bottom, width + self.left + self.right)
+        padded[:, self.top : self.top + height, self.left : self.left + width] = image
+        return padded
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Labels of no class."""
+        return F.pad(mask, (self.left, self.right, self.top, self.bottom), value=fill)
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Shifted."""
+        return boxes + boxes.new_tensor([self.left, self.top, self.left, self.top])
+
+
+@dataclass(frozen=True)
+class Resize(Op):
+    """Resizes to `size` (H, W).
+
+    Attributes:
+        size: The new (H, W).
+        interpolation: Of the image: bicubic or bilinear.
+        antialias: Whether an image that shrinks is smoothed, as PIL does (classification) and OpenCV does not (the
+            published recipes of segmentation and detection).
+    """
+
+    size: tuple[int, int]
+    interpolation: str = "bicubic"
+    antialias: bool = True
+
+    def image(self, image: Tensor) -> Tensor:
+        """Resized in 8 bits, rows first; see `resize`."""
+        return resize(image, self.size, self.interpolation, self.antialias)
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Of each new pixel the label at floor(place x old side / new side): OpenCV's and torch's `nearest`."""
+        height, width = mask.shape[-2:]
+        rows = torch.arange(self.size[0]) * height // self.size[0]
+        columns = torch.arange(self.size[1]) * width // self.size[1]
+        return mask[..., rows[:, None], columns]
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Scaled by the ratio of the widths and that of the heights, and cut to the image."""
+        x, y = self.size[1] / size[1], self.size[0] / size[0]
+        return clip(boxes * boxes.new_tensor([x, y, x, y]), self.size)
+
+
+@dataclass(frozen=True)
+class HorizontalFlip(Op):
+    """Left becomes right."""
+
+    def image(self, image: Tensor) -> Tensor:
+        """Mirrored."""
+        return image.flip(-1)
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Mirrored."""
+        return mask.flip(-1)
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """X becomes width - x."""
+        x1, y1, x2, y2 = boxes.unbind(-1)
+        return torch.stack([size[1] - x2, y1, size[1] - x1, y2], -1)
+
+
+@dataclass(frozen=True)
+class Warp(Op):
+    """An affine map; sizes stay. See `linvit.data.transforms.affine.warp`.
+
+    Attributes:
+        matrix: From places in the output to places in the input, in pixels.
+        bicubic: Interpolation of the image; else bilinear.
+        fill: Colour of what comes from outside.
+    """
+
+    matrix: Matrix
+    bicubic: bool
+    fill: Fill
+
+    def image(self, image: Tensor) -> Tensor:
+        """Interpolated as PIL does."""
+        return warp(image, self.matrix, self.bicubic, self.fill)
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """The nearest label."""
+        return warp_mask(mask, self.matrix, fill)
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """The boxes about the four moved corners, cut to the image."""
+        return clip(warp_boxes(boxes, self.matrix), size)
+
+
+def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes (N, 4) as x1, y1, x2, y2, cut to an image of `size` (H, W)."""
+    limits = boxes.new_tensor([size[1], size[0], size[1], size[0]])
+    return boxes.clamp(min=0).minimum(limits)
+
+
+def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic", antialias: bool = True) -> Tensor:
+    """Resizes 8-bit (3, H, W) to `size` (H, W), rows first; with antialias equal to PIL's two passes to two levels.
 
     Pillow 13 begins with the columns where that is less work, as where the height shrinks and the width grows. There
     bicubic differs, since each pass clips what overshoots: by up to 5 levels on photographs, by 30 on noise.
     """
     if tuple(image.shape[1:]) == tuple(size):
         return image
-    return F.interpolate(image[None], list(size), mode=interpolation, antialias=True)[0]
-
-
-def cut(image: Tensor, box: Box) -> Tensor:
-    """The pixels of a box, without copying."""
-    return image[:, box.top : box.top + box.height, box.left : box.left + box.width]
-
-
-def centre(height: int, width: int, box_height: int, box_width: int) -> Box:
-    """A box in the middle, as torchvision rounds it."""
-    return Box(round((height - box_height) / 2), round((width - box_width) / 2), box_height, box_width)
+    return F.interpolate(image[None], list(size), mode=interpolation, antialias=antialias)[0]
 
 
 def random_box(
@@ -48,7 +178,7 @@ def random_box(
     """The box of a random resized crop (Szegedy et al. 2015), as torchvision and timm draw it.
 
     Args:
-        rng: Numbers of the sample.
+        rng: Random numbers of the sample.
         height: Of the image.
         width: Of the image.
         scale: Range of the area as a fraction of the image's, uniform.
@@ -64,49 +194,3 @@ def random_box(
     aspect = min(max(width / height, ratio[0]), ratio[1])  # none fitted: the largest with an allowed aspect
     w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
     return Box((height - h) // 2, (width - w) // 2, h, w)
-
-
-def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
-    """The smallest size of the same aspect that covers `target` (H, W); sides are cut to whole pixels as timm cuts."""
-    if target[0] * width <= target[1] * height:  # the width decides
-        return max(target[0], target[1] * height // width), target[1]
-    return target[0], max(target[1], target[0] * width // height)
-
-
-def evaluation_view(
-    image: Tensor, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Sequence[int] = (0, 0, 0)
-) -> Tensor:
-    """What evaluation sees of an image, resized bicubically; the modes are timm's.
-
-    Args:
-        image: 8-bit pixels (3, H, W).
-        size: Wanted (H, W).
-        crop_mode: "center" resizes until the image covers `size / crop_pct` and keeps its aspect; "squash" resizes to
-            `size / crop_pct` whatever the aspect; "border" resizes until the image fits into `size / crop_pct`, keeps
-            its aspect, and pads what is missing. All take the centre of the result.
-        crop_pct: Fraction of the resized side that is kept.
-        fill: Colour of the padding of "border".
-    """
-    target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
-    if crop_mode == "center":
-        target = cover(image.shape[1], image.shape[2], target)
-    elif crop_mode == "border":
-        target = fit(image.shape[1], image.shape[2], target)
-    return center_crop_or_pad(resize(image, target), size, fill)
-
-
-def fit(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
-    """The largest size of the same aspect that fits into `target` (H, W), rounded as timm rounds it."""
-    ratio = max(height / target[0], width / target[1])
-    return max(1, round(height / ratio)), max(1, round(width / ratio))
-
-
-def center_crop_or_pad(image: Tensor, size: Sequence[int], fill: Sequence[int]) -> Tensor:
-    """The middle of an image (3, H, W) at `size` (H, W); sides that are too short are padded with a colour."""
-    height, width = image.shape[1:]
-    down, across = max(size[0] - height, 0), max(size[1] - width, 0)
-    if down or across:
-        padded = torch.tensor(fill, dtype=image.dtype).view(3, 1, 1).repeat(1, height + down, width + across)
-        padded[:, down // 2 : down // 2 + height, across // 2 : across // 2 + width] = image
-        image = padded
-    return cut(image, centre(*image.shape[1:], *size))

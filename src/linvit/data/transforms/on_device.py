@@ -1,7 +1,8 @@
-"""What is done to a whole batch on the device: the operations that were left to it, normalising, erasing."""
+"""What is done to a whole batch on the device: the operations that were left to it, normalising, random erasing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,40 +10,79 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.data.transforms.affine import Matrix
-from linvit.data.transforms.ops import DeviceOps, Op, Warp
+from linvit.data.transforms.geometry import Box, Warp
+from linvit.data.transforms.ops import PixelOp
 from linvit.data.transforms.pixel_ops import OPERATIONS
 from linvit.data.transforms.random_erasing import erase_
 
+ImageOp = PixelOp | Warp
+"""What can be done on the device: the operations of RandAugment and colour jitter."""
+ALMOST = 2**-10  # added before cutting to whole numbers: the weights of an interpolation sum to 1 only nearly
 
-def finish(images: Tensor, plans: Sequence[DeviceOps], mean: Tensor, std: Tensor) -> Tensor:
-    """8-bit images (B, 3, H, W) as the model takes them: changed, normalised, erased, float32.
+
+@dataclass(frozen=True)
+class DeviceOps:
+    """What is left to do with one sample on the device.
+
+    Attributes:
+        seed: Of the sample; the noise that erases a box of it follows from it.
+        ops: In order; empty if the loader process has done them.
+        erase: The box to be erased, or None.
+    """
+
+    seed: int
+    ops: tuple[ImageOp, ...]
+    erase: Box | None
+
+
+class BatchDeviceOps:
+    """The device ops of a batch. Not a list or tuple: Lightning would search it, item by item, for tensors to move.
+
+    Args:
+        samples: One for each image.
+    """
+
+    def __init__(self, samples: Sequence[DeviceOps]) -> None:
+        self.samples = samples
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Does the operations to 8-bit images (B, 3, H, W)."""
+        ops = [sample.ops for sample in self.samples]
+        return apply_ops(images, ops) if any(ops) else images
+
+    def erase(self, images: Tensor) -> Tensor:
+        """Erases a box of each normalised image (B, 3, H, W) for which one was drawn, in place."""
+        return erase_(images, [sample.erase for sample in self.samples], [sample.seed for sample in self.samples])
+
+
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """8-bit images (B, 3, H, W) in float32 with mean 0 and standard deviation 1 over the data.
 
     Args:
         images: On any device.
-        plans: One per image; none for images that are only normalised.
         mean: Of values in [0, 1], (3, 1, 1), on the same device.
         std: Likewise.
     """
-    if any(plan.ops for plan in plans):
-        images = apply_ops(images, [plan.ops for plan in plans])
-    normal = images.float().sub_(255 * mean).div_(255 * std)
-    if plans:
-        erase_(normal, plans)
-    return normal
+    return images.float().sub_(255 * mean).div_(255 * std)
 
 
-def apply_ops(images: Tensor, ops: Sequence[Sequence[Op | Warp]]) -> Tensor:
+def denormalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Normalised images (..., 3, H, W) back in [0, 1], for looking at; `mean` and `std` as in `normalise`."""
+    return (images * std + mean).clamp(0, 1)
+
+
+def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
     """Does its own operations to every image, those of one kind together."""
     images = images.clone()
     for layer in range(max(map(len, ops))):
         alike: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
         for i, own in enumerate(ops):
             if layer < len(own):
-                step = own[layer]
-                if isinstance(step, Op):
-                    alike[step.name].append((i, step.amount))
+                op = own[layer]
+                if isinstance(op, PixelOp):
+                    alike[op.name].append((i, op.amount))
                 else:
-                    alike[step.bicubic, step.fill].append((i, step.matrix))
+                    alike[op.bicubic, op.fill].append((i, op.matrix))
         for kind, members in alike.items():
             rows = torch.tensor([i for i, _ in members]).to(images.device, non_blocking=True)
             amounts = [amount for _, amount in members]
@@ -71,4 +111,4 @@ def warp(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequen
     moved = F.grid_sample(images.float(), 2 * grid - 1, mode, padding_mode="border", align_corners=False)
     inside = ((grid >= 0) & (grid < 1)).all(-1)[:, None]  # (n, 1, H, W)
     colour = moved.new_tensor(fill).view(3, 1, 1)
-    return torch.where(inside, moved.clamp_(0, 255), colour).to(torch.uint8)
+    return torch.where(inside, moved.add_(ALMOST).clamp_(0, 255), colour).to(torch.uint8)

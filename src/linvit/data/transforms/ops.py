@@ -1,72 +1,80 @@
-"""What is to be done to the pixels of one sample: drawn first, done by the loader process or on the device."""
+"""Operations on one sample: first drawn from its seed, then done to its image, its masks and its boxes alike.
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+torchvision's `tv_tensors` serve the same end. They are not used, because torchvision's affine maps give other pixels
+than PIL's, which the published recipes have.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from linvit.data.transforms.affine import Matrix, warp
-from linvit.data.transforms.geometry import Box
 from linvit.data.transforms.pixel_ops import OPERATIONS
 
 Fill = tuple[int, int, int]
+"""A colour in 8 bits: red, green, blue."""
 BLACK: Fill = (0, 0, 0)
+IGNORE_INDEX = 255  # the label of pixels that belong to no class, torch's and mmsegmentation's habit
+PER_BOX = ("boxes", "labels", "masks", "iscrowd")  # entries with one value per box, which leave a sample with it
 
 
-class Op(NamedTuple):
-    """One of `OPERATIONS`, by an amount."""
+class Op:
+    """One operation. A subclass overrides what it changes."""
+
+    def image(self, image: Tensor) -> Tensor:
+        """An 8-bit image (3, H, W)."""
+        return image
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Labels of pixels (..., H, W) of any integer type, not interpolated; `fill` is for what comes from outside."""
+        return mask
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Boxes (N, 4) as x1, y1, x2, y2 in pixels from the upper left corner of an image of `size` (H, W).
+
+        The results lie within the new image; those that have left it have no width or no height.
+        """
+        return boxes
+
+
+@dataclass(frozen=True)
+class PixelOp(Op):
+    """A change of colour or sharpness: one of `OPERATIONS`, by an amount."""
 
     name: str
     amount: float
 
-
-class Warp(NamedTuple):
-    """An affine map, see `linvit.data.transforms.affine.warp`."""
-
-    matrix: Matrix
-    bicubic: bool
-    fill: Fill
+    def image(self, image: Tensor) -> Tensor:
+        """Computes what `linvit.data.transforms.pixel_ops` says."""
+        return OPERATIONS[self.name](image[None], self.amount)[0]
 
 
-class DeviceOps(NamedTuple):
-    """What is left to do with a sample on the device.
-
-    Attributes:
-        seed: Of the sample; the noise that erases a box of it follows from it.
-        ops: In order; empty if the loader process has done them.
-        erase: The box to be erased, or None.
-    """
-
-    seed: int
-    ops: tuple[Op | Warp, ...]
-    erase: Box | None
-
-
-class BatchDeviceOps:
-    """The device ops of a batch. Not a list or tuple: Lightning would search it, item by item, for tensors to move."""
-
-    def __init__(self, samples: Sequence[DeviceOps]) -> None:
-        self.samples = samples
-
-
-def apply(ops: Sequence[Op | Warp], image: Tensor) -> Tensor:
-    """Does the operations to one 8-bit image (3, H, W) on the CPU."""
-    for op in ops:
-        image = warp(image, *op) if isinstance(op, Warp) else OPERATIONS[op.name](image[None], op.amount)[0]
-    return image
-
-
-def affine(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
-    """The matrix that turns about the centre, enlarges and then shifts an image of `size` (H, W).
+def apply(ops: Iterable[Op], sample: dict[str, Any]) -> dict[str, Any]:
+    """Does operations to a sample, one after another, on the CPU.
 
     Args:
-        angle: Degrees, anticlockwise.
-        zoom: Factor.
-        shift: Pixels to the right and down.
-        size: Of the image.
+        ops: In order.
+        sample: `image` (3, H, W) in 8 bits and, where it has them, `mask` (H, W), the classes of pixels; `boxes` (N, 4)
+            as x1, y1, x2, y2, with `labels` (N,), `iscrowd` (N,) and instance `masks` (N, H, W). It is left unchanged.
+
+    Returns:
+        A new sample. Boxes without area are gone, with all that belongs to them; other entries are as they were.
     """
-    x, y = size[1] / 2, size[0] / 2
-    a, b = math.cos(math.radians(angle)) / zoom, -math.sin(math.radians(angle)) / zoom
-    from_x, from_y = x + shift[0], y + shift[1]
-    return a, b, x - a * from_x - b * from_y, -b, a, y + b * from_x - a * from_y
+    sample = dict(sample)
+    for op in ops:
+        height, width = sample["image"].shape[-2:]
+        for name, fill in (("mask", IGNORE_INDEX), ("masks", 0)):
+            if name in sample:
+                sample[name] = op.mask(sample[name], fill)
+        if "boxes" in sample:
+            sample |= _with_area(sample | {"boxes": op.boxes(sample["boxes"], (height, width))})
+        sample["image"] = op.image(sample["image"])
+    return sample
+
+
+def _with_area(sample: dict[str, Any]) -> dict[str, Tensor]:
+    """The entries of the boxes that have an area."""
+    boxes = sample["boxes"]
+    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    return {name: sample[name] if kept.all() else sample[name][kept] for name in PER_BOX if name in sample}

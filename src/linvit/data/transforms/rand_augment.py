@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linvit.data.transforms.ops import Fill, Op, Warp, affine
+from linvit.data.transforms.affine import affine_matrix
+from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.on_device import ImageOp
+from linvit.data.transforms.ops import Fill, PixelOp
 from linvit.errors import UserError
 
 THREE_AUGMENT = "3-augment"
@@ -93,35 +96,35 @@ class RandAugment:
         reach = {"rotate": 30, "shear_x": 0.3, "shear_y": 0.3, "translate_x": 0.45, "translate_y": 0.45}
         return sign * reach.get(name, 0) * level
 
-    def ops(self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill) -> list[Op | Warp]:
+    def ops(self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill) -> list[ImageOp]:
         """Draws what is done to an image of `size` (H, W)."""
         return [as_op(*drawn, size, choose(interpolation, rng) == "bicubic", fill) for drawn in self.draw(rng)]
 
 
-def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> Op | Warp:
+def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> ImageOp:
     """An operation of RandAugment; those that move pixels are affine maps. `fill` is for what moves in."""
     moves = {
-        "rotate": affine(amount, 1, (0, 0), size),
+        "rotate": affine_matrix(amount, 1, (0, 0), size),
         "shear_x": (1, amount, 0, 0, 1, 0),
         "shear_y": (1, 0, 0, amount, 1, 0),
         "translate_x": (1, 0, amount * size[1], 0, 1, 0),
         "translate_y": (1, 0, 0, 0, 1, amount * size[0]),
     }
-    return Warp(moves[name], bicubic, fill) if name in moves else Op(name, amount)
+    return Warp(moves[name], bicubic, fill) if name in moves else PixelOp(name, amount)
 
 
-def three_augment(rng: np.random.Generator) -> list[Op | Warp]:
+def three_augment(rng: np.random.Generator) -> list[ImageOp]:
     """Grey, solarised or blurred, one of the three (Touvron et al. 2022, DeiT III, section 3.2)."""
     choice = rng.integers(3)
     if choice == 0:
-        return [Op("grayscale", 0)]
-    return [Op("solarize", 128) if choice == 1 else Op("blur", rng.uniform(0.1, 2))]
+        return [PixelOp("grayscale", 0)]
+    return [PixelOp("solarize", 128) if choice == 1 else PixelOp("blur", rng.uniform(0.1, 2))]
 
 
-def color_jitter(rng: np.random.Generator, strength: float) -> list[Op | Warp]:
+def color_jitter(rng: np.random.Generator, strength: float) -> list[ImageOp]:
     """Brightness, contrast and colour by factors in 1 ± strength, in random order, as torchvision's ColorJitter."""
     names = ("brightness", "contrast", "color")
-    return [Op(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
+    return [PixelOp(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
 
 
 def choose(interpolation: str, rng: np.random.Generator) -> str:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from linvit.data.transforms.geometry import Box
-from linvit.data.transforms.ops import DeviceOps
 
 AREA = (0.02, 1 / 3)  # fraction of the image, uniform
 ASPECT = (0.3, 1 / 0.3)  # height over width, uniform in the logarithm
@@ -28,14 +27,22 @@ def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, in
     return None
 
 
-def erase_(images: Tensor, plans: Sequence[DeviceOps]) -> None:
-    """Fills the boxes of normalised images (B, 3, H, W) with normal noise, in place.
+def erase_(images: Tensor, boxes: Sequence[Box | None], seeds: Sequence[int]) -> Tensor:
+    """Fills one box of each normalised image with normal noise, in place.
 
-    The noise follows from the sample's seed and the kind of device: a GPU's generator gives other numbers than a CPU's.
+    Args:
+        images: (B, 3, H, W) on any device.
+        boxes: B boxes; None leaves an image as it is.
+        seeds: B seeds of samples. The noise follows from the seed and the kind of device: a GPU's generator gives other
+            numbers than a CPU's.
+
+    Returns:
+        The images.
     """
     generator = torch.Generator(images.device)
-    for image, plan in zip(images, plans, strict=True):
-        if plan.erase is not None:
-            top, left, height, width = plan.erase
-            generator.manual_seed(plan.seed)
+    for image, box, seed in zip(images, boxes, seeds, strict=True):
+        if box is not None:
+            top, left, height, width = box
+            generator.manual_seed(seed)
             image[:, top : top + height, left : left + width].normal_(generator=generator)
+    return images

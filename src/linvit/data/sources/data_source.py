@@ -1,0 +1,130 @@
+"""One data source with all of its splits: which rows are trained on, validated, tested and predicted."""
+
+from collections.abc import Callable, Collection
+from functools import cached_property
+from typing import NamedTuple
+
+import datasets
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.data.sources.columns import as_images, column, features_of
+from linvit.data.sources.shards import Shards, load_streams
+from linvit.data.sources.splits import hold_out, load_splits
+from linvit.errors import UserError
+
+Splits = dict[str, datasets.Dataset]
+
+
+class SplitRows(NamedTuple):
+    """The rows of one split.
+
+    Attributes:
+        rows: The table, or the stream.
+        chosen: Numbers of the rows that are used, int (N,); None means all.
+        shards: Of a stream.
+    """
+
+    rows: datasets.Dataset | datasets.IterableDataset
+    chosen: np.ndarray | None
+    shards: Shards | None
+
+
+class DataSource:
+    """The splits of a data source, read row by row or as streams.
+
+    Args:
+        name: What `--data.source` takes; see `linvit.data.sources.splits.load_splits`.
+        image_column: Column of the images; None finds it.
+        val_fraction: Fraction of the training rows that are held out if there is no validation split.
+        streaming: Whether it is read as streams.
+        prepare: Brings the targets into the form that training needs, such as classes as numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        image_column: str | None,
+        val_fraction: float,
+        streaming: bool,
+        prepare: Callable[[Splits], Splits],
+    ) -> None:
+        self.name = name
+        self.given_image_column = image_column
+        self.val_fraction = val_fraction
+        self.streaming = streaming
+        self.prepare = prepare
+
+    @cached_property
+    def tables(self) -> Splits:
+        """The rows of each split as they are stored."""
+        return {name: part.rows for name, part in self.shards.items()} if self.streaming else load_splits(self.name)
+
+    @cached_property
+    def shards(self) -> dict[str, Shards]:
+        """The splits as streams."""
+        return load_streams(self.name)
+
+    @cached_property
+    def image_column(self) -> str:
+        """Name of the column of images.
+
+        Raises:
+            UserError: If there is none.
+        """
+        features = features_of(self.tables)
+        found = column(features, self.given_image_column, datasets.Image, ["image", "img"], self.name)
+        if found is None:
+            raise UserError(
+                f"data source '{self.name}' has no image column among {', '.join(features)}; "
+                f"name it with --data.image_column"
+            )
+        return found
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The rows of each split, images and targets in the form that training needs."""
+        return self.prepare(as_images(self.tables, self.image_column, self.name))
+
+    def rows_of(self, split: str, whole: bool = False) -> SplitRows:
+        """The rows of a split; without a validation split, train and val are two parts of train unless `whole` is set.
+
+        Raises:
+            UserError: If there is no such split, or it has no images.
+        """
+        table, chosen = split, None
+        cut = not whole and not self.streaming and "val" not in self.splits and "train" in self.splits
+        if cut and split in ("train", "val"):
+            if split == "val":
+                rank_zero_info(
+                    f"data source '{self.name}' has no validation split; a fraction of {self.val_fraction} of its "
+                    f"train split is held out (--data.val_fraction)"
+                )
+            table, chosen = "train", self._held_out[split]
+        if table not in self.splits:
+            way = (
+                "; a stream is not cut in two: add one, or set --data.streaming=false"
+                if self.streaming and split == "val"
+                else ""
+            )
+            raise UserError(f"data source '{self.name}' has no {split} split; it has: {', '.join(self.splits)}{way}")
+        rows = self.splits[table]
+        if self.image_column not in rows.features:
+            raise UserError(
+                f"the {split} split of data source '{self.name}' has no column '{self.image_column}', where the others "
+                f"have their images; it has: {', '.join(rows.features)}. Rename its column"
+            )
+        shards = self.shards[table]._replace(rows=rows) if self.streaming else None
+        return SplitRows(rows, chosen, shards)
+
+    def evaluated(self, available: Collection[str]) -> str:
+        """The split that is tested or predicted: test, or the next best of those that are available."""
+        split = next(name for name in ("test", "val", "train") if name in available)
+        if split != "test":
+            rank_zero_info(f"data source '{self.name}' has no test split; using its {split} split")
+        return split
+
+    @cached_property
+    def _held_out(self) -> dict[str, np.ndarray]:
+        """Numbers of the training rows in two parts."""
+        return hold_out(len(self.splits["train"]), self.val_fraction, self.name)
