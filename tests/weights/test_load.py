@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import linvit
-from linvit.attention.ops.tables import grid_of_image, resize_table
+from linvit.attention.ops.tables import grid_from_count, resize_table
 from linvit.weights.layouts.families import LAYOUTS
 from linvit.weights.load import load_pretrained
 from tests.helpers import perturb, randn
@@ -70,10 +70,10 @@ class TestFamilies:
         ]
 
     def test_a_state_dict_comes_back(self, family, official):
-        model, twin = create(FAKES[family].spec), create(FAKES[family].spec)
+        model, other = create(FAKES[family].spec), create(FAKES[family].spec)
         load_pretrained(model, official(family))
-        report = load_pretrained(perturb(twin), model.state_dict())
-        assert_same_state(twin.state_dict(), model.state_dict())
+        report = load_pretrained(perturb(other), model.state_dict())
+        assert_same_state(other.state_dict(), model.state_dict())
         assert report.fraction == 1
         assert not report.unexpected
 
@@ -108,7 +108,7 @@ def test_the_tables_are_interpolated_as_the_official_code_does(official, family,
     load_pretrained(nominal, official(family))
     load_pretrained(model, official(family))
     given, own = nominal.state_dict()[name], model.state_dict()[name]
-    assert torch.equal(own, resize_table(given, own, grid, partial(grid_of_image, image=(1, 1)), mode))
+    assert torch.equal(own, resize_table(given, own, grid, partial(grid_from_count, img_size=(1, 1)), mode))
 
 
 def test_the_window_of_swin_at_384(official):
@@ -227,23 +227,23 @@ class TestRefusal:
         assert ", ".join(layout.name for layout in LAYOUTS) in text
         assert "They begin encoder.layer.0.w, x" in text
 
-    @pytest.mark.parametrize("share", [-0.1, 1.1])
-    def test_a_share_that_is_none(self, share):
+    @pytest.mark.parametrize("fraction", [-0.1, 1.1])
+    def test_a_fraction_that_is_none(self, fraction):
         assert "min_fraction must lie between 0 and 1" in self.refused(
-            create(FAKES["deit"].spec), FAKES["deit"].state(), min_fraction=share
+            create(FAKES["deit"].spec), FAKES["deit"].state(), min_fraction=fraction
         )
 
-    def test_the_share_is_of_numbers(self):
+    def test_the_fraction_is_of_numbers(self):
         state = FAKES["deit"].state()
         model = create(FAKES["deit"].spec)
         total = sum(p.numel() for name, p in model.state_dict().items() if not name.startswith("head"))
         cut = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.mlp")}
         lost = sum(tensor.numel() for name, tensor in state.items() if name not in cut)
-        share = 1 - lost / total
-        report = load_pretrained(model, cut, min_fraction=share - 1e-6)
-        assert report.fraction == pytest.approx(share)
+        fraction = 1 - lost / total
+        report = load_pretrained(model, cut, min_fraction=fraction - 1e-6)
+        assert report.fraction == pytest.approx(fraction)
         assert list(report.missing) == [name for name in model.state_dict() if name.startswith("blocks.1.mlp")]
-        assert f"{share:.1%}" in self.refused(model, cut, min_fraction=share + 1e-6)
+        assert f"{fraction:.1%}" in self.refused(model, cut, min_fraction=fraction + 1e-6)
 
     def test_a_table_of_an_unknown_grid(self):
         state = {**FAKES["deit"].state(), "pos_embed": torch.ones(1, 99, 48)}
@@ -298,10 +298,10 @@ def test_batch_norms_keep_their_statistics(official):
 
 
 def test_our_own_safetensors(tmp_path):
-    model, twin = perturb(create(FAKES["deit"].spec)), create(FAKES["deit"].spec)
+    model, other = perturb(create(FAKES["deit"].spec)), create(FAKES["deit"].spec)
     save_file(model.state_dict(), tmp_path / "x.safetensors")
-    assert load_pretrained(twin, tmp_path / "x.safetensors").fraction == 1
-    assert_same_state(model.state_dict(), twin.state_dict())
+    assert load_pretrained(other, tmp_path / "x.safetensors").fraction == 1
+    assert_same_state(model.state_dict(), other.state_dict())
 
 
 def test_timms_weights_in_our_model():
@@ -331,8 +331,8 @@ def test_the_report_reads_well(official):
 
 def test_numbers_are_in_the_right_place(official):
     """A whole checkpoint in a model gives the logits of the parameters loaded by hand."""
-    model, twin = create(FAKES["deit"].spec).eval(), create(FAKES["deit"].spec).eval()
+    model, other = create(FAKES["deit"].spec).eval(), create(FAKES["deit"].spec).eval()
     load_pretrained(model, official("deit"))
-    twin.load_state_dict(FAKES["deit"].state())
+    other.load_state_dict(FAKES["deit"].state())
     x = randn(1, 3, 224, 224).float()
-    assert torch.equal(model(x), twin(x))
+    assert torch.equal(model(x), other(x))

@@ -50,7 +50,7 @@ def test_wrappers_are_taken_off(tmp_path, content, taken, saved):
     weights = read(tmp_path / "x.pth" if saved else content)
     assert list(weights.state) == ["w"]
     assert torch.equal(weights.state["w"], GOOD["w"])
-    assert weights.taken == taken
+    assert weights.key == taken
 
 
 def test_a_compiled_part_of_a_model():
@@ -61,8 +61,8 @@ def test_a_compiled_part_of_a_model():
 def test_averaged_weights_are_a_choice(ema, taken):
     content = {"model": WORSE, "state_dict_ema": GOOD, "epoch": 1}
     weights = read(content, ema)
-    assert weights.taken == taken
-    assert set(weights.others) == content.keys() - {taken}
+    assert weights.key == taken
+    assert set(weights.other_keys) == content.keys() - {taken}
     assert torch.equal(weights.state["w"], content[taken]["w"])
 
 
@@ -74,7 +74,7 @@ def test_a_task_s_weights_and_their_average_lie_side_by_side(trained, path, ema)
     task = {**wrapped(f"{trained}._orig_mod.", WORSE), **wrapped("ema.network._orig_mod."), "metrics.n": torch.ones(1)}
     weights = read({"epoch": 1, "state_dict": task} if path else task, ema)
     taken, left = ("ema.network", trained) if ema else (trained, "ema.network")
-    assert (weights.taken, weights.others[0]) == (f"{path}{taken}", left)
+    assert (weights.key, weights.other_keys[0]) == (f"{path}{taken}", left)
     assert list(weights.state) == ["w"]
     assert torch.equal(weights.state["w"], (GOOD if ema else WORSE)["w"])
 
@@ -141,7 +141,7 @@ def test_files_of_every_kind(tmp_path, old):
     save_file(state, tmp_path / "x.safetensors")
     weights = read(tmp_path / "x.safetensors")
     assert torch.equal(weights.state["w"], state["w"])
-    assert weights.image == (1, 1)
+    assert weights.img_size == (1, 1)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".ckpt"])

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import linvit
-from linvit.attention.ops.tables import grid_of_image, resize_table
+from linvit.attention.ops.tables import grid_from_count, resize_table
 from linvit.weights.load import load_pretrained
 from tests.helpers import perturb, randn
 
-SQUARE = partial(grid_of_image, image=(1, 1))
+SQUARE = partial(grid_from_count, img_size=(1, 1))
 LINFORMER = {"name": "linformer", "k": 9}
 
 
@@ -72,7 +72,7 @@ class TestFiles:
         path = self.save(tmp_path / "x.ckpt", old, hyper_parameters={"img_size": there})
         assert leaves(resized(path, model)) == {"pos_embed"}
         image = there if isinstance(there, tuple) else (there, there)
-        size_of = partial(grid_of_image, image=image)
+        size_of = partial(grid_from_count, img_size=image)
         assert torch.equal(model.pos_embed, resize_table(old.pos_embed, model.pos_embed, model.grid.size, size_of))
 
     def test_a_grid_of_as_many_patches_but_another_shape(self, tmp_path):

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
         "options": json.dumps({**options, **size, "num_classes": classes}),
         "source": args.source if weights.file is None else weights.file.name,
         "source_layout": report.layout,
-        "source_key": report.taken,
+        "source_key": report.key,
         "source_sha256": "" if weights.file is None else _sha256(weights.file),
     }
     _write(written, output, metadata)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.tables import SizeOf, grid_of_image
+from linvit.attention.ops.tables import SizeOf, grid_from_count
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.relative_positions import position_table
@@ -137,7 +137,7 @@ class WindowAttention(AttentionLayer):
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
         """The window of so many tokens in a checkpoint: square, whatever the map, unless it is the whole map."""
-        return size_of(count) if self.whole_map else grid_of_image(count, (1, 1))
+        return size_of(count) if self.whole_map else grid_from_count(count, (1, 1))
 
     def windows(self, size: tuple[int, int]) -> Windows:
         """The windows of a map (H, W)."""

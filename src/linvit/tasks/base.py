@@ -18,7 +18,8 @@ from linvit.tasks.checks import check_optimisation
 from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
 from linvit.tasks.schedule import run_schedule
 from linvit.tasks.total_batch import batch_warning, total_batch
-from linvit.weights.load import Report, load_pretrained
+from linvit.weights.load import load_pretrained
+from linvit.weights.report import Report
 
 FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
 EXECUTION = ("predict_with", "compile", "grad_checkpointing")  # make no other model: free with any checkpoint

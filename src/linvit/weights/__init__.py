@@ -1,1 +1,1 @@
-"""Official checkpoints in our backbones: names, shapes, and files that cannot be trusted."""
+"""Loading of official checkpoints: reads untrusted files, translates names, resizes tables."""

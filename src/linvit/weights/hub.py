@@ -1,4 +1,4 @@
-"""Files of weights from the Hugging Face hub."""
+"""Downloads files of weights from the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ FILES = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", 
 
 
 def is_repository(source: str) -> bool:
-    """Whether a source is meant as a repository: `hf-hub:owner/name`, or `owner/name` where no such folder is here."""
+    """Whether a source names a repository: `hf-hub:owner/name`, or `owner/name` where there is no such folder."""
     return source.startswith(PREFIX) or (NAME.fullmatch(source) is not None and not Path(source).parent.exists())
 
 
 def download(source: str) -> Path:
-    """The local copy of a repository's weights.
+    """Downloads the weights of a repository and returns the path of the local copy.
 
     Args:
         source: `owner/name`, `owner/name/path/of/file.pth`, either with `hf-hub:` before and `@revision` behind.

@@ -1,8 +1,6 @@
-"""Official checkpoints, and our own, into a model."""
+"""`load_pretrained` loads official checkpoints, and linvit's own, into a model."""
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +13,8 @@ from linvit.weights.layouts.families import LAYOUTS, OWN
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read
+from linvit.weights.report import Report, first_of
 from linvit.weights.resize import resize_tables
-
-
-@dataclass
-class Report:
-    """What happened to every tensor of a model and of a file; names are the model's.
-
-    Attributes:
-        source: The source.
-        layout: Whose names the file has: "pvt".
-        taken: Where in the file the weights were: "model", "state_dict.ema.network", or "" if they were not wrapped.
-        others: What else there was beside them.
-        loaded: As they are in the file.
-        resized: From one grid to another, with the shapes.
-        initialised: Not in the file because they could not be, with the reason: a classifier of other classes, the
-            parameters of another attention.
-        missing: Should have been in the file, and are not or do not fit, with the reason.
-        unexpected: In the file, and not in the model.
-        fraction: How much of the backbone was loaded or resized, counted in numbers, between 0 and 1. The classifier
-            and the parameters of another attention do not count.
-    """
-
-    source: str
-    layout: str
-    taken: str = ""
-    others: tuple[str, ...] = ()
-    loaded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)
-    initialised: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    unexpected: list[str] = field(default_factory=list)
-    fraction: float = 1.0
-
-    def __str__(self) -> str:
-        """A few lines: counts, the first names."""
-        origin = f", from {self.taken}" if self.taken else ""
-        beside = f" (beside it: {_some(self.others, 8)})" if self.others else ""
-        lines = [
-            f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.fraction:.1%} of the backbone"
-        ]
-        for kind in ("loaded", "resized", "initialised", "missing", "unexpected"):
-            names = getattr(self, kind)
-            shown = _reasons(names) if isinstance(names, dict) else "" if kind == "loaded" else _some(names)
-            lines.append(f"  {kind:<12}{len(names):>5}  {shown}".rstrip())
-        return "\n".join(lines)
 
 
 def load_pretrained(
@@ -69,7 +24,7 @@ def load_pretrained(
     ema: bool | None = None,
     min_fraction: float = 0.9,
 ) -> Report:
-    """Loads an official checkpoint, or one of linvit's, into a model; nothing in a file is executed.
+    """Loads an official checkpoint, or one of linvit's, into a model. Nothing in a file is executed.
 
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
@@ -80,13 +35,13 @@ def load_pretrained(
         model: A backbone.
         source: A path (.pth, .pt, .bin, .safetensors, a linvit .ckpt), a state dict, or a repository of the hub
             (`hf-hub:owner/name`).
-        ema: Averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt): True takes them, False does not.
-            None takes what the published numbers were measured with: `model`, else the averaged weights, else
-            `state_dict`; of a linvit .ckpt the plain weights, as `predict_with: raw` does.
-        min_fraction: Least fraction of the backbone's numbers that the source must supply.
+        ema: Whether to load averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt). None loads what
+            the published scores were measured with: `model`, else the averaged weights, else `state_dict`; of a linvit
+            .ckpt the plain weights, as `predict_with: raw` does.
+        min_fraction: The least fraction of the backbone's numbers that the source must supply.
 
     Returns:
-        What was loaded, resized, initialised, missing and unexpected.
+        The names that were loaded, resized, initialised, missing and unexpected.
 
     Raises:
         UserError: If the source cannot be read, or supplies less than `min_fraction`; the model is then as it was.
@@ -112,7 +67,7 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
 
 
 def translate(model: nn.Module, weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
-    """The layout whose names fit most of the model, and the weights under the model's names."""
+    """Finds the layout whose names fit most of the model, and translates the weights to the model's names."""
     own = model.state_dict().keys()
     candidates = [layout for layout in LAYOUTS if layout.recognises(weights.state)] + [OWN]
     translated = [(layout, fit_projections(layout.translate(weights.state), model)) for layout in candidates]
@@ -120,13 +75,13 @@ def translate(model: nn.Module, weights: Weights) -> tuple[Layout, dict[str, Ten
 
 
 def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tuple[dict[str, Tensor], Report]:
-    """What to load under which name, and the report of it."""
-    report = Report(weights.source, "", weights.taken, weights.others)
+    """Compares the weights with the model: returns the values to load, under the model's names, and the report."""
+    report = Report(weights.source, "", weights.key, weights.other_keys)
     values: dict[str, Tensor] = {}
     own_state = model.state_dict()
     heads = _heads(model)
-    foreign = _other_attention(model, state)
-    resized = resize_tables(model, state, weights.image)
+    other_attention = _other_attention(model, state)
+    resized = resize_tables(model, state, weights.img_size)
     matched = total = 0
     for name, own in own_state.items():
         given = state.get(name)
@@ -134,7 +89,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
         if given is None:
             if not own.is_floating_point():
                 continue  # a counter of batches
-            if head or name in foreign:
+            if head or name in other_attention:
                 report.initialised[name] = "the file has no classifier" if head else "the file has another attention"
                 continue
             report.missing[name] = "not in the file"
@@ -157,7 +112,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
-    """How the names of the classifiers' parameters begin."""
+    """The prefixes of the classifiers' parameters."""
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
     found = classifier if isinstance(classifier, tuple | list) else (classifier,)
     named = (f"{name}." for name, module in model.named_modules() if any(module is one for one in found))
@@ -165,7 +120,7 @@ def _heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
-    """Names below the mechanisms of which the file has nothing."""
+    """The names of all parameters of those mechanisms of which the file has no parameter."""
     found: set[str] = set()
     for prefix, module in model.named_modules():
         if isinstance(module, Attention):
@@ -176,7 +131,7 @@ def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
-    keys = _some(list(weights.state), 6)
+    keys = first_of(list(weights.state), 6)
     known = ", ".join(layout.name for layout in LAYOUTS)
     what = (
         f"its names are of no layout that linvit knows ({known}), nor the model's. They begin {keys}"
@@ -191,17 +146,3 @@ def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def _some(names: Iterable[str], count: int = 3) -> str:
-    names = [re.sub(r"\s+", " ", name)[:60] for name in names]
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
-
-
-def _reasons(names: Mapping[str, str]) -> str:
-    """Each reason once, with the first names that it holds for."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in names.items():
-        by_reason.setdefault(reason, []).append(name)
-    parts = [f"{_some(some, 2)} ({reason})" for reason, some in by_reason.items()]
-    return "; ".join(parts[:3]) + ("; ..." if len(parts) > 3 else "")

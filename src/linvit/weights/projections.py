@@ -1,4 +1,4 @@
-"""Fused or separate: input projections brought into the form that the model has them in."""
+"""Joins and splits the q, k and v projections of a checkpoint, as the model has them fused or separate."""
 
 from collections.abc import Mapping
 

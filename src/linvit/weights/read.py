@@ -1,4 +1,4 @@
-"""Weights from a file, a dict or the hub: one flat state dict, whatever it is wrapped in."""
+"""Reads weights from a file, a dict or the hub into one flat state dict, however they are nested and prefixed."""
 
 import difflib
 import json
@@ -18,56 +18,54 @@ from linvit.weights import hub, torch_file
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
 AVERAGED = ("state_dict_ema", "model_ema")
-TRAINED = ("network.", "backbone.")  # before the weights of a task: today, and in linvit's first checkpoints
-AVERAGE = "ema.network."  # before their moving average
+TRAINED = ("network.", "backbone.")  # prefixes of a task's weights, today and in linvit's first checkpoints
+AVERAGE = "ema.network."  # prefix of their moving average
 WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a source holds.
+    """The weights of a source, and where they come from.
 
     Attributes:
-        state: Names as in the source, without wrappers and prefixes.
+        state: Tensors under the names of the source, without the prefixes that wrappers add.
         source: The source, for messages.
-        taken: Where in the source the state was: "model", "state_dict.ema.network", or "" if it was not wrapped.
-        others: What else there was beside it.
-        image: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square unless
-            linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
+        key: Where the state was in the source: "model", "state_dict.ema.network", or "" if it was not nested.
+        other_keys: The keys beside it.
+        img_size: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square
+            unless linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
         file: The file, or None.
     """
 
     state: dict[str, Tensor]
     source: str
-    taken: str
-    others: tuple[str, ...]
-    image: tuple[int, int] | None
+    key: str
+    other_keys: tuple[str, ...]
+    img_size: tuple[int, int] | None
     file: Path | None
 
 
 def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Weights:
-    """Reads weights; nothing in a file is executed.
+    """Reads weights. Nothing in a file is executed.
 
     Args:
         source: A path, a (wrapped) state dict, or a repository of the hub, `hf-hub:owner/name`.
-        ema: Averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt): True takes them, False does not.
-            None takes what the published numbers were measured with: `model`, else the averaged weights, else
-            `state_dict`; of a linvit .ckpt the plain weights, as `predict_with: raw` does.
+        ema: Whether to read averaged weights; see `load_pretrained`.
 
     Raises:
         UserError: If there is no such file, it cannot be read without running code, or it holds no weights.
     """
     if isinstance(source, Mapping):
-        return _weights(source, "the state dict", ema, image=None)
+        return _weights(source, "the state dict", ema, img_size=None)
     file = _file(source)
-    content, image = _content(file)
+    content, img_size = _content(file)
     if not isinstance(content, Mapping):
         raise UserError(f"'{file}' holds no weights but a {type(content).__name__}. Save model.state_dict() instead")
-    return _weights(content, f"'{source}'", ema, image, file)
+    return _weights(content, f"'{source}'", ema, img_size, file)
 
 
 def _file(source: str | Path) -> Path:
-    """The file of a source."""
+    """Finds the file of a source, or downloads it."""
     path = Path(source)
     if path.is_file():
         return path
@@ -84,7 +82,7 @@ def _file(source: str | Path) -> Path:
 
 
 def _content(file: Path) -> tuple[Any, tuple[int, int] | None]:
-    """The content of a file and the size of the images that it is of; see `Weights.image`."""
+    """The content of a file, and the size of the images that the weights were trained on (`Weights.img_size`)."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "pt") as opened:
@@ -106,10 +104,10 @@ def _weights(
     content: Mapping[str, Any],
     source: str,
     ema: bool | None,
-    image: tuple[int, int] | None,
+    img_size: tuple[int, int] | None,
     file: Path | None = None,
 ) -> Weights:
-    """Unwraps the content of a source."""
+    """Finds the state dict in the content of a source, and removes the prefixes of its names."""
     orders = {None: ("model", *AVERAGED, "state_dict"), True: (*AVERAGED, "state_dict"), False: ("model", "state_dict")}
     order = orders[ema]
     path: list[str] = []
@@ -136,11 +134,11 @@ def _weights(
     if all(below.values()):  # a task's weights and their average lie side by side
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
-    return Weights(below[branch] or plain, source, ".".join(path), others, image, file)
+    return Weights(below[branch] or plain, source, ".".join(path), others, img_size, file)
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:
-    """A tensor without its history, if it is what it seems: dense, in memory, as many numbers as its shape says."""
+    """The tensor, detached. Raises a `UserError` if it is not dense, or has fewer numbers in memory than its shape."""
     tensor = value.detach()
     dense = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
@@ -149,7 +147,7 @@ def _checked(name: str, value: Tensor, source: str) -> Tensor:
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a task keeps under a prefix, named as its backbone names it."""
+    """The tensors whose names begin with a prefix, without it."""
     return {
         _without_wrappers(name.removeprefix(prefix)): tensor
         for name, tensor in state.items()
@@ -158,5 +156,5 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_wrappers(name: str) -> str:
-    """A name without what DDP (`module.`) and torch.compile (`_orig_mod.`) put into it."""
+    """A name without the parts that DDP (`module.`) and torch.compile (`_orig_mod.`) add."""
     return re.sub(r"^(module\.)+", "", re.sub(r"(^|(?<=\.))_orig_mod\.", "", name))

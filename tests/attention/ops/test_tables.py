@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linvit.attention.ops.tables import grid_of_image, resize_table
+from linvit.attention.ops.tables import grid_from_count, resize_table
 from tests.helpers import randn
 
-SQUARE = partial(grid_of_image, image=(1, 1))
+SQUARE = partial(grid_from_count, img_size=(1, 1))
 
 
 def by_hand(table, old, size, mode):
@@ -37,7 +37,7 @@ def test_the_grid_is_interpolated_and_the_prefix_stays(mode, size, prefix):
 def test_from_the_grid_of_an_image_that_is_not_square(image):
     old = (14, 20) if image[1] > image[0] else (20, 14)
     given, own = randn(1, 281, 4).float(), randn(1, 65, 4).float()
-    got = resize_table(given, own, (8, 8), partial(grid_of_image, image=image))
+    got = resize_table(given, own, (8, 8), partial(grid_from_count, img_size=image))
     assert torch.allclose(got[0, 1:], by_hand(given[0, 1:], old, (8, 8), "bicubic"), atol=1e-5)
 
 
@@ -74,9 +74,9 @@ def test_the_grid_of_an_image_is_found_from_the_number_of_its_patches():
     for image in product(range(32, 641, 96), range(32, 641, 80)):
         for patch in (4, 8, 16, 32):
             for grid in {tuple(-(-side // patch) for side in image), tuple(side // patch for side in image)}:
-                assert grid_of_image(math.prod(grid), image) == grid
+                assert grid_from_count(math.prod(grid), image) == grid
 
 
 @pytest.mark.parametrize(("count", "image"), [(12, (1, 1)), (0, (1, 1)), (-1, (1, 1)), (196, (112, 320)), (7, (2, 3))])
 def test_a_number_of_patches_that_an_image_does_not_have(count, image):
-    assert grid_of_image(count, image) is None
+    assert grid_from_count(count, image) is None

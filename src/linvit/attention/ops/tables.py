@@ -1,4 +1,4 @@
-"""Tables with one row per token, brought from the grid of a checkpoint to that of a model."""
+"""Resizes tables with one row per token from the grid of a checkpoint to that of a model."""
 
 import math
 from collections.abc import Callable
@@ -12,21 +12,22 @@ SizeOf = Callable[[int], tuple[int, int] | None]
 """The patch grid (H, W) that so many patches had in a checkpoint, or None if it is not known."""
 
 
-def grid_of_image(count: int, image: tuple[int, int]) -> tuple[int, int] | None:
-    """The grid (H, W) of `count` patches of an image (H', W'); None if it has none of so many patches.
+def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | None:
+    """The grid (H, W) of an image with `count` patches; None if the image has no such grid.
 
-    H and W are the sides of the image divided by the same patch size, both rounded up (as where images are padded) or
-    both rounded down. So (1, 1), a square image of any size, has square grids.
+    H and W are the sides of the image divided by some patch size, both rounded up (padded images) or both rounded down
+    (cropped images). An image size of (1, 1) stands for all square images, whose grids are square.
     """
     for height in range(1, count + 1):
         width, rest = divmod(count, height)
         if rest:
             continue
-        (low, high), (left, right) = (
-            [side / (n + 1), side / n] for side, n in zip(image, (height, width), strict=True)
-        )
-        up = [side / (n - 1) if n > 1 else math.inf for side, n in zip(image, (height, width), strict=True)]
-        if max(low, left) < min(high, right) or max(high, right) < min(up):
+        # The patch size lies in [exact, above) if sides are rounded up, and in (below, exact] if they are rounded down.
+        counts = tuple(zip(img_size, (height, width), strict=True))
+        exact = [side / n for side, n in counts]
+        above = [side / (n - 1) if n > 1 else math.inf for side, n in counts]
+        below = [side / (n + 1) for side, n in counts]
+        if max(exact) < min(above) or max(below) < min(exact):
             return height, width
     return None
 
