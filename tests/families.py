@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import linvit
 from linvit.registry import backbones, parameters_of
+from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
@@ -42,9 +42,9 @@ def small(name: str, **supplied: Any) -> dict[str, Any]:
 
 
 def kinds() -> list[str]:
-    """A name for each way in which registered backbones differ, sizes aside: that of the fewest heads."""
+    """A name for each way in which linvit's own backbones differ, sizes aside: that of the fewest heads."""
     found: dict[str, str] = {}
-    for name in sorted(linvit.list_backbones(), key=_heads):
+    for name in sorted(own_names(backbones), key=_heads):
         found.setdefault(f"{family(name).__qualname__} {_own_options(name)}", name)
     return sorted(found.values())
 

@@ -7,14 +7,13 @@ import linvit
 from linvit import Attention
 from linvit.registry import attentions, backbones, parameters_of
 from tests.families import families, small
-from tests.helpers import perturb, randn
+from tests.helpers import own_names, perturb, randn
 
 SIZE = (64, 96)
 HOSTS = {family: name for family, name in families().items() if "attention" in parameters_of(backbones.get(name))}
-BUILT_IN = [name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"]
 
 
-@pytest.mark.parametrize("attention", BUILT_IN)
+@pytest.mark.parametrize("attention", own_names(attentions))
 @pytest.mark.parametrize("family", HOSTS)
 def test_forward_and_backward(family: str, attention: str) -> None:
     torch.manual_seed(0)

@@ -11,8 +11,9 @@ from linvit.attention.soft import SoftAttention
 from linvit.attention.soft_norm import SoftNormAttention
 from linvit.model_info import model_info
 from linvit.registry import backbones
+from tests.helpers import own_names
 
-OWN = [name for name, owners in backbones.entries().items() if owners[0].owner == "linvit" and name != "timm"]
+OWN = [name for name in own_names(backbones) if name != "timm"]
 
 
 def test_every_row_is_of_a_backbone() -> None:

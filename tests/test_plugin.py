@@ -93,6 +93,14 @@ def test_the_plugin_passes_the_check(cosine):
     assert line_of("cosine", done.stdout).split() == ["attention", "cosine", "linvit-cosine", "0.2", "ok"]
 
 
+def test_the_plugins_own_suite_passes(cosine):
+    """One case of pytest per clause of the contract."""
+    done = python("-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(PACKAGE / "test_cosine.py"), path=cosine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_cosine.py::test_cosine[cosine-gradients]" in done.stdout
+    assert "not declared: rank_bound(grid) is the 196 of any matrix" in done.stdout
+
+
 def test_the_plugin_works_in_a_backbone_and_its_matrix_has_low_rank(cosine):
     code = f"""
 import linvit, torch

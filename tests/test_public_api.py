@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import linvit
+from tests.helpers import own_names
 from tests.plugin.distributions import python
 
 PUBLIC = [
@@ -47,7 +48,7 @@ def test_the_registries_read_these_groups():
 
 @pytest.mark.parametrize("registry", [linvit.registry.attentions, linvit.registry.backbones], ids=lambda r: r.kind)
 def test_every_builtin_can_be_imported(registry):
-    own = [name for name, owners in registry.entries().items() if owners[0].owner == "linvit"]
+    own = own_names(registry)
     assert own
     for name in own:
         assert callable(registry.get(name)), name

@@ -10,6 +10,7 @@ from linvit import Grid
 from linvit.analysis import attention_cost
 from linvit.analysis.operations import Operations
 from linvit.registry import attentions
+from tests.helpers import own_names
 
 DIM, HEADS = 96, 3
 GRID = Grid((12, 14), num_prefix=1)
@@ -86,7 +87,7 @@ def test_stated_cost_is_what_runs(name: str, options: dict[str, Any], symbols: d
 
 
 def test_every_file_of_ours_states_its_cost() -> None:
-    ours = {name for name, (owner, *_) in attentions.entries().items() if owner.owner == "linvit"}
+    ours = set(own_names(attentions))
     assert {name for name, *_ in CASES} == ours
     assert all(formulas(name) for name in ours)
 

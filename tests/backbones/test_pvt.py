@@ -11,10 +11,11 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt import PVT
+from linvit.registry import attentions
 from linvit.weights.layouts.pvt import LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, own_names, perturb, randn
 from tests.official import fill, images
 from tests.official.pvt import VARIANTS, pvt
 from tests.official.pvt_v2 import pvt_v2
@@ -252,7 +253,7 @@ def transpose(model: PVT, name: str, parameter: Tensor) -> Tensor:
 # Attention
 
 
-@pytest.mark.parametrize("attention", linvit.list_attentions())
+@pytest.mark.parametrize("attention", own_names(attentions))
 def test_every_attention_trains(attention: str) -> None:
     model = small(attention=attention).train()
     x = image(64, 96, dtype=torch.float32, grad=True)

@@ -11,12 +11,13 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt_v2 import PVTv2
+from linvit.registry import attentions
 from linvit.weights.layouts import pvt as pvt_v1
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.layouts.pvt_v2 import LAYOUT, TIMM_LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, own_names, perturb, randn
 from tests.official import fill, images
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import VARIANTS, pvt_v2
@@ -237,7 +238,7 @@ def transpose(model: PVTv2, name: str, parameter: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("attention", linvit.list_attentions())
+@pytest.mark.parametrize("attention", own_names(attentions))
 def test_every_attention_trains(attention: str, linear: bool) -> None:
     model = small(attention=attention, linear=linear).train()
     x = image(64, 96, dtype=torch.float32, grad=True)

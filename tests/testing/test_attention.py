@@ -73,7 +73,7 @@ def test_an_option_without_a_default_is_for_the_spec_to_set() -> None:
         (torch.nn.Linear, "Linear is not a subclass of linvit.Attention"),
     ],
 )
-def test_what_the_caller_can_mend_is_raised(spec: object, message: str) -> None:
+def test_what_the_caller_can_fix_is_raised(spec: object, message: str) -> None:
     with pytest.raises(linvit.UserError) as error:
         check_attention(spec)
     assert message in str(error.value)
@@ -101,7 +101,7 @@ def test_a_quick_run_leaves_out_the_compiler() -> None:
 
 
 @pytest.mark.parametrize("spec", ["enhanced_linear", {"name": "linear", "feature_map": "relu"}], ids=str)
-def test_what_rounding_does_to_a_quotient_is_no_fault_of_the_mechanism(spec: object) -> None:
+def test_an_ill_conditioned_mechanism_passes(spec: object) -> None:
     """A normaliser of ReLUs comes near 0, where float64 itself moves by as much when its inputs are rounded."""
     for line in attention_lines(spec, {f"error, {precision.name}" for precision in PRECISIONS}):
         assert line.verdict is Verdict.PASS, line

@@ -76,7 +76,7 @@ def test_every_line_has_its_time() -> None:
         ("deit_nano", None, 0, "img_size must be a positive side"),
     ],
 )
-def test_what_the_caller_can_mend_is_raised(spec: object, attention: object, size: int, message: str) -> None:
+def test_what_the_caller_can_fix_is_raised(spec: object, attention: object, size: int, message: str) -> None:
     with pytest.raises(linvit.UserError) as error:
         check_backbone(spec, attention, img_size=size)
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Declarations that cannot be read end a check; the other clauses go by those that can."""
+"""Declarations that cannot be read end a check; the other clauses rely on those that can."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_ends_the_check(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_declaration_that_is_not_so_fails_the_clause_that_goes_by_it(name: str) -> None:
+def test_a_wrong_declaration_fails_the_clause_that_relies_on_it(name: str) -> None:
     names, words = WRONG[name]
     lines = attention_lines(getattr(wrong_declarations, name), names)
     assert all(line.verdict is Verdict.FAIL for line in lines), lines

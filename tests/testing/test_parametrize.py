@@ -64,7 +64,7 @@ def test_after_declarations_that_cannot_be_read_the_other_clauses_are_skipped() 
     found["FlagInWords-constructor"]()
     with pytest.raises(AssertionError, match=r"^declarations: takes_bias must be True or False"):
         found["FlagInWords-declarations"]()
-    with pytest.raises(pytest.skip.Exception, match=r"^mend 'declarations' first: takes_bias must be"):
+    with pytest.raises(pytest.skip.Exception, match=r"^fix 'declarations' first: takes_bias must be"):
         found["FlagInWords-gradients"]()
 
 

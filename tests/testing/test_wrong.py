@@ -67,7 +67,10 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "CoarseInBfloat16": ({"error, bfloat16", "error, autocast bfloat16"}, "output differs from float64 by"),
     "CoarseGradientInHalf": (HALF, "gradient of k differs from float64 by"),
     "Quadratic": ({"growth of work"}, "operations ~ N^2.00"),
-    "QuadraticInSecret": ({"growth of work"}, "bytes written ~ N^1.00, largest tensor ~ N^1.00, operations ~ N^2.00"),
+    "QuadraticInAFusedKernel": (
+        {"growth of work"},
+        "bytes written ~ N^1.00, largest tensor ~ N^1.00, operations ~ N^2.00",
+    ),
     "DeclaredSlowerThanItIs": ({"growth of work"}, "that is linear, so declare complexity = 'O(N)'"),
 }
 
@@ -96,7 +99,7 @@ def test_a_table_that_is_resized_passes() -> None:
     assert line.note.startswith("gain from 18x18 to 16x17, where the output is the same to ")
 
 
-def test_one_cause_is_told_once() -> None:
+def test_one_cause_is_quoted_once() -> None:
     report = check_attention(wrong.CrashesInTheBackwardPass, quick=True)
     notes = [line.note for line in report.lines if line.verdict is Verdict.FAIL]
     assert len(notes) > 10

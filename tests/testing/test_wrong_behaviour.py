@@ -16,7 +16,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "CountsItsTraining": ({"copies"}, "a fresh instance with its state dict differs by"),
     "CentresTheBatch": (
         {"batch independence", "equivalent matrix"},
-        "a sample's output depends on the others of its batch, so mend batch independence first",
+        "a sample's output depends on the others of its batch, so fix batch independence first",
     ),
     "DropsAndCouplesInTraining": ({"batch independence"}, "in training, at one seed among others (at most 1e-09)"),
     "RefusesLargeAndIsCoarse": ({"error, bfloat16", "error, autocast bfloat16"}, "at most 1e-01"),
@@ -41,10 +41,10 @@ def test_a_wrong_one_fails_no_other_clause(name: str) -> None:
     assert set(report.failures) == WRONG[name][0], f"\n{report}"
 
 
-def test_noise_in_evaluation_is_no_matter_of_declarations() -> None:
+def test_noise_in_evaluation_fails_determinism_and_not_the_declarations() -> None:
     determinism, matrix = attention_lines(wrong_behaviour.DropsInEvaluation, {"determinism", "equivalent matrix"})
     assert determinism.verdict is Verdict.FAIL
-    assert "two calls in evaluation differ, so mend determinism first" in matrix.note
+    assert "two calls in evaluation differ, so fix determinism first" in matrix.note
 
 
 def test_dropout_in_training_passes() -> None:

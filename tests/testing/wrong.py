@@ -312,7 +312,7 @@ class NotPerChannel(Sound):
 
 
 class FactorsWithoutChannels(PerChannel):
-    """Declares its gains, but hands out the factors of one matrix for all channels."""
+    """Declares its gains, but returns the factors of one matrix for all channels."""
 
     channelwise = True
 
@@ -430,7 +430,7 @@ class Quadratic(Sound):
         return weights / (weights.sum(-1, keepdim=True) + 1e-6) @ v
 
 
-class QuadraticInSecret(Quadratic):
+class QuadraticInAFusedKernel(Quadratic):
     """Torch's fused kernel writes no N x M matrix, but takes its time."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:

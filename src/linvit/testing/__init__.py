@@ -1,4 +1,4 @@
-"""The contracts as functions that the author of a mechanism or of a backbone calls, and as cases for their tests."""
+"""Tests of the contracts, for the authors of mechanisms and backbones: as functions, and as cases of pytest."""
 
 from linvit.testing.attention.check import check_attention
 from linvit.testing.backbone.check import check_backbone

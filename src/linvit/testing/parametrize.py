@@ -1,4 +1,4 @@
-"""The clauses of a contract as test cases of pytest: one line per clause, in anybody's test suite."""
+"""Makes each clause of a contract a test case of pytest, for any test suite."""
 
 import functools
 import re
@@ -65,7 +65,7 @@ def parametrize_with_checks(
 
 
 class Case(Generic[S]):
-    """One clause for one mechanism or backbone; a call runs it.
+    """Tests one clause on one mechanism or backbone when it is called.
 
     Attributes:
         name: Subject and clause, as "focused-gradients".
@@ -90,7 +90,7 @@ class Case(Generic[S]):
 
         obstacle = None if self._obstacle is None else self._obstacle()
         if obstacle is not None:
-            pytest.skip(f"mend '{obstacle.name}' first: {obstacle.note}")
+            pytest.skip(f"fix '{obstacle.name}' first: {obstacle.note}")
         found = line(self._check, self._subject(), first=self._obstacle is None)
         if found.verdict is Verdict.FAIL:
             raise AssertionError(f"{found.name}: {found.note}") from found.error
@@ -106,7 +106,7 @@ def _cases(contract: Contract[S], make: Callable[[], S], spec: Any, quick: bool)
 
     @functools.cache
     def obstacle() -> Line | None:
-        """The first of the clauses without which the others mean nothing that fails, if one does."""
+        """Returns the line of the constructor or the declarations that failed, if one did."""
         lines = (line(check, subject(), first=True) for check in contract.first)
         return next((found for found in lines if found.verdict is Verdict.FAIL), None)
 
@@ -129,7 +129,7 @@ def _backbone(
 
 
 def _case_name(spec: Any, check: Check[S]) -> str:
-    """Such as "focused-shape-and-dtype"; nothing is imported for it."""
+    """Returns a name such as "focused-shape-and-dtype"; nothing is imported for it."""
     name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", None)
     if isinstance(spec, Mapping):
         name = ",".join(

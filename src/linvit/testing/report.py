@@ -1,4 +1,7 @@
-"""What the checks of a contract found: a verdict and the numbers behind it for each clause."""
+"""What the checks of a contract found: a verdict and the numbers behind it for each clause.
+
+The subject of a check is the mechanism or the backbone that it tests.
+"""
 
 import contextlib
 import functools
@@ -14,11 +17,11 @@ S = TypeVar("S")
 
 
 CRASHES = (Exception, SystemExit)
-"""What a subject may end a check with: a `sys.exit` in it is its failure, the user's Ctrl-C is not."""
+"""Exceptions that count as a failure of the subject: `sys.exit` does, the user's Ctrl-C does not."""
 
 
 class Verdict(Enum):
-    """How one check ended. Only `FAIL` counts as a failure."""
+    """How a check ended. Only `FAIL` counts as a failure."""
 
     PASS = "pass"
     FAIL = "FAIL"
@@ -64,7 +67,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """All that was checked of one subject; `str(report)` is the table.
+    """The result of all checks of one subject; `str(report)` is a table.
 
     Attributes:
         subject: What was checked: a name, a spec or a class.
@@ -78,16 +81,16 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no line failed."""
+        """Returns whether no check failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[str]:
-        """Names of the checks that failed."""
+        """Returns the names of the checks that failed."""
         return [line.name for line in self.lines if line.verdict is Verdict.FAIL]
 
     def __getitem__(self, name: str) -> Line:
-        """The row of a check."""
+        """Returns the row of a check."""
         return {line.name: line for line in self.lines}[name]
 
     def __str__(self) -> str:
@@ -103,27 +106,27 @@ class Report:
 
 
 def passed(note: str = "") -> Finding:
-    """The subject keeps this clause."""
+    """Reports that the subject keeps a clause."""
     return Finding(Verdict.PASS, note)
 
 
 def failed(note: str) -> Finding:
-    """The subject breaks this clause; the note has the offending numbers."""
+    """Reports that the subject breaks a clause; the note has the offending numbers."""
     return Finding(Verdict.FAIL, note)
 
 
 def not_declared(note: str) -> Finding:
-    """There is no declaration to compare with."""
+    """Reports that there is no declaration to compare with."""
     return Finding(Verdict.UNDECLARED, note)
 
 
 def not_supported(note: str) -> Finding:
-    """The subject declares that it cannot do this."""
+    """Reports that the subject declares that it cannot do this."""
     return Finding(Verdict.UNSUPPORTED, note)
 
 
 def refusable(check: Callable[[S], Finding]) -> Callable[[S], Finding]:
-    """A check that ends as "not supported" where the subject raises a `UserError`."""
+    """Makes a check end as "not supported" where the subject raises a `UserError`."""
 
     @functools.wraps(check)
     def run(subject: S) -> Finding:
@@ -152,18 +155,18 @@ def at(note: str) -> Iterator[None]:
 
 
 def crash(error: BaseException) -> Finding:
-    """A check that an exception ended has failed: the error's message, where it happened, and what to do about it."""
+    """Reports a failure by an exception: its message, where it happened, and what to do about it."""
     advice = "".join(f"; {note}" for note in getattr(error, "__notes__", []) if isinstance(note, Advice))
     return Finding(Verdict.FAIL, f"{type(error).__name__}: {message(error)}{advice}", error)
 
 
 def message(error: BaseException) -> str:
-    """The beginning of an error's message, and the places that `at` added."""
+    """Returns the beginning of an error's message, and the places that `at` added."""
     text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
     return f"{text}{places(error)}"
 
 
 def places(error: BaseException) -> str:
-    """Where an exception happened, as `at` noted: " (at 7x9)"; nothing where nobody noted it."""
+    """Returns where an exception happened, such as " (at 7x9)"; "" where `at` added nothing."""
     notes = [note for note in getattr(error, "__notes__", []) if not isinstance(note, Advice)]
     return f" (at {', '.join(notes)})" if notes else ""

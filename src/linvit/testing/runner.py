@@ -1,4 +1,4 @@
-"""Runs the checks of a contract, whatever the subject does in them."""
+"""Runs the checks of a contract; whatever the subject does in one is reported there."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from linvit.testing.report import CRASHES, Finding, Line, Report, Verdict, crash
 S = TypeVar("S")
 
 LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parent)
-"""Folders whose lines of code do not tell causes apart: the same fault may surface in any of them."""
+"""Folders whose lines of code say nothing of the cause: one fault may surface in any of them."""
 VARIES = re.compile(r"[\d.]+|\b(?:torch\.)?(?:Double|Float|Half|BFloat|double|float|half|bfloat)\w*")
 
 
@@ -51,7 +51,7 @@ class Contract(Generic[S]):
     clauses: tuple[Check[S], ...]
 
     def report(self, subject: S, quick: bool) -> Report:
-        """All clauses of a subject; a quick run has only the quick ones."""
+        """Checks all clauses on a subject; a quick run has only the quick ones."""
         start = time.perf_counter()
         lines: list[Line] = []
         for check in self.first:
@@ -64,7 +64,7 @@ class Contract(Generic[S]):
 
 
 def run(checks: Iterable[Check[S]], subject: S, quick: bool) -> list[Line]:
-    """A row per check; a quick run has only the quick ones. An exception is quoted in the first row that it ends."""
+    """Runs the checks, in a quick run only the quick ones. An exception is quoted in the first row that it ends."""
     lines: list[Line] = []
     seen: dict[object, str] = {}
     for check in checks:
@@ -81,7 +81,7 @@ def run(checks: Iterable[Check[S]], subject: S, quick: bool) -> list[Line]:
 
 
 def line(check: Check[S], subject: S, *, first: bool = False) -> Line:
-    """One check's row, whatever happens in it. The caller's random numbers and warning filters stay as they are.
+    """Runs one check. The caller's random numbers and warning filters stay as they are.
 
     Args:
         check: The check.
@@ -103,7 +103,7 @@ def line(check: Check[S], subject: S, *, first: bool = False) -> Line:
 
 
 def _cause(error: BaseException) -> object:
-    """Equal for exceptions of one cause: of one type, begun with the same words, and raised by the same line."""
+    """Returns what is equal for exceptions of one cause: the type, the first words, and the line that raised it."""
     words = VARIES.sub("#", str(error))[:60]
     lines = [
         (frame.filename, frame.lineno)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import linvit
 from linvit import Grid, UserError, replace_attention
 from linvit.backbones.timm.hosts import ReplacedAttention
-from tests.helpers import assert_near, perturb, randn
+from linvit.registry import attentions
+from tests.helpers import assert_near, own_names, perturb, randn
 
 SWIN = {"img_size": 56, "depths": (2, 2, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 4, 8)}
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -58,7 +59,7 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str, options: dic
     assert_near(model(x), want, 1e-5)
 
 
-@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize("name", own_names(attentions))
 def test_every_mechanism_in_vit(name: str) -> None:
     model = replace_attention(vit(), name).train()
     model(images(64, 64)).square().sum().backward()
@@ -68,7 +69,7 @@ def test_every_mechanism_in_vit(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize("name", own_names(attentions))
 @pytest.mark.parametrize(("model", "options"), [("pvt_v2_b0", {"depths": (1, 1, 1, 1)}), (MODELS[-1][0], SWIN)])
 def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: str) -> None:
     torch.manual_seed(0)

@@ -20,7 +20,17 @@ def upcast(x: Tensor) -> Tensor:
 def full_precision(
     core: Callable[Concatenate[Self, Tensor, Tensor, Tensor, P], Tensor],
 ) -> Callable[Concatenate[Self, Tensor, Tensor, Tensor, P], Tensor]:
-    """Runs a method `(self, q, k, v, ...) -> o` in at least float32 with autocast off; `o` gets v's dtype back."""
+    """Decorates a method `(self, q, k, v, ...) -> o`, such as `forward`, to run in at least float32 with autocast off.
+
+    Half precision has too few digits for sums over many tokens and for quotients, and float16 ends at 65504. q, k and v
+    of any shape are cast up, and `o` gets v's dtype back; float32 and float64 stay what they are. Further arguments and
+    parameters of the module are not cast: write `self.scale.to(q.dtype)`.
+
+    Example:
+        >>> class Cosine(linvit.Attention):
+        ...     @linvit.full_precision
+        ...     def forward(self, q, k, v, grid): ...
+    """
 
     @functools.wraps(core)
     def run(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:

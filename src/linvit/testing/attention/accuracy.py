@@ -12,17 +12,17 @@ from linvit.testing.attention.numerics import Precision, Run, advice, exact_resu
 from linvit.testing.report import Finding, at, failed, message, not_supported, passed
 
 FAR_OFF = 10
-"""An error fails beyond this many times its goal, or beyond this many times what the problem itself makes of rounding,
-where that is more. A normaliser near 0 costs a digit, a sum in half precision costs two."""
+"""An error fails if it is more than this many times its goal, and more than this many times what rounding the inputs
+changes in float64. A normaliser near 0 costs a digit, a sum in half precision costs two."""
 DRAWS = 3
 
 
 def error(precision: Precision) -> Callable[[Subject], Finding]:
-    """The check that outputs and gradients on inputs of unit scale are near those of float64.
+    """Returns the check that outputs and gradients on inputs of unit scale are near those of float64.
 
-    What a problem makes of rounding is measured: in float64, inputs and parameters are rounded at random by as much as
-    the precision rounds them. An algorithm that is stable does no worse than a few times that, however ill-conditioned
-    the function is (a quotient of sums near 0, the corner of a ReLU).
+    A function may be ill-conditioned (a quotient of sums near 0, the corner of a ReLU). This is measured: in float64,
+    inputs and parameters are changed at random by as much as the precision rounds them. A stable algorithm is no worse
+    than a few times the effect of that.
     """
 
     def check(subject: Subject) -> Finding:
@@ -46,7 +46,7 @@ def error(precision: Precision) -> Callable[[Subject], Finding]:
 
 
 def _judged(run: Run, precision: Precision) -> tuple[str, str]:
-    """What is too far from float64, or nothing; and the largest errors."""
+    """Says what is too far from float64 ("" if nothing is), and what the largest errors are."""
     exact = exact_results(run)
     errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
     said = f"output {errors['output']:.1e}"
@@ -68,7 +68,7 @@ def _judged(run: Run, precision: Precision) -> tuple[str, str]:
 
 
 def _rounding_errors(run: Run, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
-    """By how much rounding moves each result in float64, and what the least number of its dtype is of it."""
+    """Returns the relative error that rounding the inputs, or the result to its least number, gives in float64."""
     found = {
         name: _resolution(run.results[name].dtype) / max(float(tensor.abs().max()), 1e-300)
         for name, tensor in exact.items()
@@ -86,7 +86,7 @@ def _rounding_errors(run: Run, exact: dict[str, Tensor], precision: Precision) -
 
 
 def _resolution(dtype: torch.dtype) -> float:
-    """The least positive number of a dtype."""
+    """Returns the least positive number of a dtype."""
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
 

@@ -1,4 +1,4 @@
-"""How a mechanism behaves from call to call and from sample to sample."""
+"""The behaviour of a mechanism from call to call, from sample to sample, and in copies."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # their scales; the last is flat: all 
 
 
 def batch_independence(subject: Subject) -> Finding:
-    """A sample alone gives what it gives among neighbours of another scale, in evaluation and in training."""
+    """Checks that a sample gives the same alone and among others of another scale, in evaluation and in training."""
     mechanism = subject.build()
     scales = torch.tensor(NEIGHBOURS, dtype=torch.float64)
     given = inputs(mechanism, NOMINAL, batch=len(scales)).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
@@ -39,7 +39,7 @@ def batch_independence(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def neighbours_effect(mechanism: Attention, given: Inputs, grid: Grid, training: bool = False) -> float:
-    """The largest relative difference of a sample's output alone and in the batch, in evaluation or in training."""
+    """Returns the largest relative difference between a sample's outputs alone and in the batch."""
 
     def run(given: Inputs) -> Tensor:
         return _in_training(mechanism, given, 0) if training else given(mechanism, grid)
@@ -55,7 +55,7 @@ def neighbours_effect(mechanism: Attention, given: Inputs, grid: Grid, training:
 
 
 def gradients(subject: Subject) -> Finding:
-    """In training, a finite gradient that is not 0 reaches every input and every parameter."""
+    """Checks that in training a finite gradient that is not 0 reaches every input and every parameter."""
     mechanism = subject.build().train()
     given = inputs(mechanism, NOMINAL).map(lambda x: x.requires_grad_())
     tensors = given.named | {name: p for name, p in mechanism.named_parameters() if p.requires_grad}
@@ -74,7 +74,7 @@ def gradients(subject: Subject) -> Finding:
 
 
 def determinism(subject: Subject) -> Finding:
-    """Evaluation gives the same bits whatever the random generator, keeps nothing, and leaves its inputs alone."""
+    """Checks that evaluation uses no random numbers, keeps nothing, and does not write to its inputs."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     kept, state, attributes = given.map(torch.clone), copy.deepcopy(mechanism.state_dict()), set(vars(mechanism))
@@ -95,7 +95,7 @@ def determinism(subject: Subject) -> Finding:
 
 
 def copies(subject: Subject) -> Finding:
-    """After a pass of training a deep copy, a pickle, and a fresh instance with the state dict give the same bits."""
+    """Checks that copies (deep copy, pickle, state dict) give the same bits after a pass of training."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     with at("a training pass"):
@@ -119,7 +119,7 @@ def copies(subject: Subject) -> Finding:
 
 
 def memory_layout(subject: Subject) -> Finding:
-    """Views of a fused projection give what contiguous tensors give."""
+    """Checks that views of a fused projection give the same as contiguous tensors."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
@@ -129,7 +129,7 @@ def memory_layout(subject: Subject) -> Finding:
 
 
 def nan_propagates(subject: Subject) -> Finding:
-    """A NaN in an input, or nothing but NaN, comes out as NaN, in its own sample alone; the backward pass runs."""
+    """Checks that a NaN in an input comes out as NaN, in its own sample alone, and that the backward pass runs."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     clean = given(mechanism, NOMINAL).detach()
@@ -150,7 +150,7 @@ def nan_propagates(subject: Subject) -> Finding:
 
 
 def _other_neighbours_effect(mechanism: Attention, given: Inputs) -> float:
-    """The relative difference of the first sample's output in training when all others change.
+    """Returns the relative difference of the first sample's output in training when all others change.
 
     The seed and the size of the batch stay, and with them the random numbers that the sample gets.
     """
@@ -160,7 +160,7 @@ def _other_neighbours_effect(mechanism: Attention, given: Inputs) -> float:
 
 
 def _in_training(mechanism: Attention, given: Inputs, seed: int) -> Tensor:
-    """The output in training mode, of a copy: training may change the state."""
+    """Returns the output of a copy in training mode: training may change the state."""
     return _seeded(copy.deepcopy(mechanism).train(), given, seed)
 
 

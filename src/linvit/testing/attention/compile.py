@@ -1,4 +1,4 @@
-"""What torch makes of a mechanism: one compiled graph, one exported program."""
+"""Compilation and export of a mechanism."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ COMPILERS = ("g++", "clang++", "cl")
 
 
 def compiles(subject: Subject) -> Finding:
-    """`torch.compile(fullgraph=True)` gives eager's output and gradients, at a second size too.
+    """Checks that `torch.compile(fullgraph=True)` gives eager's output and gradients, at a second size too.
 
     Inductor's code is compared at one size. The second size, which makes torch trace again with symbolic sizes, goes
     through the same graphs run eagerly: it is the tracing that can fail there.
@@ -30,12 +30,12 @@ def compiles(subject: Subject) -> Finding:
 
 
 def has_compiler() -> bool:
-    """Whether inductor finds a C++ compiler."""
+    """Returns whether inductor finds a C++ compiler."""
     return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
 
 
 def exports(subject: Subject) -> Finding:
-    """`torch.export.export` gives eager's output."""
+    """Checks that `torch.export.export` gives eager's output."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     program = torch.export.export(_AtOneGrid(mechanism, given), tuple(given.named.values()))
@@ -45,7 +45,7 @@ def exports(subject: Subject) -> Finding:
 
 
 def _compiled_error(subject: Subject, backend: str, grids: tuple[Grid, ...]) -> float:
-    """The largest relative error of outputs and gradients over the grids, all through one instance."""
+    """Returns the largest relative error of outputs and gradients over the grids, all through one instance."""
     torch.compiler.reset()
     mechanism = subject.build()
     compiled = torch.compile(mechanism, fullgraph=True, backend=backend)
@@ -61,7 +61,7 @@ def _compiled_error(subject: Subject, backend: str, grids: tuple[Grid, ...]) -> 
 
 
 def _results(run: Callable[..., Tensor], mechanism: Attention, given: Inputs, grid: Grid) -> list[Tensor]:
-    """The output and all gradients of a random scalar of it."""
+    """Returns the output and all gradients of a random scalar of it."""
     sources = [*given.named.values(), *(p for p in mechanism.parameters() if p.requires_grad)]
     out = given(run, grid)
     found = torch.autograd.grad(out, sources, normal(*out.shape, seed=9), allow_unused=True)

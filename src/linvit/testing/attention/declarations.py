@@ -1,4 +1,4 @@
-"""The constructor takes what hosts supply, and declarations are of the kind that everything else reads."""
+"""The constructor and the declarations of a mechanism, by which all other checks go."""
 
 import inspect
 
@@ -17,7 +17,7 @@ FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise"
 
 
 def constructor(subject: Subject) -> Finding:
-    """`dim`, `num_heads` and `grid` are taken, everything else has a default, and it builds."""
+    """Checks that the constructor takes `dim`, `num_heads` and `grid`, has defaults for all else, and builds."""
     lacking = [name for name in ("dim", "num_heads", "grid") if not subject.takes(name)]
     if lacking:
         return failed(f"it must take dim, num_heads, grid, which hosts supply; it lacks {', '.join(lacking)}")
@@ -36,7 +36,7 @@ def constructor(subject: Subject) -> Finding:
 
 
 def declarations(subject: Subject) -> Finding:
-    """Attributes are among the allowed ones, and every method returns what the contract says."""
+    """Checks that attributes have allowed values, and that methods return what the contract says."""
     mechanism = subject.build()
     try:
         _check_attributes(mechanism)

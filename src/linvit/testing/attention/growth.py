@@ -1,4 +1,4 @@
-"""Growth: how work and time rise with the number of tokens, and the declared complexity."""
+"""How work and time grow with the number of tokens."""
 
 import math
 import time
@@ -18,15 +18,15 @@ from linvit.testing.report import Finding, Verdict, at, failed, not_declared, pa
 SIDES = (28, 56)  # N = 784, 3136
 LARGE_SIDE = 112  # N = 12544
 COUNTED = {"O(N)": 1.25, "O(N^2)": 2.25}
-"""Largest exponent of what is counted. Counts are exact, and constant parts only lower it; N log N would be 0.14 above
-N, and a kernel that grows with the nominal grid costs 0.2."""
+"""Largest exponents of the counts. Counts are exact, and constant parts only lower the exponent; N log N would be 0.14
+above N, and a kernel that grows with the nominal grid adds 0.2."""
 ROUNDS = 3
 LEAST_SECONDS = 0.01  # one measurement; the clock of a process ticks in microseconds
 
 
 @refusable
 def growth_of_work(subject: Subject) -> Finding:
-    """Counts grow as declared: bytes written in a training step, its largest tensor, operations of a forward pass.
+    """Checks that bytes written in a training step, its largest tensor, and operations grow as declared.
 
     Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
     """
@@ -58,7 +58,7 @@ def growth_of_work(subject: Subject) -> Finding:
 
 @refusable
 def growth_of_time(subject: Subject) -> Finding:
-    """Processor time of a forward pass on one thread, for the reader: other work on the machine changes it.
+    """Measures the processor time of a forward pass on one thread. Other work on the machine changes it.
 
     The largest size is left to mechanisms that claim O(N): N^2 numbers take gigabytes there.
     """
@@ -70,7 +70,7 @@ def growth_of_time(subject: Subject) -> Finding:
 
 
 def exponent(sizes: list[int], values: list[float] | list[int]) -> float:
-    """The power of the size by which the values grow: the slope of a least-squares line through the logarithms."""
+    """Returns the power of the size by which the values grow: the slope of a line through the logarithms."""
     x, y = ([math.log(value) for value in numbers] for numbers in (sizes, values))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -78,7 +78,7 @@ def exponent(sizes: list[int], values: list[float] | list[int]) -> float:
 
 
 class Written(TorchDispatchMode):
-    """Counts the bytes of every tensor that an operation makes anew; views count nothing.
+    """Counts the bytes of every tensor that an operation allocates; views count nothing.
 
     Attributes:
         total: Bytes of all of them.
@@ -109,7 +109,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _written(mechanism: Attention, given: Inputs, grid: Grid) -> Written:
-    """The tensors of one forward and backward pass."""
+    """Counts the tensors of one forward and backward pass."""
     given = given.map(lambda x: x.detach().requires_grad_())
     sources = [*given.named.values(), *(p for p in mechanism.parameters() if p.requires_grad)]
     written = Written()
@@ -120,7 +120,7 @@ def _written(mechanism: Attention, given: Inputs, grid: Grid) -> Written:
 
 
 def _forward(subject: Subject, side: int) -> tuple[int, Callable[[], Tensor]]:
-    """N, and a forward pass on one image of that many tokens."""
+    """Returns N, and a function that runs a forward pass on one image of N tokens."""
     grid = Grid((side, side))
     mechanism = subject.build(grid, torch.float32)
     given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
@@ -129,7 +129,7 @@ def _forward(subject: Subject, side: int) -> tuple[int, Callable[[], Tensor]]:
 
 @torch.no_grad()
 def _least_seconds(runs: dict[int, Callable[[], Tensor]]) -> dict[int, float]:
-    """Least processor seconds of each on one thread, measured in turn: noise only ever adds time."""
+    """Measures the least processor seconds of each on one thread, in turn: noise only ever adds time."""
     best = dict.fromkeys(runs, math.inf)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def _least_seconds(runs: dict[int, Callable[[], Tensor]]) -> dict[int, float]:
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:
-    """Processor seconds of one call, from as many calls as a measurement needs."""
+    """Measures the processor seconds of one call, averaged over as many calls as take long enough."""
     run()  # warm
     calls, start = 0, time.process_time()
     while (spent := time.process_time() - start) < LEAST_SECONDS:

@@ -22,7 +22,7 @@ left in float64 when it does not see it is 1e-16."""
 
 @refusable
 def prefix_tokens(subject: Subject) -> Finding:
-    """Every patch sees every prefix token, and every prefix token sees the patches."""
+    """Checks that every patch sees every prefix token, and every prefix token sees the patches."""
     least = {}
     for grid in WITH_PREFIX:
         mechanism = subject.build(grid)
@@ -39,7 +39,7 @@ def prefix_tokens(subject: Subject) -> Finding:
 
 @refusable
 def spatial_reduction(subject: Subject) -> Finding:
-    """Fewer keys than queries."""
+    """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
         reason = "the projections tie keys to queries" if mechanism.fewer_keys else "fewer_keys is False"
@@ -53,7 +53,7 @@ def spatial_reduction(subject: Subject) -> Finding:
 
 @refusable
 def narrow_keys(subject: Subject) -> Finding:
-    """Queries and keys of half the width, where the constructor takes `key_dim`."""
+    """Checks queries and keys of half the width, where the constructor takes `key_dim`."""
     if not subject.takes("key_dim"):
         return not_supported("the constructor takes no key_dim")
     if not subject.build().narrow_keys:
@@ -69,7 +69,7 @@ def narrow_keys(subject: Subject) -> Finding:
 
 
 def position_bias(subject: Subject) -> Finding:
-    """A bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
+    """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
     mechanism = subject.build()
     if not mechanism.takes_bias:
         if "bias" in inspect.signature(mechanism.forward).parameters:
@@ -86,7 +86,7 @@ def position_bias(subject: Subject) -> Finding:
 
 
 def attention_layer(subject: Subject) -> Finding:
-    """`AttentionLayer` builds it, feeds it what it declares, and gets gradients everywhere."""
+    """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer."""
     if subject.hosted is None:
         return not_supported("no package.module:Class leads to this class, so the layer cannot find it")
     layer = AttentionLayer(subject.dim, subject.num_heads, NOMINAL, attention=subject.hosted).double()
@@ -103,7 +103,7 @@ def attention_layer(subject: Subject) -> Finding:
 
 
 def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:
-    """How much each prefix token moves the patch that it moves least, and how much the patches move each of them."""
+    """Returns the least effect of each prefix token on a patch, and the effect of the patches on each prefix token."""
     prefix = grid.num_prefix
     given = inputs(mechanism, grid)
     before = given(mechanism, grid)
@@ -118,7 +118,7 @@ def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:
 
 
 def _change(mechanism: Attention, given: Inputs, before: Tensor, grid: Grid, tokens: slice) -> Tensor:
-    """How much each token's output moves, relative to the largest, when other tokens come in, (N,)."""
+    """Returns by how much each token's output changes, relative to the largest, when some tokens are replaced, (N,)."""
 
     def exchange(tensor: Tensor) -> Tensor:
         # Tokens are dimension 2 of (B, h, N, d) and dimension 1 of x (B, N, C).

@@ -1,4 +1,4 @@
-"""A mechanism under test and the inputs that a host hands to it, all of it reproducible."""
+"""A mechanism under test and its inputs, all of it reproducible."""
 
 import math
 import sys
@@ -16,15 +16,15 @@ from linvit.testing.report import Advice
 
 NOMINAL = Grid((14, 14))
 EXACT = 1e-9
-"""Relative tolerance of what float64 leaves equal but for the order of its sums: 1e-15 and, for inverses by iteration,
-six digits less."""
+"""Relative tolerance in float64 of results that differ in the order of sums only: these differ by 1e-15 and, for
+inverses by iteration, by six digits more."""
 HALF = Advice(
     "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
 )
 
 
 class Inputs(NamedTuple):
-    """What a host hands to a mechanism.
+    """The inputs of a mechanism.
 
     Attributes:
         q: Queries (B, h, N, dk).
@@ -39,23 +39,23 @@ class Inputs(NamedTuple):
     extra: dict[str, Tensor]
 
     def __call__(self, mechanism: Callable[..., Tensor], grid: Grid) -> Tensor:
-        """The mechanism's output."""
+        """Calls the mechanism on these inputs."""
         return mechanism(self.q, self.k, self.v, grid, **self.extra)
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The distinct tensors by name."""
+        """Returns the distinct tensors by name."""
         keys = {} if self.k is self.q else {"k": self.k}
         return {"q": self.q, **keys, "v": self.v, **self.extra}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        """The same inputs, each tensor changed."""
+        """Returns the same inputs with each tensor changed."""
         q = change(self.q)
         k = q if self.k is self.q else change(self.k)
         return Inputs(q, k, change(self.v), {name: change(tensor) for name, tensor in self.extra.items()})
 
     def replace(self, name: str, tensor: Tensor) -> "Inputs":
-        """The same inputs with another tensor of a name in `named`."""
+        """Returns the same inputs with another tensor for a name in `named`."""
         if name in self.extra:
             return self._replace(extra={**self.extra, name: tensor})
         if name == "q" and self.k is self.q:
@@ -64,12 +64,12 @@ class Inputs(NamedTuple):
 
 
 def flat(x: Tensor) -> Tensor:
-    """Every token like the first, as in a blank image: (B, h, N, d) or (B, N, C)."""
+    """Makes every token equal to the first, as in a blank image: (B, h, N, d) or (B, N, C)."""
     return x[..., :1, :].expand_as(x)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
-    """Reproducible normal numbers in float64, whatever the state of the global generator."""
+    """Returns reproducible normal numbers in float64, whatever the state of the global generator."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -80,7 +80,7 @@ def inputs(
     batch: int = 2,
     dtype: torch.dtype = torch.float64,
 ) -> Inputs:
-    """Random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
+    """Returns random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
     heads = mechanism.num_heads
 
     def make(seed: int, *shape: int) -> Tensor:
@@ -97,7 +97,7 @@ def inputs(
 
 
 class Subject:
-    """A mechanism under test: builds instances of it, away from their initial values.
+    """A mechanism under test, of which it builds instances with changed initial values.
 
     Args:
         spec: A name, a mapping with `name` and options, or a class.
@@ -144,11 +144,11 @@ class Subject:
         return f"{self.spec.__module__}:{self.spec.__qualname__}"
 
     def takes(self, option: str) -> bool:
-        """Whether the constructor has a parameter of this name."""
+        """Returns whether the constructor has a parameter of this name."""
         return option in self.parameters
 
     def build(self, grid: Grid = NOMINAL, dtype: torch.dtype = torch.float64, seed: int = 0, **host: int) -> Attention:
-        """An instance in evaluation mode. The same seed gives the same parameters."""
+        """Builds an instance in evaluation mode. The same seed gives the same parameters."""
         context = {"dim": self.dim, "num_heads": self.num_heads, "grid": grid, **host}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -158,7 +158,7 @@ class Subject:
 
 
 def _found(constructor: type) -> bool:
-    """Whether `package.module:Class` leads to a class: not to one inside a function, or of an unnamed module."""
+    """Returns whether `package.module:Class` leads to a class: not if it is local, or its module has no name."""
     found: Any = sys.modules.get(constructor.__module__)
     for part in constructor.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -167,14 +167,14 @@ def _found(constructor: type) -> bool:
 
 @torch.no_grad()
 def disturb(module: nn.Module) -> None:
-    """Moves every parameter by a tenth of its size, or by 0.1 where all is 0: a zero weight would hide what it does."""
+    """Changes every parameter by a tenth of its size, or by 0.1 where all is 0: a zero weight would hide its effect."""
     for seed, parameter in enumerate(module.parameters()):
         size = float(parameter.double().square().mean().sqrt()) or 1.0
         parameter.add_((0.1 * size * normal(*parameter.shape, seed=100 + seed)).to(parameter.dtype))
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Largest absolute difference over the largest entry; NaN if there is one anywhere."""
+    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
     got, want = got.detach().double(), want.detach().double()
     if got.shape != want.shape:
         return math.nan
@@ -182,7 +182,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def shown(grid: Grid) -> str:
-    """A grid in words: "14x14", "14x14 + 2 prefix", "14x14 reduced to 7x7"."""
+    """Writes a grid as "14x14", "14x14 + 2 prefix", "14x14 reduced to 7x7"."""
     text = f"{grid.size[0]}x{grid.size[1]}"
     if grid.kv_size is not None:
         text += f" reduced to {grid.kv_size[0]}x{grid.kv_size[1]}"

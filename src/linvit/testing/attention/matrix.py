@@ -1,4 +1,4 @@
-"""What a mechanism says of its equivalent matrix: that there is one, its factors, its rank."""
+"""The equivalent matrix of a mechanism, its factors and its rank."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def equivalent_matrix(subject: Subject) -> Finding:
-    """`M v + bias` is the output, with M from probing or from `attention_matrix`, as the declarations say."""
+    """Checks that `M v + bias` is the output, with M from probing or from `attention_matrix`, as declared."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
         judge = _probed if mechanism.probeable else _own
@@ -36,7 +36,7 @@ def equivalent_matrix(subject: Subject) -> Finding:
 
 
 def factors(subject: Subject) -> Finding:
-    """`left @ right.mT` is the equivalent matrix."""
+    """Checks that `left @ right.mT` is the equivalent matrix."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
         with at(shown(grid)):
@@ -55,7 +55,7 @@ def factors(subject: Subject) -> Finding:
 
 
 def rank_bound(subject: Subject) -> Finding:
-    """The rank stays within its bound, at several grids and for queries and keys rounded to every precision."""
+    """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
     if type(mechanism).rank_bound is Attention.rank_bound:
         return not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
@@ -81,7 +81,7 @@ def rank_bound(subject: Subject) -> Finding:
 
 
 def _at_small_grids(subject: Subject) -> Iterator[tuple[Grid, Attention, Inputs]]:
-    """The small grids that the mechanism takes, each with an instance and inputs; the checks of sizes report others."""
+    """Yields the small grids that the mechanism takes, with an instance and inputs; other checks report the rest."""
     for grid in SMALL if reducible(subject.build()) else SMALL[:-1]:
         try:
             mechanism = subject.build(grid)
@@ -93,7 +93,7 @@ def _at_small_grids(subject: Subject) -> Iterator[tuple[Grid, Attention, Inputs]
 
 
 def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
-    """What is wrong with the matrix that probing reads off, or nothing."""
+    """Says what is wrong with the matrix that probing finds, if anything."""
     bias = _with_values(mechanism, given, grid, torch.zeros_like(given.v))
     matrix = _matrix(mechanism, given, grid)
     error = relative_error(_mixed(mechanism, matrix, given.v) + bias, given(mechanism, grid))
@@ -109,7 +109,7 @@ def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
 
 
 def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
-    """What is wrong with the matrix of a mechanism that cannot be probed, or nothing.
+    """Says what is wrong with the matrix of a mechanism that cannot be probed, if anything.
 
     A mechanism that widens its output has several matrices per head, each on values of its own making: of those only
     the tokens are compared.
@@ -138,7 +138,7 @@ def _rank(mechanism: Attention, given: Inputs, grid: Grid) -> float:
 
 
 def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
-    """`M v`, (B, h, N, d)."""
+    """Returns `M v`, (B, h, N, d)."""
     if not mechanism.channelwise:
         return matrix @ v
     return (matrix @ v.mT.unsqueeze(-1)).squeeze(-1).mT  # (B, h, d, N, M) by (B, h, d, M, 1)
@@ -150,12 +150,12 @@ def _with_values(mechanism: Attention, given: Inputs, grid: Grid, v: Tensor) -> 
 
 
 def _why(mechanism: Attention, given: Inputs, grid: Grid) -> str:
-    """What the author ought to mend or to declare. Probing needs outputs that repeat, sample by sample."""
+    """Says what the author should fix or declare. Probing needs outputs that repeat, sample by sample."""
     once, again = (_with_values(mechanism, given, grid, given.v) for _ in range(2))
     if not relative_error(again, once) <= EXACT:
-        return "two calls in evaluation differ, so mend determinism first"
+        return "two calls in evaluation differ, so fix determinism first"
     if not neighbours_effect(mechanism, given, grid) <= EXACT:
-        return "a sample's output depends on the others of its batch, so mend batch independence first"
+        return "a sample's output depends on the others of its batch, so fix batch independence first"
     bias, once, twice = (_with_values(mechanism, given, grid, factor * given.v) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
         return "not linear in v, so declare probeable = False"

@@ -1,4 +1,4 @@
-"""Precision: nothing overflows or underflows to NaN in any of them."""
+"""Finite outputs and gradients in every precision."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SIDES = (1, 7, 14, 56)  # N = 1, 49, 196, 3136
 MARGIN = 4
-"""A tensor may overflow if float64 has an entry beyond the dtype's largest number over this: rounded inputs move the
+"""A tensor may overflow if float64 has an entry above the dtype's largest number over this: rounded inputs change the
 entries of a saturated softmax by that much."""
 
 
@@ -52,7 +52,7 @@ PRECISIONS = (
 
 
 class Run(NamedTuple):
-    """A mechanism at one size and scale, and what came out of it."""
+    """A mechanism at one size and scale, its inputs and its results."""
 
     mechanism: Attention
     grid: Grid
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 def finite(precision: Precision) -> Callable[[Subject], Finding]:
-    """The check that no output and no gradient is NaN or infinite unless the true one is beyond the dtype's range."""
+    """Returns the check that outputs and gradients are finite, unless the true ones are beyond the dtype's range."""
 
     def check(subject: Subject) -> Finding:
         values, refused, sizes = 0, set(), set()
@@ -85,17 +85,17 @@ def finite(precision: Precision) -> Callable[[Subject], Finding]:
 
 
 def advice(precision: Precision) -> contextlib.AbstractContextManager[object]:
-    """Adds what to do to an exception in half precision."""
+    """Adds to an exception in half precision what to do about it."""
     return contextlib.nullcontext() if precision.dtype == torch.float32 else at(HALF)
 
 
 def sides(subject: Subject) -> tuple[int, ...]:
-    """Sides of the square grids; a quick run leaves out the largest."""
+    """Returns the sides of the square grids; a quick run leaves out the largest."""
     return SIDES[:-1] if subject.quick else SIDES
 
 
 def run_at(subject: Subject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Run:
-    """The output and the gradients of all inputs and parameters for a random scalar of it, on changed unit inputs."""
+    """Runs a mechanism on unit inputs after a change; returns output and gradients of a random scalar of it."""
     grid = Grid((side, side))
     mechanism = subject.build(grid, torch.float32 if precision.autocast else precision.dtype)
     unit = inputs(mechanism, grid, batch=1).map(change)
@@ -111,7 +111,7 @@ def run_at(subject: Subject, precision: Precision, side: int, change: Callable[[
 def _results(
     mechanism: Attention, grid: Grid, given: Inputs, context: contextlib.AbstractContextManager[object]
 ) -> dict[str, Tensor]:
-    """The output, and the gradient of each input and parameter that one reaches."""
+    """Returns the output, and the gradient of each input and parameter that one reaches."""
     given = given.map(lambda x: x.detach().requires_grad_())
     with context:
         out = given(mechanism, grid)
@@ -123,7 +123,7 @@ def _results(
 
 
 def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Tensor]:
-    """The same in float64, from the same inputs and parameters as rounded, each of them changed."""
+    """Returns the same results in float64, from the same rounded inputs and parameters after a change."""
     mechanism = copy.deepcopy(run.mechanism).double()
     with torch.no_grad():
         for parameter in mechanism.parameters():
@@ -132,7 +132,7 @@ def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) ->
 
 
 def _lost(run: Run, precision: Precision) -> str:
-    """What is not finite although float64 says that it fits into the dtype, or nothing."""
+    """Says what is not finite although it fits into the dtype in float64, if anything is."""
     if all(tensor.isfinite().all() for tensor in run.results.values()):
         return ""
     for name, exact in exact_results(run).items():

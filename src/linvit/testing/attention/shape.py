@@ -1,4 +1,4 @@
-"""Shapes and grids: what comes out, at which sizes, through one instance or several."""
+"""Shapes of outputs, at all sizes, of one instance and of several."""
 
 import contextlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FOLLOW = Advice("take all sizes from the grid of the call, or refuse it by a lin
 
 
 def shape(subject: Subject) -> Finding:
-    """(B, h, N, out_dim / h) in the values' dtype, for a batch and for one image, in every precision."""
+    """Checks for (B, h, N, out_dim / h) in the values' dtype, for a batch and for one image, in every precision."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         mechanism = subject.build(dtype=dtype)
         for batch in (1, 3):
@@ -32,7 +32,7 @@ def shape(subject: Subject) -> Finding:
 
 
 def grids(subject: Subject) -> Finding:
-    """An instance for each grid: square or not, one row, one column, odd sides."""
+    """Checks an instance for each grid: square or not, one row, one column, odd sides."""
     refused = []
     for grid in GRIDS:
         try:
@@ -47,7 +47,7 @@ def grids(subject: Subject) -> Finding:
 
 
 def another_size(subject: Subject) -> Finding:
-    """One instance at every grid, one after the other: each call as if it were the first, or refused by name."""
+    """Checks one instance at every grid in turn: each call is as the first would be, or is refused by its size."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
     before = given(mechanism, NOMINAL)
@@ -72,14 +72,14 @@ def another_size(subject: Subject) -> Finding:
 
 
 def wrong_shape(out: Tensor, mechanism: Attention, grid: Grid, batch: int) -> str:
-    """What is wrong with an output's shape, or nothing."""
+    """Says what is wrong with an output's shape, if anything."""
     heads = mechanism.num_heads
     want = (batch, heads, grid.num_queries, mechanism.out_dim // heads)
     return "" if tuple(out.shape) == want else f"shape {tuple(out.shape)} instead of {want}"
 
 
 def wrong_output(mechanism: Attention, grid: Grid) -> str:
-    """What is wrong with the shape or the numbers of an output, or nothing."""
+    """Says what is wrong with the shape or the numbers of an output, if anything."""
     with at(shown(grid)):
         out = inputs(mechanism, grid)(mechanism, grid)
     wrong = wrong_shape(out, mechanism, grid, 2)
@@ -88,7 +88,7 @@ def wrong_output(mechanism: Attention, grid: Grid) -> str:
 
 
 def wrong_or_crash(build: Callable[[], Attention], grid: Grid) -> str:
-    """What is wrong with the output of an instance for a grid, a crash included, or nothing."""
+    """Says what is wrong with the output of an instance for a grid, a crash included, if anything."""
     try:
         return wrong_output(build(), grid)
     except UserError:
@@ -98,7 +98,7 @@ def wrong_or_crash(build: Callable[[], Attention], grid: Grid) -> str:
 
 
 def _memory(subject: Subject, mechanism: Attention, grid: Grid) -> str:
-    """What an instance makes of a grid otherwise because of its earlier calls, or nothing."""
+    """Says how earlier calls change the output at a grid, if they do."""
     given = inputs(mechanism, grid)
     error = relative_error(given(mechanism, grid), given(subject.build(), grid))
     return "" if error <= EXACT else f"earlier calls change the output by {error:.0e} (at most {EXACT:.0e})"

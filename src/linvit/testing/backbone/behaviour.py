@@ -1,4 +1,4 @@
-"""How a backbone behaves from call to call, from sample to sample, and in copies."""
+"""The behaviour of a backbone from call to call, from sample to sample, and in copies."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ NEIGHBOURS = (1.0, 2.0**-4, 2.0**4)  # their scales
 
 @torch.no_grad()
 def determinism(subject: Subject) -> Finding:
-    """Evaluation gives the same bits whatever the random generator, keeps nothing, and leaves its images alone."""
+    """Checks that evaluation uses no random numbers, keeps nothing, and does not write to its images."""
     model, x = subject.model, subject.given.clone()
     state = copy.deepcopy(model.state_dict())
     first = _seeded(model, x, 0)
@@ -35,7 +35,7 @@ def determinism(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def batch_independence(subject: Subject) -> Finding:
-    """In evaluation an image alone gives what it gives among neighbours of another scale."""
+    """Checks that in evaluation an image gives the same alone and among others of another scale."""
     scales = torch.tensor(NEIGHBOURS, dtype=torch.float64).view(-1, 1, 1, 1)
     x = images(subject.size, batch=len(NEIGHBOURS)) * scales
     together = subject.model(x)
@@ -48,7 +48,7 @@ def batch_independence(subject: Subject) -> Finding:
 
 
 def copies(subject: Subject) -> Finding:
-    """After a step of training a deep copy, a pickle, and a fresh instance with the state dict give the same bits."""
+    """Checks that copies (deep copy, pickle, state dict) give the same bits after a step of training."""
     model, x = subject.build(dtype=torch.float32).train(), images(subject.size, dtype=torch.float32)
     model(x).square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=1e-2).step()
@@ -72,7 +72,7 @@ def _pickled(model: nn.Module) -> Any:
 
 
 def _loaded(subject: Subject) -> Callable[[nn.Module], Any]:
-    """Makes a fresh instance of other random numbers, and loads a model's state dict."""
+    """Returns a function that builds an instance from another seed, and loads a model's state dict."""
 
     def make(model: nn.Module) -> Any:
         fresh = subject.build(dtype=torch.float32, seed=1)

@@ -1,4 +1,4 @@
-"""What torch makes of a backbone: one compiled graph, one exported program."""
+"""Compilation and export of a backbone."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from linvit.testing.report import Finding, at, failed, passed
 
 
 def compiles(subject: Subject) -> Finding:
-    """`torch.compile(fullgraph=True)` gives eager's logits and gradients, and eager's logits at a second size.
+    """Checks that `torch.compile(fullgraph=True)` gives eager's logits and gradients, and its logits at a second size.
 
     Inductor's code is compared on logits at one size; the rest goes through the same graphs run eagerly, since it is
     the tracing that can fail there. At the second size torch traces again with symbolic sizes, and gradients are left
@@ -31,7 +31,7 @@ def compiles(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def exports(subject: Subject) -> Finding:
-    """`torch.export.export` gives eager's logits."""
+    """Checks that `torch.export.export` gives eager's logits."""
     program = torch.export.export(subject.model, (subject.given,))
     error = relative_error(program.module()(subject.given), subject.model(subject.given))
     said = f"exported and eager differ by {error:.0e}"
@@ -39,7 +39,7 @@ def exports(subject: Subject) -> Finding:
 
 
 def _compiled_error(subject: Subject, backend: str, sizes: tuple[Size, ...], gradients: bool) -> float:
-    """The largest relative error over the sizes, all through one instance."""
+    """Returns the largest relative error over the sizes, all through one instance."""
     torch.compiler.reset()
     model = subject.model
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -54,7 +54,7 @@ def _compiled_error(subject: Subject, backend: str, sizes: tuple[Size, ...], gra
 
 
 def _results(run: Any, model: Any, x: Tensor) -> list[Tensor]:
-    """The logits and, where gradients are on, those of a random scalar of them for all parameters."""
+    """Returns the logits and, where gradients are on, the gradients of a random scalar of them."""
     out = run(x)
     if not torch.is_grad_enabled():
         return [out]

@@ -1,4 +1,4 @@
-"""A backbone under test and the images that it gets, all of it reproducible."""
+"""A backbone under test and its images, all of it reproducible."""
 
 import functools
 import inspect
@@ -20,12 +20,12 @@ Size = tuple[int, int]
 def images(
     size: Size, *, batch: int = 2, in_chans: int = 3, dtype: torch.dtype = torch.float64, seed: int = 1
 ) -> Tensor:
-    """Random images (B, in_chans, H, W)."""
+    """Returns random images (B, in_chans, H, W)."""
     return normal(batch, in_chans, *size, seed=seed).to(dtype)
 
 
 class Subject:
-    """A backbone under test: builds instances of it, away from their initial values.
+    """A backbone under test, of which it builds instances with changed initial values.
 
     Args:
         spec: A name, a mapping with `name` and options, or a callable that builds the backbone.
@@ -77,38 +77,38 @@ class Subject:
         return f"{built.__module__}:{built.__qualname__}"
 
     def takes(self, option: str) -> bool:
-        """Whether the constructor has a parameter of this name, or is a function with `**kwargs`, which takes any."""
+        """Returns whether the constructor has a parameter of this name, or is a function with `**kwargs`."""
         return option in self.parameters or _takes_any(self.constructor)
 
     @property
     def wide(self) -> Size:
-        """A size that is twice as wide as high."""
+        """Returns a size that is twice as wide as high."""
         return self.size[0], 2 * self.size[0]
 
     @property
     def own_size(self) -> Size:
-        """The image size that the constructor has for its default."""
+        """Returns the default image size of the constructor."""
         size = self._options.get("img_size", self.parameters.get("img_size"))
         return self.size if size is inspect.Parameter.empty or size is None else image_size(size)
 
     @functools.cached_property
     def model(self) -> Any:
-        """An instance in float64 that all checks use and leave as it is."""
+        """Returns the instance in float64 that all checks share and leave as it is."""
         return self.build()
 
     @functools.cached_property
     def given(self) -> Tensor:
-        """Two images in float64 for it, (2, 3, H, W)."""
+        """Returns two images in float64 for it, (2, 3, H, W)."""
         return images(self.size)
 
     def create(self, size: Size | None = None, **context: Any) -> Any:
-        """An instance as the constructor leaves it; typed by nothing, since timm's contract has no class."""
+        """Builds an instance with its initial values; it has no type, since timm's contract has no class."""
         height, width = size or self.size
         side = height if height == width else [height, width]
         return self._create(**{"num_classes": CLASSES, **self._options, "img_size": side, **context})
 
     def build(self, size: Size | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **context: Any) -> Any:
-        """An instance in evaluation mode, away from its initial values. The same seed gives the same parameters."""
+        """Builds an instance in evaluation mode with changed initial values. A seed gives the same parameters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             built = self.create(size, **context)
@@ -117,7 +117,7 @@ class Subject:
 
 
 def _takes_any(constructor: Callable[..., Any]) -> bool:
-    """Whether a function hands on `**kwargs`: what they may be stands nowhere."""
+    """Returns whether a function takes `**kwargs`, so that its options are unknown."""
     while isinstance(constructor, functools.partial):
         constructor = constructor.func
     if isinstance(constructor, type):
@@ -126,11 +126,11 @@ def _takes_any(constructor: Callable[..., Any]) -> bool:
 
 
 def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:
-    """All features (B, C, H', W') of a backbone, without the final one."""
+    """Returns all features (B, C, H', W') of a backbone, without the final one."""
     features: list[Tensor] = model.forward_intermediates(x, intermediates_only=True, **options)
     return features
 
 
 def sized(size: Size) -> str:
-    """A size in words: "64x96"."""
+    """Writes a size as "64x96"."""
     return f"{size[0]}x{size[1]}"

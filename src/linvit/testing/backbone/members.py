@@ -1,4 +1,4 @@
-"""What timm's contract names: the constructor's arguments, and the attributes and methods of the model."""
+"""The arguments, attributes and methods that timm's contract names."""
 
 import inspect
 from typing import Any
@@ -26,11 +26,11 @@ MEMBERS = {
     "set_grad_checkpointing": "recomputes activations in the backward pass",
     "group_matcher": "layer groups for layer-wise learning rates",
 }
-"""Beside them `no_weight_decay()`, the names of parameters without weight decay, is optional."""
+"""`no_weight_decay()`, the names of parameters without weight decay, is optional."""
 
 
 def constructor(subject: Subject) -> Finding:
-    """The contract's arguments and defaults, and a model with all its members; one line lists what is lacking."""
+    """Checks the constructor's arguments and the model's members, and lists at once all that is missing."""
     arguments = {name: use for name, (_, use) in ARGUMENTS.items() if not subject.takes(name)}
     built = not {"num_classes", "img_size"} & arguments.keys()
     parts = []
@@ -58,5 +58,5 @@ def _listed(uses: dict[str, str]) -> str:
 
 
 def _method(name: str) -> bool:
-    """Whether a member is there on the class, before any instance is built."""
+    """Returns whether a member is there on the class, before any instance is built."""
     return not name.startswith(("num_", "head_", "feature_"))

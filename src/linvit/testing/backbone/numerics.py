@@ -1,4 +1,4 @@
-"""Precisions and devices of a whole backbone."""
+"""Precisions and devices of a backbone."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ a normaliser near 0 in a few of dozens of blocks costs four digits."""
 
 @torch.no_grad()
 def float32_and_float64(subject: Subject) -> Finding:
-    """Both run, each in its own precision, and they agree."""
+    """Checks that both run, each in its own precision, and agree."""
     exact = subject.model(subject.given)
     model = subject.build(dtype=torch.float32)
     out = model(subject.given.float())
@@ -31,7 +31,7 @@ def float32_and_float64(subject: Subject) -> Finding:
 
 
 def autocast(dtype: torch.dtype) -> Callable[[Subject], Finding]:
-    """The check that autocast gives finite logits at any scale of the images and, in bfloat16, finite gradients.
+    """Returns the check that autocast gives finite logits at any scale of images and, in bfloat16, finite gradients.
 
     Gradients in float16 are left out: they need the loss scaling that only a training loop has.
     """
@@ -58,7 +58,7 @@ def autocast(dtype: torch.dtype) -> Callable[[Subject], Finding]:
 
 @torch.no_grad()
 def devices(subject: Subject) -> Finding:
-    """It is built on and moved to the meta device, whole, and runs there; no tensor is left out of `.to`."""
+    """Checks that the model can be built on the meta device and runs there, and that `.to` moves every tensor."""
     outside = [name for module in subject.model.modules() for name in _strays(module)]
     if outside:
         return failed(f"tensors that are neither parameters nor buffers: {', '.join(outside)}")
@@ -85,7 +85,7 @@ def devices(subject: Subject) -> Finding:
 
 
 def _strays(module: nn.Module) -> list[str]:
-    """Tensors in a module's attributes that it does not register, so that nothing moves them."""
+    """Returns the tensors in a module's attributes that it does not register, so that nothing moves them."""
     return [
         f"{type(module).__name__}.{name}"
         for name, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""What timm's contract says of a backbone's arguments, shapes and features."""
+"""Shapes, features and classifier of a backbone, by timm's contract."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ SEEN = 1e-3
 
 @torch.no_grad()
 def shapes(subject: Subject) -> Finding:
-    """Logits, features and pooled features are those of `num_classes`, `num_features` and `head_hidden_size`."""
+    """Checks logits, features and pooled features against `num_classes`, `num_features` and `head_hidden_size`."""
     model, x = subject.model, subject.given
     features, logits = model.forward_features(x), model(x)
     pooled = model.forward_head(features, pre_logits=True)
@@ -42,7 +42,7 @@ def shapes(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def feature_pyramid(subject: Subject) -> Finding:
-    """Channels and reductions are those of `feature_info`, through timm's wrapper for `features_only=True`."""
+    """Checks channels and reductions against `feature_info`, also in timm's wrapper for `features_only=True`."""
     model, x = subject.model, subject.given
     features = pyramid(model, x)
     net = FeatureGetterNet(subject.build(), out_indices=tuple(range(len(features))))
@@ -63,7 +63,7 @@ def feature_pyramid(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def intermediates(subject: Subject) -> Finding:
-    """`forward_intermediates` counts as timm does, and its final feature is `forward_features`."""
+    """Checks that `forward_intermediates` counts as timm does, and that its final feature is `forward_features`."""
     model, x = subject.model, subject.given
     final, features = model.forward_intermediates(x)
     if not relative_error(final, model.forward_features(x)) <= EXACT:
@@ -83,7 +83,7 @@ def intermediates(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def pruning(subject: Subject) -> Finding:
-    """`prune_intermediate_layers` drops what features do not need and leaves the features."""
+    """Checks that `prune_intermediate_layers` drops what features do not need, and does not change the features."""
     features = pyramid(subject.model, subject.given)
     model = subject.build()
     sizes = [_parameters(model)]
@@ -101,7 +101,7 @@ def pruning(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def input_sizes(subject: Subject) -> Finding:
-    """One instance of the constructor's own size on images of any size: it follows, or refuses and names the size."""
+    """Checks one instance of the default size on images of any size: it takes them, or refuses and names the size."""
     model = subject.build(subject.own_size, torch.float32)
     sizes: list[Size] = [(97, 131), (64, 192), (192, 64)]
     sizes += [] if subject.quick else [(224, 224), (256, 320), (512, 512)]
@@ -128,7 +128,7 @@ def input_sizes(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def height_and_width(subject: Subject) -> Finding:
-    """Features of a wide and of a high image lie as their pixels do; a transposed image gives another output."""
+    """Checks that height and width are not exchanged: in features, and in the output of a transposed image."""
     wide, high = subject.wide, subject.wide[::-1]
     model = subject.build(wide)
     for size in (wide, high):
@@ -151,7 +151,7 @@ def height_and_width(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def other_channels(subject: Subject) -> Finding:
-    """Images of 1 and of 5 channels."""
+    """Checks images of 1 and of 5 channels."""
     for in_chans in (1, 5):
         with at(f"in_chans={in_chans}"):
             out = subject.build(in_chans=in_chans)(images(subject.size, in_chans=in_chans))
@@ -162,7 +162,7 @@ def other_channels(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def classifier(subject: Subject) -> Finding:
-    """`reset_classifier` replaces the classifier, or leaves the pooled feature; `num_classes=0` builds without one."""
+    """Checks that `reset_classifier` replaces or removes the classifier, and that `num_classes=0` leaves it out."""
     model, x = subject.build(dtype=torch.float32), images(subject.size, dtype=torch.float32)
     pooled, before = model.forward_head(model.forward_features(x), pre_logits=True), model(x)
     for classes in (CLASSES, 5, 0):
@@ -186,7 +186,7 @@ def classifier(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def another_attention(subject: Subject) -> Finding:
-    """`attention=` reaches every layer, where the constructor takes it."""
+    """Checks that `attention=` reaches every layer, where the constructor takes it."""
     if "attention" not in subject.parameters:
         return not_supported("the constructor takes no attention")
     for name in ("linear", "softmax"):
@@ -206,7 +206,7 @@ def another_attention(subject: Subject) -> Finding:
 
 
 def _reduced(size: Size, reduction: int) -> Size:
-    """A plane's sides at a reduction, rounded up: sides that it does not divide are padded."""
+    """Returns the sides of a feature at a reduction, rounded up: other sides are padded."""
     return -(-size[0] // reduction), -(-size[1] // reduction)
 
 
@@ -215,7 +215,7 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _nearness(model: nn.Module, size: Size) -> float:
-    """How many times as much features move in the changed corner of an image as elsewhere; the least of all levels."""
+    """Returns how many times as much features change in the changed corner as elsewhere; the least of all levels."""
     before = images(size, batch=1)
     after = before.clone()
     _corner(after).copy_(_corner(images(size, batch=1, seed=2)))
@@ -229,6 +229,6 @@ def _nearness(model: nn.Module, size: Size) -> float:
 
 
 def _corner(plane: Tensor) -> Tensor:
-    """The upper right corner of (..., H, W): half as high, a quarter as wide; a view."""
+    """Returns a view of the upper right corner of (..., H, W): half as high, a quarter as wide."""
     height, width = plane.shape[-2:]
     return plane[..., : math.ceil(height / 2), width * 3 // 4 :]

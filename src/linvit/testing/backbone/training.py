@@ -1,4 +1,4 @@
-"""What training needs of a backbone: gradients, checkpointing, stochastic depth, parameter groups."""
+"""Gradients, gradient checkpointing, stochastic depth and parameter groups of a backbone."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ DECAY = 0.5
 
 
 def gradients(subject: Subject) -> Finding:
-    """In training, a finite gradient that is not 0 reaches the images and every parameter that asks for one.
+    """Checks that in training a finite gradient that is not 0 reaches the images and every trainable parameter.
 
     From the logits or, where a class token makes them, from the features: what a mechanism does to the patches alone is
     lost on the logits in the last block.
@@ -38,7 +38,7 @@ def gradients(subject: Subject) -> Finding:
 
 
 def checkpointing(subject: Subject) -> Finding:
-    """`set_grad_checkpointing` keeps fewer activations and changes no gradient."""
+    """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
     model = subject.build().train()
     plain, kept = _gradients(model, subject.given), _activations(model, subject.given)
     model.set_grad_checkpointing()
@@ -58,7 +58,7 @@ def checkpointing(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def stochastic_depth(subject: Subject) -> Finding:
-    """`drop_path_rate` acts in training and not in evaluation; a batch of one image trains."""
+    """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
     model = subject.build(drop_path_rate=0.5)
     error = relative_error(model(subject.given), subject.model(subject.given))
     if not error <= EXACT:
@@ -75,7 +75,7 @@ def stochastic_depth(subject: Subject) -> Finding:
 
 
 def no_weight_decay(subject: Subject) -> Finding:
-    """The names that are not decayed are names of parameters."""
+    """Checks that the names without weight decay are names of parameters."""
     if not hasattr(subject.model, "no_weight_decay"):
         return not_declared("there is no no_weight_decay()")
     names = set(subject.model.no_weight_decay())
@@ -87,7 +87,7 @@ def no_weight_decay(subject: Subject) -> Finding:
 
 @torch.no_grad()
 def layer_groups(subject: Subject) -> Finding:
-    """Under timm's layer-wise decay rates never fall from the first module to the classifier, which has 1."""
+    """Checks that timm's layer-wise decay gives rates that never fall from the first module to the classifier."""
     model = subject.model
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
@@ -105,7 +105,7 @@ def layer_groups(subject: Subject) -> Finding:
 
 
 def _gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor | None]:
-    """Gradients of a random scalar of the logits, or of what `run` gives, for the images and for every parameter."""
+    """Returns gradients of a random scalar of the logits, or of the output of `run`, for images and parameters."""
     sources = {"the images": x.clone().requires_grad_()}
     sources |= {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     out = (run or model)(sources["the images"])
@@ -114,14 +114,14 @@ def _gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | No
 
 
 def _difference(got: Tensor | None, want: Tensor | None) -> float:
-    """The relative error of a gradient; infinite where only one of them is there."""
+    """Returns the relative error of a gradient; infinity where only one of them is there."""
     if got is None or want is None:
         return 0.0 if got is want else math.inf
     return relative_error(got, want)
 
 
 def _activations(model: nn.Module, x: Tensor) -> int:
-    """Bytes that one forward pass keeps for the backward pass."""
+    """Returns the bytes that one forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _activations(model: nn.Module, x: Tensor) -> int:
 
 
 def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Parameter]]:
-    """The parameters, each once, in the order in which their modules are first called."""
+    """Returns the parameters, each once, in the order in which their modules are first called."""
     found: dict[nn.Parameter, str] = {}
     called: set[nn.Module] = set()
 
