@@ -5,13 +5,25 @@ import io
 import numpy as np
 import pytest
 
-from linvit.callbacks.confusion_picture import CELL, GAP, TITLE, confusion_picture
+from linvit.callbacks.confusion_picture import GAP, TITLE, _short, cell_side, confusion_picture
+
+
+def square(picture, row, column, classes=3):
+    """The pixels of a cell within its lines, of so many classes."""
+    side = cell_side(classes)
+    margin = picture.height - TITLE - GAP - classes * side
+    left, top = margin + column * side, TITLE + margin + row * side
+    return picture.crop((left + 1, top + 1, left + side, top + side))
 
 
 def cell(picture, row, column, classes=3):
-    """Colour at the centre of a cell of so many classes."""
-    margin = picture.height - TITLE - GAP - classes * CELL
-    return picture.getpixel((margin + column * CELL + CELL // 2, TITLE + margin + row * CELL + CELL // 2))
+    """Colour of a cell of so many classes, beside its number."""
+    return square(picture, row, column, classes).getpixel((1, 1))
+
+
+def inks(picture, row, column, classes=3):
+    """How many colours a cell has."""
+    return len(square(picture, row, column, classes).getcolors())
 
 
 WHITE, FULL = (255, 255, 255), (8, 48, 107)
@@ -48,10 +60,10 @@ def test_it_stays_small(classes):
     rng = np.random.default_rng(0)
     labels, predicted = rng.integers(classes, size=(2, 50_000))
     picture = confusion_picture(labels, predicted, classes, [f"a rather long name {i}" for i in range(classes)])
-    assert max(picture.size) <= 1000
+    assert max(picture.size) <= 1800
     file = io.BytesIO()
     picture.save(file, "PNG")
-    assert file.tell() < 200_000
+    assert file.tell() < 300_000
 
 
 def test_the_names_have_the_room_that_they_need():
@@ -65,3 +77,20 @@ def test_the_names_have_the_room_that_they_need():
 def test_classes_without_images_are_white():
     picture = confusion_picture(np.array([0]), np.array([0]), 3)
     assert cell(picture, 1, 1) == WHITE
+
+
+@pytest.mark.parametrize("classes", [3, 50])
+def test_a_cell_has_its_number_where_there_are_images(classes):
+    picture = confusion_picture(np.array([0] * 9 + [1]), np.array([0] * 8 + [1, 1]), classes)
+    assert inks(picture, 0, 0, classes) > 2  # white on dark blue
+    assert inks(picture, 0, 1, classes) > 2  # black on a light tone
+    assert inks(picture, 1, 0, classes) == inks(picture, 2, 2, classes) == 1
+    same = confusion_picture(np.array([0] * 90 + [1]), np.array([0] * 80 + [1] * 11), classes)
+    assert cell(same, 0, 0, classes) == cell(picture, 0, 0, classes)
+    assert square(same, 0, 0, classes).tobytes() != square(picture, 0, 0, classes).tobytes()
+
+
+def test_long_numbers_are_short():
+    assert [_short(n) for n in (0, 9999, 10_000, 99_999, 9_999_999, 10_000_000)] == [
+        *("0", "9999", "10k", "99k", "9999k", "10M"),
+    ]
