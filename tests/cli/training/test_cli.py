@@ -47,9 +47,9 @@ class TestFit:
         curves = events(run.folder)
         assert [step for step, _ in curves["train/loss"]] == list(range(20))
         assert [step for step, _ in curves["val/score"]] == [9, 19]
-        assert {"val/loss", "val/top1", "val/top5", "images/s", "epoch"} <= set(curves)
-        assert {len(values) for tag, values in curves.items() if tag.startswith("lr-")} == {20}
-        assert [tag for tag in curves if tag.startswith("rank/")] == ["rank/blocks.0.attn"]
+        assert {"val/loss", "val/top1", "val/top5", "vitals/images/s", "vitals/epoch"} <= set(curves)
+        assert {len(values) for tag, values in curves.items() if tag.startswith("vitals/lr-")} == {20}
+        assert [tag for tag in curves if tag.startswith("vitals/rank/")] == ["vitals/rank/blocks.0.attn"]
 
     def test_the_checkpoints(self, run):
         score = dict(events(run.folder)["val/score"])
@@ -206,7 +206,7 @@ class TestGoingOn:
         assert [step for step, _ in curves["val/score"]] == [9, 19, 29]
         assert run.config.read_text() == before
         assert yaml.safe_load((run.folder / "config_from_step_10.yaml").read_text())["trainer"]["max_epochs"] == 3
-        rates = [dict(values)[15] for tag, values in curves.items() if tag.startswith("lr-")]
+        rates = [dict(values)[15] for tag, values in curves.items() if tag.startswith("vitals/lr-")]
         assert rates == pytest.approx([(2e-3 + 1e-5) / 2] * 2)  # half of the longer cosine, in both groups
         commands = re.findall(r"linvit \w+ --config (\S+) --ckpt_path (\S+)", done.log)
         assert len(commands) == 2

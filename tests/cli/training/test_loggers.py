@@ -1,4 +1,4 @@
-"""TensorBoard and a table always; services by key, and none imported that is not asked for."""
+"""TensorRunTensorBoardLogger and a table always; services by key, and none imported that is not asked for."""
 
 import os
 import subprocess
@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 import linvit as package
 from linvit.cli.training import loggers as module
 from linvit.cli.training.csv_logger import CsvLogger
-from linvit.cli.training.loggers import Board, check_loggers, run_loggers
-from tests.cli.runs import QUICKSTART, flags, linvit, tiny
+from linvit.cli.training.loggers import RunTensorBoardLogger, check_loggers, run_loggers
+from tests.cli.runs import QUICKSTART, events, flags, linvit, tiny
 
 MISSING = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 
@@ -22,7 +22,7 @@ def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, given, monkeypa
     made = []
     monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: made.append(options) or "wandb")
     found = run_loggers(given, tmp_path / "quickstart", None, None)
-    assert [type(logger) for logger in found[:2]] == [Board, CsvLogger]
+    assert [type(logger) for logger in found[:2]] == [RunTensorBoardLogger, CsvLogger]
     assert found[1].file.parent == Path(found[0].log_dir) == tmp_path / "quickstart" / "version_0"
     if given in (None, True):
         assert len(found) == 2
@@ -87,3 +87,10 @@ def test_what_is_not_asked_for_is_not_imported(tmp_path):
     subprocess.run([sys.executable, "-c", "import wandb, mlflow"], env=environment, check=True)
     importers = (tmp_path / "importers").read_text().splitlines()
     assert set(importers) - {"wandb timm.utils.summary"} == {"wandb __main__", "mlflow __main__"}  # the second command
+
+
+def test_tensorboard_shows_loss_and_score_first(run):
+    """It sorts groups of curves by name: what stands before the first slash."""
+    groups = sorted({tag.partition("/")[0] for tag in events(run.folder)})
+    assert groups == ["train", "val", "vitals"]
+    assert sorted(tag for tag in events(run.folder) if tag.startswith("train/")) == ["train/loss"]

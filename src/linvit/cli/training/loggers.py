@@ -1,6 +1,7 @@
 """Where curves go: TensorBoard and a table in the run folder, and services that are asked for by key."""
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,32 @@ PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "co
 Loggers = Logger | str | list[Logger | str] | bool | None
 
 
-class Board(TensorBoardLogger):
-    """Lightning's, but a continued run replaces the hyper-parameters of the first one, too, in hparams.yaml."""
+SCORES = ("train/", "val/", "test/")
+OTHERS = "vitals"
+
+
+class RunTensorBoardLogger(TensorBoardLogger):
+    """Lightning's, with loss and score first, and with the hyper-parameters of a resumed run in hparams.yaml.
+
+    TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
+    nor score goes to one group behind them: `vitals/rank/...`, `vitals/images/s`, `vitals/memory/host`.
+    """
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Writes curves, those that are neither loss nor score in the last group."""
+        super().log_metrics({shown_tag(tag): value for tag, value in metrics.items()}, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Lets `save` write anew: it leaves a file alone that is there."""
+        """Deletes the file of the run so far, which `save` would keep."""
         Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
         super().log_hyperparams(params, *args, **kwargs)
+
+
+def shown_tag(tag: str) -> str:
+    """The name of a curve in TensorBoard."""
+    return tag if tag.startswith(SCORES) else f"{OTHERS}/{tag}"
 
 
 def loggers_by_key(trainer: type[Trainer]) -> None:
@@ -64,14 +83,14 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
     loggers = [part for part in parts if isinstance(part, Logger)]
     if not loggers:
         number = (version or "").removeprefix("version_")
-        board = Board(
+        tensorboard = RunTensorBoardLogger(
             versions.parent,
             versions.name,
             int(number) if number.isdigit() else version,  # the number is what the progress bar shows
             default_hp_metric=False,
             purge_step=purge_step,
         )
-        loggers = [board, CsvLogger(board.log_dir, purge_step)]
+        loggers = [tensorboard, CsvLogger(tensorboard.log_dir, purge_step)]
     for key in keys:
         run, service = Path(str(loggers[0].log_dir or versions)), getattr(lightning.pytorch.loggers, KEYS[key])
         title = f"{versions.name}/{run.name}"
