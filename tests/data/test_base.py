@@ -191,6 +191,16 @@ class TestOnTheDevice:
             assert changed.sum() == 3 * box.height * box.width
             assert changed[:, box.top : box.top + box.height, box.left : box.left + box.width].all()
 
+    def test_images_can_be_erased_after_mixing(self, folder):
+        """The batch brings what erases; done to the images as they are it comes to the same as erasing at once."""
+        at_once, later = (Augmentation(None, random_erasing=1.0, erase_after_mixing=after) for after in (False, True))
+        modules = [ready(folder, batch_size=10, img_size=32, augmentation=given) for given in (at_once, later)]
+        now, then = (module.on_after_batch_transfer(next(iter(module.train_dataloader())), 0) for module in modules)
+        assert "after_mixing" not in now
+        assert not torch.equal(now["image"], then["image"])
+        assert torch.equal(now["image"], then["after_mixing"](then["image"].clone()))
+        assert all(torch.equal(*pair) for pair in zip(*(module.preview(4).values() for module in modules), strict=True))
+
     def test_other_things_pass(self, folder):
         images = torch.zeros(2, 3, 8, 8)
         assert data().on_after_batch_transfer(images, 0) is images

@@ -56,7 +56,7 @@ def test_label_smoothing_is_the_formula(tmp_path, smoothing):
     data, watch = RandomImages(8), Watch()
     task = tiny_task(label_smoothing=smoothing)
     log = logits_of(task, data).log_softmax(-1)
-    target = (1 - smoothing) * F.one_hot(data.labels, CLASSES) + smoothing / CLASSES
+    target = (1 - smoothing) * F.F.one_hot(data.labels, CLASSES) + smoothing / CLASSES
     fit(task, tmp_path, count=8, callbacks=[watch])
     assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
@@ -99,6 +99,29 @@ class TestMixing:
         runner.fit(tiny_task(mixup_alpha=1.0), Seeded.batches(8), batches(8))
         assert torch.equal(watch.val[0]["image"], data.images)
         assert torch.equal(watch.val[0]["label"], data.labels)
+
+    @pytest.mark.parametrize("alpha", [0.0, 0.8])
+    def test_what_is_to_be_done_after_mixing_is_done_then(self, tmp_path, alpha):
+        """Such as random erasing, whether batches are mixed or not."""
+        seen = []
+
+        def erase(images):
+            seen.append(images)
+            return torch.zeros_like(images)
+
+        def collate(samples):
+            return {**default_collate(samples), "seed": 3, "after_mixing": erase}
+
+        data, watch = RandomImages(8), Watch()
+        task = tiny_task(label_smoothing=0.0, mixup_alpha=alpha)
+        images, target = data.images, F.one_hot(data.labels, CLASSES).float()
+        if alpha:
+            images, target = Mixing(alpha, 0.0)(data.images, data.labels, CLASSES, 3)
+        with torch.no_grad():
+            log = task.eval()(torch.zeros_like(images)).log_softmax(-1)
+        trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, DataLoader(data, 8, collate_fn=collate))
+        assert torch.equal(seen[-1], images)
+        assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
     def test_batches_without_a_seed_are_a_user_error(self, tmp_path):
         with pytest.raises(linvit.UserError, match=r"batch\['seed'\]"):

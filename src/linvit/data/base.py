@@ -190,12 +190,20 @@ class ImageData(LightningDataModule):
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
 
     def finish(self, batch: dict[str, Any]) -> None:
-        """Does to the images of a batch, in place, what is left to do: augmentation, normalising, random erasing."""
+        """Does to the images of a batch, in place, what is left to do: augmentation, normalising, random erasing.
+
+        A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
+        `after_mixing` in the batch, and calls it with the images (B, 3, H, W) that it has mixed, which returns them.
+        """
         image, ops = batch["image"], batch.pop("device_ops", None)
         if self._statistics.device != image.device:
             self._statistics = self._statistics.to(image.device)
         image = normalise(image if ops is None else ops.apply(image), *self._statistics)
-        batch["image"] = image if ops is None else ops.erase(image)
+        if ops is not None and ops.erase_after_mixing:
+            batch["after_mixing"] = ops.erase
+        elif ops is not None:
+            image = ops.erase(image)
+        batch["image"] = image
 
     def preview(self, count: int) -> dict[str, Tensor]:
         """Training and validation images (count, 3, H, W) in [0, 1] as the model sees them, spread over the sets."""
@@ -209,7 +217,8 @@ class ImageData(LightningDataModule):
                 chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
             batch = collate(chosen, self.ragged)
             self.finish(batch)
-            shown[name] = denormalise(batch["image"], *self._statistics)
+            images = batch.get("after_mixing", Tensor.detach)(batch["image"])
+            shown[name] = denormalise(images, *self._statistics)
         return shown
 
     def train_dataloader(self) -> DataLoader[Any]:

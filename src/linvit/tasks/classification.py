@@ -65,6 +65,8 @@ class ClassificationTask(Task):
                     "it, or set --model.mixup_alpha=0 --model.cutmix_alpha=0"
                 )
             image, target = self.mixing(image, target, self.hparams["num_classes"], batch["seed"])
+        if "after_mixing" in batch:  # random erasing, in the recipes that mix first
+            image = batch["after_mixing"](image)
         loss = F.cross_entropy(self(image), target, label_smoothing=self.hparams["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True)
         return loss

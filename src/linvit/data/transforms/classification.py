@@ -30,6 +30,8 @@ class Augmentation:
         augment_on: Where auto_augment and color_jitter are done: worker, image by image, or device, batch by batch.
         color_jitter: Largest change of brightness, contrast and colour, a fraction. timm drops it beside RandAugment.
         random_erasing: Probability that a random box is filled with noise.
+        erase_after_mixing: Erase after mixup and CutMix, as the programs of CSwin and SOFT do, so that the noise in
+            mixed images keeps its strength; the other programs erase before.
         rotate: Largest rotation in degrees, either way.
         translate: Largest shift as a fraction of the side, either way.
         zoom: Largest change of scale, as a fraction: 0.1 is 0.9 to 1.1.
@@ -43,6 +45,7 @@ class Augmentation:
     augment_on: Literal["worker", "device"] = "worker"
     color_jitter: float = 0.0
     random_erasing: float = 0.0
+    erase_after_mixing: bool = False
     rotate: float = 0.0
     translate: float = 0.0
     zoom: float = 0.0
@@ -102,7 +105,7 @@ class TrainTransform:
             ops, policy = [*ops, *policy], []
         sample = apply(ops, sample)
         image = sample["image"].contiguous()
-        return sample | {"image": image, "device_ops": DeviceOps(seed, tuple(policy), erase)}
+        return sample | {"image": image, "device_ops": DeviceOps(seed, tuple(policy), erase, given.erase_after_mixing)}
 
     def _warp(self, rng: np.random.Generator) -> list[Warp]:
         """Rotation, zoom and shift in one; what comes in from outside is black."""

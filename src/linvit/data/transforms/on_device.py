@@ -28,11 +28,13 @@ class DeviceOps:
         seed: Of the sample; the noise that erases a box of it follows from it.
         ops: In order; empty if the loader process has done them.
         erase: The box to be erased, or None.
+        erase_after_mixing: Whether the task erases, after mixup and CutMix.
     """
 
     seed: int
     ops: tuple[ImageOp, ...]
     erase: Box | None
+    erase_after_mixing: bool = False
 
 
 class BatchDeviceOps:
@@ -44,6 +46,7 @@ class BatchDeviceOps:
 
     def __init__(self, samples: Sequence[DeviceOps]) -> None:
         self.samples = samples
+        self.erase_after_mixing = any(sample.erase_after_mixing for sample in samples)
 
     def apply(self, images: Tensor) -> Tensor:
         """Does the operations to 8-bit images (B, 3, H, W)."""
