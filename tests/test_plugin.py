@@ -39,6 +39,12 @@ BROKEN = {  # name -> its module, its summary in `linvit list`, what `--check` s
 }
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Keeps each entry of a list on one line."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+
 @pytest.fixture(scope="session")
 def cosine(tmp_path_factory):
     """The folder that pip installed linvit-cosine into."""
