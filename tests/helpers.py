@@ -107,6 +107,11 @@ def inputs(
     return Inputs(q, k, v, {"x": make(4, batch, grid.num_queries, module.dim)} if module.takes_input else {})
 
 
+def options_then_grids(options: Sequence[Any], grids: Sequence[Grid]) -> list[tuple[Any, Grid]]:
+    """All options at the first grid, and the first options at every other grid."""
+    return [*((chosen, grids[0]) for chosen in options), *((options[0], grid) for grid in grids[1:])]
+
+
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Largest absolute difference over the largest entry; NaN stays NaN."""
     assert got.shape == want.shape

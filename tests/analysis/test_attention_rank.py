@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import linvit
 from linvit import Attention, Grid, UserError
 from linvit.analysis import attention_matrix, attention_rank, rank
 from linvit.attention.linear import LinearAttention
-from tests.helpers import inputs, low_rank, mechanism, randn
+from linvit.registry import attentions
+from tests.helpers import inputs, low_rank, mechanism, own_names, randn
 
 GRID = Grid((4, 3), num_prefix=1)
 NEGLIGIBLE = 1e-10
@@ -22,9 +22,13 @@ def no_forward(*_: Any, **__: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "grid", [Grid((6, 8)), Grid((5, 7), num_prefix=2), Grid((6, 6), (3, 4), num_prefix=1)], ids=str
+    ("name", "grid"),
+    [
+        *((name, Grid((5, 7), num_prefix=2)) for name in own_names(attentions)),
+        *((name, Grid((6, 6), (3, 4), num_prefix=1)) for name in ("hydra", "linear", "linformer")),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("name", linvit.list_attentions())
 def test_rank_is_that_of_the_probed_matrix(name: str, grid: Grid) -> None:
     tied = mechanism(name, Grid((6, 8)))
     if tied.projections != "qkv" or not tied.fewer_keys:
@@ -37,7 +41,7 @@ def test_rank_is_that_of_the_probed_matrix(name: str, grid: Grid) -> None:
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize("name", own_names(attentions))
 def test_at_3136_tokens_there_is_no_matrix_where_there_are_factors(name: str) -> None:
     grid = Grid((56, 56))
     module = mechanism(low_rank(name), grid, num_heads=2, dtype=torch.float32)

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import linvit
 from linvit import Grid, UserError
 from linvit.analysis import attention_cost, count_operations, macs, num_parameters
-from tests.helpers import inputs, mechanism
+from linvit.registry import attentions
+from tests.helpers import inputs, mechanism, own_names
 
 GRID = Grid((12, 14), num_prefix=1)
 REDUCED = Grid((12, 14), (6, 7), num_prefix=1)
@@ -110,7 +111,7 @@ def test_an_unknown_operator_counts_its_output_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("grid", [GRID, REDUCED], ids=["full", "reduced"])
-@pytest.mark.parametrize("name", linvit.list_attentions())
+@pytest.mark.parametrize("name", own_names(attentions))
 def test_products_of_a_mechanism_are_those_that_torch_counts(name: str, grid: Grid) -> None:
     """With the fused kernels of this device, which are not used in counting. No operator is unknown."""
     try:

@@ -10,7 +10,7 @@ from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.aft_simple import AFTSimpleAttention
 from tests.attention.test_hydra import merge, split
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, perturb, randn
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
 ACTS = ["sigmoid", "tanh", "relu", "identity"]
@@ -39,8 +39,11 @@ def naive(query_act: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack([gate(query_act, q[..., n, :]) * total / weight for n in range(q.shape[-2])], dim=-2)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
-@acts
+@pytest.mark.parametrize(
+    ("query_act", "grid"),
+    options_then_grids(ACTS, [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]),
+    ids=str,
+)
 def test_equals_formula(query_act: str, grid: Grid) -> None:
     module = mechanism({"name": "aft_simple", "query_act": query_act}, grid)
     given = inputs(module, grid, grad=True)
@@ -150,12 +153,10 @@ def test_zero_keys_give_the_mean_and_zero_queries_half_of_it() -> None:
     assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), [zero_q, zero_k]))
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @acts
-def test_half_precision_at_many_tokens(query_act: str, dtype: torch.dtype, scale: float) -> None:
+def test_half_precision_at_many_tokens(query_act: str) -> None:
     """The weights of 3136 keys are below float16's resolution; only the result is rounded, at worst to nothing."""
-    grid = Grid((56, 56))
+    grid, dtype, scale = Grid((56, 56)), torch.float16, 16.0
     module = mechanism({"name": "aft_simple", "query_act": query_act}, grid, dim=8, num_heads=2, dtype=dtype)
     given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
     out = given(module, grid)

@@ -1,5 +1,6 @@
 """Efficient attention equals the code of Shen et al. and the formula written out with its N x M matrix."""
 
+import itertools
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.efficient import EfficientAttention
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, randn
 
 GRIDS = [
     Grid((3, 5), kv_size=(2, 3), num_prefix=1),
@@ -67,10 +68,11 @@ def test_equals_the_official_code(golden: Golden, dtype: torch.dtype) -> None:
         golden.check(f"grad_param.{name}", weight.grad)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("key_dim", [None, 3, 12])
-@pytest.mark.parametrize("normalization", ["softmax", "scaling"])
-def test_equals_formula(normalization: str, key_dim: int | None, grid: Grid) -> None:
+@pytest.mark.parametrize(
+    ("options", "grid"), options_then_grids([*itertools.product(["softmax", "scaling"], [None, 3, 12])], GRIDS), ids=str
+)
+def test_equals_formula(options: tuple[str, int | None], grid: Grid) -> None:
+    normalization, key_dim = options
     module = mechanism({"name": "efficient", "normalization": normalization}, grid, key_dim=key_dim)
     given = inputs(module, grid, grad=True)
     want = naive(module, given.q, given.k, given.v)

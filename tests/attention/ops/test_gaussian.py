@@ -50,8 +50,7 @@ def test_kernel_is_positive_semidefinite(n: int, scale: float, seed: int) -> Non
 # Landmarks
 
 
-@pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
-@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize(("ratio", "norm"), [(1, False), (2, True), (4, True)])
 @pytest.mark.parametrize("landmarks", KINDS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_landmarks_equal_the_formula(grid: Grid, landmarks: str, ratio: int, norm: bool) -> None:

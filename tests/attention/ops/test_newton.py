@@ -203,7 +203,7 @@ def test_backtracking_saves_a_kernel_of_equal_landmarks(m: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("spread", [0.0, 1e-9, 1e-4])
-@pytest.mark.parametrize("m", [2, 49, 196])
+@pytest.mark.parametrize("m", [2, 49])
 def test_solve_saves_a_kernel_of_equal_and_of_similar_landmarks(m: int, spread: float, dtype: torch.dtype) -> None:
     """`A Y A = A`, as for a pseudo-inverse, and a finite gradient."""
     matrix = kernels(1, 2, m, scale=spread).to(dtype).requires_grad_()
@@ -247,12 +247,8 @@ def test_nan_and_singular_matrices_raise_nothing(method: str) -> None:
         ({"method": "pinv"}, "inverse must be one of newton, solve; got 'pinv'"),
         ({"alpha_scope": "heads"}, "alpha_scope must be one of head, batch; got 'heads'. Did you mean 'head'"),
         ({"backward": "auto"}, "inverse_backward must be one of analytic, autograd; got 'auto'"),
-        ({"iters": 0}, "newton_iters must be a whole number at least 1; got 0"),
         ({"alpha": 0.0}, "newton_alpha must be a number above 0 and at most 2, or Newton diverges; got 0.0"),
-        ({"alpha": 2.1}, "newton_alpha must be a number above 0 and at most 2"),
-        ({"ridge": -0.1}, "ridge must be a number at least 0; got -0.1"),
         ({"ridge": 0.2}, r"newton_alpha=1.8 and ridge=0.2: .* lower newton_alpha to 1.39"),
-        ({"beta": 1.0}, "newton_beta must be a number above 0 and below 1; got 1.0"),
         ({"max_backtrack": -1}, r"max_backtrack must be a whole number at least 0 \(0: no backtracking\); got -1"),
         ({"backtrack_tol": 0.9}, "backtrack_tol must be a number at least 1, which no small alpha exceeds; got 0.9"),
     ],
