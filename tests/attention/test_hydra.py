@@ -111,7 +111,7 @@ def test_table_of_kernels_is_complete() -> None:
     assert list(KERNELS) == NAMES
 
 
-@pytest.mark.parametrize(("kernel_q", "kernel_k"), zip(NAMES, NAMES[3:] + NAMES[:3], strict=True))
+@pytest.mark.parametrize(("kernel_q", "kernel_k"), [*zip(NAMES, NAMES[3:] + NAMES[:3], strict=True)])
 def test_equals_formula(kernel_q: str, kernel_k: str) -> None:
     """Every kernel on either side."""
     check({"kernel_q": kernel_q, "kernel_k": kernel_k}, GRID)
