@@ -56,7 +56,7 @@ def test_label_smoothing_is_the_formula(tmp_path, smoothing):
     data, watch = RandomImages(8), Watch()
     task = tiny_task(label_smoothing=smoothing)
     log = logits_of(task, data).log_softmax(-1)
-    target = (1 - smoothing) * F.F.one_hot(data.labels, CLASSES) + smoothing / CLASSES
+    target = (1 - smoothing) * F.one_hot(data.labels, CLASSES) + smoothing / CLASSES
     fit(task, tmp_path, count=8, callbacks=[watch])
     assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
