@@ -45,17 +45,22 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
 
 
-@pytest.fixture(scope="session")
-def cosine(tmp_path_factory):
-    """The folder that pip installed linvit-cosine into."""
-    source = tmp_path_factory.mktemp("source") / PACKAGE.name
-    shutil.copytree(PACKAGE, source)  # setuptools leaves build files beside what it builds
+def installed(package, tmp_path_factory):
+    """The folder that pip installed a package of tests/plugin into."""
+    source = tmp_path_factory.mktemp("source") / package.name
+    shutil.copytree(package, source)  # setuptools leaves build files beside what it builds
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", target]
     done = subprocess.run([*pip, *options, source], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target
+
+
+@pytest.fixture(scope="session")
+def cosine(tmp_path_factory):
+    """The folder that pip installed linvit-cosine into."""
+    return installed(PACKAGE, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -237,3 +242,27 @@ def test_a_run_that_names_one_fails_and_says_whose_it_is(broken, name):
     done = python("-c", code, path=broken)
     assert done.returncode == 0, done.stderr
     assert f"attention '{name}' of linvit-{name.replace('_', '-')} 0.1 " in done.stdout
+
+
+def test_a_third_partys_backbone(tmp_path_factory):
+    """It is found by its entry point and by timm, is sound, and is trained for a step, through a factory, too."""
+    folder = installed(PACKAGE.parent / "linvit-two-stage", tmp_path_factory)
+    code = """
+import linvit, linvit.backbones, timm, torch
+from linvit.tasks import ClassificationTask
+from linvit.testing import check_backbone
+
+assert linvit.list_backbones("two_*") == ["two_stage_small", "two_stage_tiny"]
+features = timm.create_model("two_stage_small", features_only=True)(torch.zeros(1, 3, 32, 48))
+assert [tuple(level.shape) for level in features] == [(1, 64, 8, 12), (1, 128, 4, 6)]
+report = check_backbone("two_stage_tiny", img_size=32, quick=True)
+assert report.passed, report
+for backbone in ("two_stage_tiny", "linvit_two_stage:build"):
+    task = ClassificationTask(backbone=backbone, attention="focused", num_classes=4, img_size=32)
+    images, before = torch.randn(2, 3, 32, 32), [p.clone() for p in task.parameters()]
+    torch.nn.functional.cross_entropy(task(images), torch.tensor([1, 2])).backward()
+    torch.optim.SGD(task.parameters(), lr=0.1).step()
+    assert all(not torch.equal(p, old) for p, old in zip(task.parameters(), before)), backbone
+"""
+    done = python("-c", code, path=folder)
+    assert done.returncode == 0, done.stderr

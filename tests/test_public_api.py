@@ -13,6 +13,7 @@ from tests.plugin.distributions import python
 PUBLIC = [
     "Attention",
     "AttentionLayer",
+    "Backbone",
     "Grid",
     "UserError",
     "create_attention",

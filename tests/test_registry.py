@@ -7,10 +7,11 @@ import re
 import sys
 
 import pytest
+from torch import nn
 
 import linvit
 from linvit import Grid, UserError, registry
-from linvit.registry import Entry, Registry, attentions, backbones, parameters_of
+from linvit.registry import Entry, Registry, attentions, backbones, parameters_of, takes
 from tests.plugin.distributions import python, write_distribution
 
 SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}
@@ -469,6 +470,31 @@ def test_parameters_of_a_function():
         pass
 
     assert parameters_of(build) == {"model": inspect.Parameter.empty, "width": 3}
+
+
+def test_what_a_constructor_takes():
+    assert takes(Parent, "scale")
+    assert not takes(Parent, "widht")
+    assert not takes(Forwarding, "widht")  # its parent says what there is
+    assert not takes(object, "anything")
+    assert not takes(nn.Module, "anything")
+    assert takes(functools.partial(lambda width, **options: options, 3), "anything")
+
+
+def test_a_factory_with_open_keywords_is_handed_all(widgets):
+    class Net(nn.Module):
+        def __init__(self, width=3, **kwargs):
+            super().__init__()
+            self.options = kwargs
+
+    def factory(**options):
+        return Net(**options)
+
+    for constructor in (Net, factory, functools.partial(factory, depth=2)):
+        name = f"net{len(widgets.names())}"
+        widgets.register(name)(constructor)
+        built = widgets.create({"name": name, "anything": 1}, attention="linear")
+        assert built.options.items() >= {"anything": 1, "attention": "linear"}.items()
 
 
 def test_parameters_of_a_partial_are_its_own_defaults():

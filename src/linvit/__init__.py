@@ -13,6 +13,7 @@ from linvit.registry import attentions, backbones, heads, preset
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
     from linvit.attention.ops.precision import full_precision
+    from linvit.backbones.base import Backbone
     from linvit.backbones.replace_attention import replace_attention
     from linvit.layers.attention_layer import AttentionLayer
     from linvit.weights.load import load_pretrained
@@ -26,6 +27,7 @@ register_head, list_heads, create_head = heads.register, heads.names, heads.crea
 _LAZY = {
     "Attention": "linvit.attention.base",
     "AttentionLayer": "linvit.layers.attention_layer",
+    "Backbone": "linvit.backbones.base",
     "Grid": "linvit.attention.base",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
@@ -35,6 +37,7 @@ _LAZY = {
 __all__ = [
     "Attention",
     "AttentionLayer",
+    "Backbone",
     "Grid",
     "UserError",
     "create_attention",

@@ -172,7 +172,7 @@ class Registry:
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
-        parameters = parameters_of(constructor)
+        parameters, takes_any = _signature(constructor)
         supplied = [argument for argument in self.supplied if argument in context]
         lacking = [argument for argument in supplied if argument not in parameters]
         if lacking:
@@ -180,15 +180,15 @@ class Registry:
                 f"{self.kind} '{name}': its constructor must take {', '.join(supplied)}; it lacks {', '.join(lacking)}"
             )
         for option in options:
-            if option not in parameters or option in context:
+            if not (takes_any or option in parameters) or option in context:
                 raise UserError(self._no_option(name, option, parameters, context))
-            if isinstance(parameters[option], bool) and not isinstance(options[option], bool):
+            if isinstance(parameters.get(option), bool) and not isinstance(options[option], bool):
                 raise UserError(
                     f"{self.kind} '{name}': {option} must be true or false; got {options[option]!r}. "
                     f"Write {{name: {name}, {option}: {str(parameters[option]).lower()}}}"
                 )
         for argument in context:
-            if argument not in parameters:
+            if not (takes_any or argument in parameters):
                 raise UserError(self._no_option(name, argument, parameters, {}))
         return constructor(**context, **options)
 
@@ -253,23 +253,37 @@ class Registry:
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
     """Parameter names and defaults of a constructor, through `**kwargs` that a class forwards to its parents."""
+    return _signature(constructor)[0]
+
+
+def takes(constructor: Callable[..., Any], option: str) -> bool:
+    """Whether a constructor has a parameter of this name, or `**kwargs` of which no signature says what they may be."""
+    parameters, takes_any = _signature(constructor)
+    return takes_any or option in parameters
+
+
+def _signature(constructor: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """Parameter names and defaults, and whether a constructor takes others, too."""
     if isinstance(constructor, functools.partial):
-        taken = list(parameters_of(constructor.func).items())[len(constructor.args) :]
-        return dict(taken) | constructor.keywords
+        parameters, takes_any = _signature(constructor.func)
+        return dict(list(parameters.items())[len(constructor.args) :]) | constructor.keywords, takes_any
     found: dict[str, Any] = {}
+    forwards = False
     for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
         if isinstance(owner, type) and "__init__" not in vars(owner):
             continue
-        parameters = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner).parameters
+        if owner is object or (owner.__module__, owner.__qualname__) == ("torch.nn.modules.module", "Module"):
+            break  # whatever their signatures say, they take nothing
         forwards = False
-        for parameter in parameters.values():
+        signature = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner)
+        for parameter in signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 forwards = forwards or parameter.kind is parameter.VAR_KEYWORD
             elif parameter.name != "self":
                 found.setdefault(parameter.name, parameter.default)
         if not forwards:
             break
-    return found
+    return found, forwards
 
 
 @functools.cache

@@ -12,26 +12,39 @@ from linvit.errors import UserError, check_choice
 
 
 class Backbone(nn.Module):
-    """Base of linvit's own backbones: timm's contract, unrenamed.
+    """Base class of backbones, linvit's and a third party's: timm's contract, unrenamed.
 
-    A subclass builds `stages`, `norm`, `head` and `feature_info`, and names the parameters that are not decayed.
-    Features between the layers are tokens (B, N, C), prefix first. A backbone that is no pyramid of stages (DeiT) says
-    which modules its features come from (`levels`) and overrides `run`.
+    A subclass writes a constructor that takes `in_chans`, `num_classes`, `img_size`, `drop_path_rate` and, if it can be
+    chosen, `attention`. It calls this one, builds `stages`, and ends with `complete`. Everything else has a default:
+    features, pruning, pooling and classifier, checkpointing, weight decay and layer groups.
+
+    A stage takes a plane (B, C, H, W) and returns tokens (B, N, C'), prefix first, and their `Grid`;
+    `linvit.backbones.stage.Stage` is one, and checkpoints its blocks. A backbone that is no pyramid of stages overrides
+    `levels`, the name of the modules that its features come from, and `run` (DeiT does).
 
     Args:
         num_classes: Classes; 0 for features.
         num_features: Channels of the last feature.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
+
+    Attributes:
+        feature_info: Per feature the name of its `module`, its channels `num_chs`, and its `reduction`, image side over
+            feature side.
+        feature_norms: Norms of all features but the last, in backbones for dense prediction that have them.
+        norm: The final norm.
+        head: The classifier.
     """
 
     levels: ClassVar[str] = "stages"
     feature_info: list[dict[str, str | int]]
-    feature_norms: nn.ModuleList  # of all levels but the last, in backbones for dense prediction that have them
+    feature_norms: nn.ModuleList
     norm: nn.Module
     head: nn.Module
 
-    def __init__(self, num_classes: int, num_features: int, global_pool: str, num_prefix_tokens: int = 0) -> None:
+    def __init__(
+        self, num_classes: int, num_features: int, global_pool: str = "avg", num_prefix_tokens: int = 0
+    ) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = num_features
@@ -40,9 +53,20 @@ class Backbone(nn.Module):
         self.global_pool = global_pool
         self.grad_checkpointing = False
 
-    def initialise(self, part: nn.Module | None = None) -> None:
-        """What ends a constructor: initial values, of the whole model or of a part alone, and ties between layers."""
-        init_vit(self if part is None else part)
+    def complete(
+        self, norm: nn.Module, feature_info: list[dict[str, str | int]], initialise: nn.Module | None = None
+    ) -> None:
+        """Ends a constructor: final norm, classifier, initial values, and parameters that mechanisms share.
+
+        Args:
+            norm: The final norm.
+            feature_info: See the class; `pyramid_info` writes that of a pyramid.
+            initialise: The part that gets a vision transformer's initial values; None is the whole model.
+        """
+        self.norm = norm
+        self.head = classifier(self.num_features, self.num_classes)
+        self.feature_info = feature_info
+        init_vit(self if initialise is None else initialise)
         tie_mechanisms(self)
 
     def check_pool(self, global_pool: str) -> None:

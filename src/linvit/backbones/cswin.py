@@ -11,7 +11,7 @@ from functools import partial
 from torch import nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
@@ -70,7 +70,7 @@ class CSWin(Backbone):
         count = len(depths)
         dims = [embed_dim * 2**i for i in range(count)] if isinstance(embed_dim, int) else list(embed_dim)
         check_stages(count, embed_dim=dims, num_heads=num_heads, split_size=split_size)
-        super().__init__(num_classes, dims[-1], global_pool="avg")
+        super().__init__(num_classes, dims[-1])
 
         height, width = image_size(img_size)
         sizes = stage_grids(((height + 1) // 4, (width + 1) // 4), strides=[1] + [2] * (count - 1))
@@ -102,10 +102,7 @@ class CSWin(Backbone):
             for i, dim in enumerate(dims)
         )
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
-        self.norm = nn.LayerNorm(dims[-1])
-        self.head = classifier(dims[-1], num_classes)
-        self.feature_info = pyramid_info(dims)
-        self.initialise()
+        self.complete(nn.LayerNorm(dims[-1]), pyramid_info(dims))
 
 
 _wide_stripes = (1, 2, 12, 12)  # at 384 pixels

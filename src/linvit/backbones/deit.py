@@ -108,14 +108,11 @@ class DeiT(Backbone):
             )
             for spec, rate in zip(specs, rates, strict=True)
         )
-        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.head = classifier(embed_dim, num_classes)
-        self.head_dist = classifier(embed_dim, num_classes) if distilled else None
-        self.feature_info = [
+        levels: list[dict[str, str | int]] = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
         ]
-
-        self.initialise()
+        self.complete(nn.LayerNorm(embed_dim, eps=1e-6), levels)
+        self.head_dist = classifier(embed_dim, num_classes) if distilled else None
         for table in (self.pos_embed, self.cls_token, self.dist_token):
             if table is not None:
                 trunc_normal_(table, std=0.02)

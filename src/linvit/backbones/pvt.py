@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
@@ -103,10 +103,8 @@ class PVT(Backbone):
             ]
             self.stages.append(Stage(dim, grid, PatchEmbed(in_chans, dim, stride, stride), blocks, positions=True))
             in_chans = dim
-        self.norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
-        self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = pyramid_info(embed_dims)
-        self.initialise()
+        norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
+        self.complete(norm, pyramid_info(embed_dims))
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed; the position embeddings are."""

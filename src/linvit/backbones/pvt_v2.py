@@ -14,7 +14,7 @@ from torch import nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
@@ -75,7 +75,7 @@ class PVTv2(Backbone):
                 f"linear: true pools keys and values in all stages, so it excludes sr_ratios; got {list(sr_ratios)}. "
                 f"Set sr_ratios: null or linear: false"
             )
-        super().__init__(num_classes, embed_dims[-1], global_pool="avg")
+        super().__init__(num_classes, embed_dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
 
         self.stages = nn.ModuleList()
@@ -105,10 +105,7 @@ class PVTv2(Backbone):
             embed = PatchEmbed(in_chans, dim, kernel, stride, padding=kernel // 2)
             self.stages.append(Stage(dim, Grid(size), embed, blocks, norm=nn.LayerNorm(dim, eps=1e-6)))
             in_chans = dim
-        self.norm = nn.Identity()
-        self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = pyramid_info(embed_dims)
-        self.initialise()
+        self.complete(nn.Identity(), pyramid_info(embed_dims))
         init_convs(self)
 
 

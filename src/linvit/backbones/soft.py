@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf
-from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.image_size import image_size
@@ -112,11 +112,8 @@ class SOFT(Backbone):
             embed = ConvEmbed([embed_dims[i - 1], dim], [2]) if i else ConvEmbed([in_chans, 32, 32, dim], [2, 1, 2])
             stages.append(SOFTStage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
         self.stages = nn.ModuleList(stages)
-        self.norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
-        self.head = classifier(embed_dims[-1], num_classes)
-        self.feature_info = pyramid_info(embed_dims)
-
-        self.initialise(self.stages[3] if torch_init else None)
+        norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
+        self.complete(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that are not decayed; position tables are, as in the reference."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.backbones.base import Backbone, check_stages, classifier, pyramid_info
+from linvit.backbones.base import Backbone, check_stages, pyramid_info
 from linvit.backbones.blocks import specs_and_rates
 from linvit.backbones.stage import Stage, stage_grids
 from linvit.errors import UserError
@@ -77,7 +77,7 @@ class Swin(Backbone):
     ) -> None:
         check_stages(len(depths), num_heads=num_heads)
         dims = [embed_dim * 2**i for i in range(len(depths))]
-        super().__init__(num_classes, dims[-1], "avg")
+        super().__init__(num_classes, dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         windows = window_sizes(window_size, len(depths))
 
@@ -111,10 +111,7 @@ class Swin(Backbone):
             )
             self.stages.append(Stage(dim, grid, embed, blocks))
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, norm_eps) for dim in dims[:-1] if feature_norms)
-        self.norm = nn.LayerNorm(dims[-1], norm_eps)
-        self.head = classifier(dims[-1], num_classes)
-        self.feature_info = pyramid_info(dims, patch_size)
-        self.initialise()
+        self.complete(nn.LayerNorm(dims[-1], norm_eps), pyramid_info(dims, patch_size))
 
 
 class PatchMerging(nn.Module):

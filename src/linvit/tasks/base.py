@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups
-from linvit.registry import backbones, parameters_of
+from linvit.registry import backbones, parameters_of, takes
 from linvit.tasks.average import Average, check_averaging
 from linvit.tasks.checks import check_optimisation
 from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
@@ -97,7 +97,7 @@ class Task(LightningModule):
         self.save_hyperparameters()
         check_optimisation(self.hparams)
         name, _ = backbones.parse(backbone)
-        if attention is not None and "attention" not in parameters_of(backbones.get(name)):
+        if attention is not None and not takes(backbones.get(name), "attention"):
             raise UserError(
                 f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; "
                 f"set --model.attention=null"

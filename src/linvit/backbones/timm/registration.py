@@ -80,13 +80,21 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
                 f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "
                 f"checkpoint: linvit.load_pretrained(model, PATH)"
             )
+        features: dict[str, Any] = {"out_indices": 4, "feature_cls": "getter"}  # the last four: a whole pyramid
+
+        def build(**arguments: Any) -> nn.Module:
+            network: Any = backbones.create({"name": name, **arguments})
+            if "out_indices" not in options:  # timm reads it after building
+                features["out_indices"] = min(4, len(getattr(network, "feature_info", range(4))))
+            return network  # type: ignore[no-any-return]
+
         model: Any = build_model_with_cfg(
-            lambda **arguments: backbones.create({"name": name, **arguments}),
+            build,
             name,
             pretrained=False,
             pretrained_cfg=pretrained_cfg,
             pretrained_cfg_overlay=pretrained_cfg_overlay,
-            feature_cfg={"out_indices": 4, "feature_cls": "getter"},  # the last four: a whole pyramid
+            feature_cfg=features,
             **options,
         )
         network = unwrapped(model) if options.get("features_only") else model

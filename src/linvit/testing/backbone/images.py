@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.registry import Spec, backbones, parameters_of
+from linvit.registry import Spec, backbones, parameters_of, takes
 from linvit.testing.attention.inputs import disturb, normal
 
 CLASSES = 7
@@ -77,8 +77,8 @@ class Subject:
         return f"{built.__module__}:{built.__qualname__}"
 
     def takes(self, option: str) -> bool:
-        """Returns whether the constructor has a parameter of this name, or is a function with `**kwargs`."""
-        return option in self.parameters or _takes_any(self.constructor)
+        """Returns whether the constructor has a parameter of this name, or `**kwargs` that may be anything."""
+        return takes(self.constructor, option)
 
     @property
     def wide(self) -> Size:
@@ -114,15 +114,6 @@ class Subject:
             built = self.create(size, **context)
         disturb(built)
         return built.to(dtype).eval()
-
-
-def _takes_any(constructor: Callable[..., Any]) -> bool:
-    """Returns whether a function takes `**kwargs`, so that its options are unknown."""
-    while isinstance(constructor, functools.partial):
-        constructor = constructor.func
-    if isinstance(constructor, type):
-        return False
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(constructor).parameters.values())
 
 
 def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:
