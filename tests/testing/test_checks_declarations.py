@@ -26,7 +26,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     ),
     "NeedsWideKeys": (
         {"narrow keys"},
-        "with key_dim=8; if keys must be as wide as values, declare narrow_keys = False",
+        "key_dim=8); if keys must be as wide as values, declare narrow_keys = False",
     ),
     "IgnoresKeyDim": ({"narrow keys"}, "the attribute key_dim is another with key_dim=8; if keys must be as wide"),
     "TwiceAsWide": (

@@ -136,11 +136,16 @@ class RefusesWithoutASize(RefusesAnotherLength):
 class RemembersTheLargestGrid(Sound):
     """An earlier call at a larger grid changes a later one."""
 
-    largest = 0
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.largest = 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         self.largest = max(self.largest, grid.num_keys)
         return super().forward(q, k, v, grid) / self.largest
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> None:
+        return None
 
 
 class IgnoresPrefix(Sound):
@@ -149,6 +154,11 @@ class IgnoresPrefix(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         q, k, v = (x[:, :, grid.num_prefix :] for x in (q, k, v))
         return F.pad(super().forward(q, k, v, grid), (0, 0, grid.num_prefix, 0))
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> None:
+        return None
+
+    rank_bound = Attention.rank_bound
 
 
 class RefusesPrefix(Sound):
@@ -166,6 +176,11 @@ class OneWay(Sound):
         patches = super().forward(q[:, :, p:], k[:, :, p:], v[:, :, p:], grid)
         return torch.cat([super().forward(q[:, :, :p], k, v, grid), patches], dim=2)
 
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> None:
+        return None
+
+    rank_bound = Attention.rank_bound
+
 
 class BlindPatch(Sound):
     """The last patch sees no prefix token."""
@@ -174,6 +189,11 @@ class BlindPatch(Sound):
         p = grid.num_prefix
         last = super().forward(q[:, :, -1:], k[:, :, p:], v[:, :, p:], grid)
         return torch.cat([super().forward(q[:, :, :-1], k, v, grid), last], dim=2)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> None:
+        return None
+
+    rank_bound = Attention.rank_bound
 
 
 class ReturnsFloat32(Sound):
@@ -212,10 +232,11 @@ class Counts(Sound):
         return super().forward(q, k, v, grid)
 
 
-class KeepsItsOutput(Sound):
+class KeepsItsShape(Sound):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        self.last = super().forward(q, k, v, grid)
-        return self.last
+        out = super().forward(q, k, v, grid)
+        self.last = out.shape
+        return out
 
 
 class WritesToItsInput(Sound):

@@ -1,7 +1,6 @@
 """What hosts ask of a mechanism: prefix tokens, fewer or narrower keys, a position bias, a place in the layer."""
 
 import inspect
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,11 +9,13 @@ from linvit.attention.base import Attention, Grid
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
-from linvit.testing.attention.shape import wrong_or_crash, wrong_output
-from linvit.testing.report import Finding, failed, not_supported, passed, refusable
+from linvit.testing.attention.shape import wrong_output
+from linvit.testing.report import Advice, Finding, at, failed, not_supported, passed, refusable
 
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
 REDUCED = (Grid((14, 14), (7, 7)), Grid((6, 8), (3, 4), num_prefix=1))
+AS_MANY = Advice("if keys must be as many as queries, declare fewer_keys = False")
+AS_WIDE = Advice("if keys must be as wide as values, declare narrow_keys = False")
 SEEN = 1e-7
 """Least relative change of an output that sees a changed token: unit weights on hundreds of keys give 1e-3, and what is
 left in float64 when it does not see it is 1e-16."""
@@ -45,9 +46,10 @@ def spatial_reduction(subject: Subject) -> Finding:
         reason = "the projections tie keys to queries" if mechanism.fewer_keys else "fewer_keys is False"
         return not_supported(reason)
     for grid in REDUCED:
-        wrong = wrong_or_crash(partial(subject.build, grid), grid)
+        with at(AS_MANY):
+            wrong = wrong_output(subject.build(grid), grid)
         if wrong:
-            return failed(f"{wrong} at {shown(grid)}; if keys must be as many as queries, declare fewer_keys = False")
+            return failed(f"{wrong} at {shown(grid)}; {AS_MANY}")
     return passed(", ".join(map(shown, REDUCED)))
 
 
@@ -59,12 +61,13 @@ def narrow_keys(subject: Subject) -> Finding:
     if not subject.build().narrow_keys:
         return not_supported("narrow_keys is False")
     width = max(1, subject.dim // subject.num_heads // 2)
-    narrow = partial(subject.build, key_dim=width)
-    wrong = wrong_or_crash(narrow, NOMINAL)
-    if not wrong and narrow().key_dim != width:
+    with at(AS_WIDE), at(f"key_dim={width}"):
+        narrow = subject.build(key_dim=width)
+        wrong = wrong_output(narrow, NOMINAL)
+    if not wrong and narrow.key_dim != width:
         wrong = "the attribute key_dim is another"
     if wrong:
-        return failed(f"{wrong} with key_dim={width}; if keys must be as wide as values, declare narrow_keys = False")
+        return failed(f"{wrong} with key_dim={width}; {AS_WIDE}")
     return passed(f"key_dim={width}")
 
 

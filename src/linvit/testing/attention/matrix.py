@@ -8,16 +8,16 @@ from torch import Tensor
 from linvit.analysis.attention_matrix import attention_matrix
 from linvit.analysis.rank import rank
 from linvit.attention.base import Attention, Grid
-from linvit.errors import UserError
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.behaviour import neighbours_effect
 from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, relative_error, shown
-from linvit.testing.report import Finding, at, failed, not_declared, passed
+from linvit.testing.report import CRASHES, Finding, at, failed, not_declared, not_supported, passed
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
 NEGLIGIBLE = 1e-10
 """Singular values below this fraction of the largest are rounding. The products of float64 leave 1e-15 and an inverse
 by iteration up to 1e-12, while a mechanism above its bound has singular values of 1e-3 there."""
+_NOWHERE = not_supported(f"it runs at none of {', '.join(map(shown, SMALL))}; see 'grids' and 'prefix tokens'")
 ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -30,6 +30,8 @@ def equivalent_matrix(subject: Subject) -> Finding:
         if finding is not None:
             return finding
         notes.append(shown(grid))
+    if not notes:
+        return _NOWHERE
     kind = "one per channel" if mechanism.channelwise else "one per head"
     source = "read off by probing" if mechanism.probeable else "from attention_matrix"
     return passed(f"{kind}, {source}, at {', '.join(notes)}")
@@ -51,7 +53,7 @@ def factors(subject: Subject) -> Finding:
         notes.append(f"{error:.0e} at {shown(grid)} ({left.shape[-1]} columns)")
         if not error <= EXACT:
             return failed(f"product and equivalent matrix differ by {notes[-1]} (at most {EXACT:.0e})")
-    return passed(f"product and equivalent matrix differ by {', '.join(notes)}")
+    return passed(f"product and equivalent matrix differ by {', '.join(notes)}") if notes else _NOWHERE
 
 
 def rank_bound(subject: Subject) -> Finding:
@@ -81,13 +83,13 @@ def rank_bound(subject: Subject) -> Finding:
 
 
 def _at_small_grids(subject: Subject) -> Iterator[tuple[Grid, Attention, Inputs]]:
-    """Yields the small grids that the mechanism takes, with an instance and inputs; other checks report the rest."""
+    """Yields the small grids at which the mechanism runs, with an instance and inputs; other checks report the rest."""
     for grid in SMALL if reducible(subject.build()) else SMALL[:-1]:
         try:
             mechanism = subject.build(grid)
             given = inputs(mechanism, grid)
             given(mechanism, grid)
-        except UserError:
+        except CRASHES:
             continue
         yield grid, mechanism, given
 

@@ -1,7 +1,6 @@
 """Shapes of outputs, at all sizes, of one instance and of several."""
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import EXACT, HALF, NOMINAL, Subject, inputs, relative_error, shown
-from linvit.testing.report import CRASHES, Advice, Finding, at, crash, failed, message, not_supported, passed
+from linvit.testing.report import Advice, Finding, at, failed, message, not_supported, passed
 
 GRIDS = [NOMINAL, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 TAKE_THE_SIZE = Advice("it works at 14x14, so take the size from grid and not from the number of tokens")
@@ -85,16 +84,6 @@ def wrong_output(mechanism: Attention, grid: Grid) -> str:
     wrong = wrong_shape(out, mechanism, grid, 2)
     lost = int((~out.isfinite()).sum())
     return wrong or (f"{lost} of {out.numel()} outputs not finite" if lost else "")
-
-
-def wrong_or_crash(build: Callable[[], Attention], grid: Grid) -> str:
-    """Says what is wrong with the output of an instance for a grid, a crash included, if anything."""
-    try:
-        return wrong_output(build(), grid)
-    except UserError:
-        raise
-    except CRASHES as error:
-        return crash(error).note
 
 
 def _memory(subject: Subject, mechanism: Attention, grid: Grid) -> str:
