@@ -14,16 +14,29 @@ help: ## show this list
 quickstart: $(RUNS)/result.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
 	@cat $(RUNS)/result.txt
 
-# The newest run folder after training is the one just trained.
+# A file names the run while it trains, so that after an interruption it goes on from its last epoch.
 $(RUNS)/result.txt: | .venv/installed
-	$(BIN)/linvit fit --config quickstart
-	@run=$$(ls -td $(RUNS)/version_* | head -n 1) && \
+	@mkdir -p $(RUNS); \
+	trap 'echo "interrupted; go on from the last finished epoch with: make quickstart"' INT TERM; \
+	run=$$(cat $(RUNS)/unfinished 2>/dev/null); \
+	if [ -f "$$run/checkpoints/last.ckpt" ]; then \
+	  echo "going on with $$run"; \
+	  set -- --config $$run/config.yaml --ckpt_path $$run/checkpoints/last.ckpt; \
+	else \
+	  last=$$(ls $(RUNS) | sed -n 's/^version_//p' | sort -n | tail -n 1); \
+	  run=$(RUNS)/version_$$(($${last:--1} + 1)); \
+	  echo $$run > $(RUNS)/unfinished; \
+	  set -- --config quickstart; \
+	fi; \
+	echo $(BIN)/linvit fit $$*; \
+	$(BIN)/linvit fit $$* && \
 	$(BIN)/linvit test --config $$run/config.yaml --ckpt_path $$run/checkpoints/best.ckpt > $$run/test.txt && \
 	{ cat $$run/test.txt; echo; \
 	  echo "  trained model    $$run/checkpoints/best.ckpt"; \
 	  echo "  look at the run  make tensorboard, then open http://localhost:6006"; \
 	  echo "  compare          $(BIN)/linvit fit --config quickstart --model.attention=softmax"; \
-	  echo "  train it anew    rm $@ && make quickstart"; } > $@
+	  echo "  train it anew    rm $@ && make quickstart"; } > $@ && \
+	rm $(RUNS)/unfinished
 
 test: .venv/installed-dev ## all fast tests
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu"
@@ -43,11 +56,12 @@ clean: ## remove the environment and caches; runs in checkpoints/ stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Installing linvit and its dependencies into .venv, once. With CUDA on Linux, torch is a download of a few GB."
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     found = scan(pictures, image, args.max_pixels, args.workers)
     print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
     if args.output is not None:
-        with args.output.open("w", newline="") as file:
+        with args.output.open("w", encoding="utf-8", newline="") as file:
             rows = [(bad.split, bad.name, bad.reason) for bad in found.bad]
             csv.writer(file).writerows([("split", "image", "reason"), *rows])
     return int(bool(found.bad or wrong))

@@ -65,7 +65,7 @@ class CsvLogger(Logger):
             rows = self._rows()
             self._columns += new
             self._rewrite(rows)
-        with self.file.open("a", newline="") as file:
+        with self.file.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
     def _open(self) -> list[str]:
@@ -83,13 +83,13 @@ class CsvLogger(Logger):
         """The file's rows; one that a killed run wrote in part has no value in some columns."""
         if not self.file.exists():
             return []
-        with self.file.open(newline="") as file:
+        with self.file.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file, restval=""))
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Replaces the file at once, so that a run killed meanwhile loses nothing."""
         beside = self.file.with_suffix(".part")
-        with beside.open("w", newline="") as file:
+        with beside.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self._columns or [])
             writer.writeheader()
             writer.writerows(rows)

@@ -141,7 +141,7 @@ def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets
 def _cached(cache: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
     """The tables of an earlier scan if every folder still has the date that it had then."""
     try:
-        index = json.loads((cache / "index.json").read_text())
+        index = json.loads((cache / "index.json").read_text(encoding="utf-8"))
         if index["folders"].keys() != splits.keys():
             return None
         for dates in index["folders"].values():
@@ -171,7 +171,7 @@ def _keep(
                 writer.finalize()
             part.replace(cache / names[name])
         part = cache / f"index.json.{os.getpid()}"
-        part.write_text(json.dumps({"folders": dates, "tables": names}))
+        part.write_text(json.dumps({"folders": dates, "tables": names}), encoding="utf-8")
         part.replace(cache / "index.json")
         for old in cache.glob("*.arrow"):
             if old.name not in names.values():

@@ -1,0 +1,99 @@
+"""What linvit needs of a machine: packages that are declared, and no module that only Unix has."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+import linvit
+from tests.plugin.distributions import python
+
+ROOT = Path(linvit.__file__).parent
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+UNIX_ONLY = ("resource", "fcntl", "pwd", "grp", "termios", "posix", "pty", "syslog")
+
+
+def normalised(name):
+    """As package indexes compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def calls(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def opens_text_without_encoding(call):
+    """Whether a call opens, reads or writes a text file in the encoding of the machine."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+    owner = getattr(getattr(call.func, "value", None), "id", None)
+    if name not in ("open", "read_text", "write_text", "fdopen") or owner in ("Image", "fsspec", "tarfile", "zipfile"):
+        return False
+    modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    modes += [word.value.value for word in call.keywords if word.arg == "mode"]
+    binary = any("b" in mode and set(mode) <= set("rwaxb+") for mode in modes)
+    return not binary and "encoding" not in {word.arg for word in call.keywords}
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("open(p)", True),
+        ("p.open('w', newline='')", True),
+        ("p.read_text()", True),
+        ("p.write_text('a')", True),
+        ("open(p, 'rb')", False),
+        ("p.open(mode='wb')", False),
+        ("p.write_text('a', encoding='utf-8')", False),
+        ("Image.open(p)", False),
+    ],
+)
+def test_the_test_of_encodings_sees(code, found):
+    assert opens_text_without_encoding(calls(ast.parse(code))[0]) is found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_text_is_utf_8_on_every_machine(name):
+    tree = ast.parse(FILES[name].read_bytes())
+    assert [f"line {call.lineno}" for call in calls(tree) if opens_text_without_encoding(call)] == []
+
+
+def test_every_module_is_imported_without_what_only_unix_has():
+    """Only linvit's own imports are refused: its dependencies have their own ways on other systems."""
+    modules = [f"linvit.{name.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__") for name in FILES]
+    modules.remove("linvit.__main__")
+    code = (
+        "import builtins, importlib\n"
+        "own = builtins.__import__\n"
+        "def refuse(name, globals=None, *rest, **more):\n"
+        "    if (globals or {}).get('__name__', '').partition('.')[0] == 'linvit' and "
+        f"name.partition('.')[0] in {UNIX_ONLY!r}:\n"
+        "        raise ModuleNotFoundError(f'{name} is for Unix only, and {globals[\"__name__\"]} imports it')\n"
+        "    return own(name, globals, *rest, **more)\n"
+        "builtins.__import__ = refuse\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_imported_is_declared():
+    """Directly used packages are dependencies of their own, whatever else brings them along."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {normalised(re.split(r"[\[<>=]", requirement)[0]) for requirement in project["dependencies"]}
+    imported = set()
+    for path in FILES.values():
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).partition(".")[0])
+    imported -= {*sys.stdlib_module_names, "linvit", "pytest"}  # pytest runs the suites that use the kit
+    owners = packages_distributions()
+    undeclared = {name for name in imported if not {normalised(owner) for owner in owners[name]} & declared}
+    assert undeclared == set()
+    brought = {normalised(owner) for name in imported for owner in owners[name]} | {"tensorboard"}  # Lightning's logger
+    assert declared - brought == set(), "declared and not imported"
