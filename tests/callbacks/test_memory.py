@@ -31,3 +31,10 @@ def test_only_in_steps_that_are_logged(tmp_path, monkeypatch):
     fit(tiny_task(), tmp_path, 48, callbacks=[Memory()], logger=memory, log_every_n_steps=3)
     assert len(asked) == 2
     assert memory.values["memory/host"][0] == (2, 1.0)
+
+
+def test_where_the_system_does_not_say_nothing_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setattr("linvit.callbacks.memory.resource", None)  # as on Windows
+    memory = training.Memory()
+    fit(tiny_task(), tmp_path, 16, callbacks=[Memory()], logger=memory)
+    assert "memory/host" not in memory.values

@@ -102,7 +102,7 @@ class ClassReport(Callback):
         right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._kinds}
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / f"{stage}_classes.csv"
-        with table.open("w", newline="") as file:
+        with table.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["class", "images", *right])
             for i, count in enumerate(images):

@@ -1,11 +1,15 @@
 """How much memory training takes."""
 
-import resource
 import sys
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 GIB = 2**30
 
@@ -13,8 +17,8 @@ GIB = 2**30
 class Memory(Callback):
     """Logs the most memory that the first process has held so far, in GiB.
 
-    `memory/host` is the resident set of the process itself, its loader processes not counted: a curve that does not
-    end to rise is a leak. `memory/device` is what torch has allocated on the CUDA device.
+    `memory/host` is the largest resident set of the process itself, without its loader processes: a curve that never
+    stops rising is a leak. It is not known on Windows. `memory/device` is what torch has allocated on the CUDA device.
     """
 
     def on_train_batch_end(
@@ -24,6 +28,7 @@ class Memory(Callback):
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-        pl_module.log("memory/host", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB)
+        if resource is not None:
+            pl_module.log("memory/host", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB)
         if pl_module.device.type == "cuda":
             pl_module.log("memory/device", torch.cuda.max_memory_allocated(pl_module.device) / GIB)

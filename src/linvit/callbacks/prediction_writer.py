@@ -48,7 +48,7 @@ class PredictionWriter(Callback):
         rows = {index: row for share in shares for index, row in share.items()}
         if trainer.is_global_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("w", newline="") as file:
+            with self.path.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(["id", "class", "probability"])
                 writer.writerows((name, label, f"{p:.6f}") for _, (name, label, p) in sorted(rows.items()))
