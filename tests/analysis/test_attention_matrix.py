@@ -48,10 +48,10 @@ def test_additive_bias_is_not_part_of_the_matrix() -> None:
 def test_matrix_is_formed_in_float64_whatever_the_mechanism_is_in(dtype: torch.dtype) -> None:
     module = mechanism("focused", GRID, dtype=dtype)
     given = inputs(module, GRID, dtype=dtype)
-    twin = copy.deepcopy(module).double()
+    copied = copy.deepcopy(module).double()
     matrix = attention_matrix(module, given.q, given.k, GRID)
     assert matrix.dtype == torch.float64
-    assert torch.equal(matrix, attention_matrix(twin, given.q.double(), given.k.double(), GRID))
+    assert torch.equal(matrix, attention_matrix(copied, given.q.double(), given.k.double(), GRID))
 
 
 def test_autocast_around_the_probing_changes_nothing() -> None:

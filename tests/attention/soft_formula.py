@@ -1,4 +1,4 @@
-"""What the tests of SOFT and SOFT++ share: the formulas written out naively, and the official parameter names."""
+"""What the tests of SOFT and SOFT++ have in common: their formulas written out naively, official parameter names."""
 
 import math
 

@@ -87,9 +87,9 @@ def test_layer_equals_formula_end_to_end(sr_ratio: int) -> None:
 @acts
 def test_it_is_hydra_with_other_kernels(query_act: str) -> None:
     module = mechanism({"name": "aft_simple", "query_act": query_act}, GRID)
-    twin = mechanism({"name": "hydra", "kernel_q": query_act, "kernel_k": "softmax_tokens"}, GRID)
+    hydra = mechanism({"name": "hydra", "kernel_q": query_act, "kernel_k": "softmax_tokens"}, GRID)
     given = inputs(module, GRID)
-    assert_near(given(module, GRID), given(twin, GRID), 1e-13)
+    assert_near(given(module, GRID), given(hydra, GRID), 1e-13)
 
 
 def test_number_of_heads_does_not_matter() -> None:

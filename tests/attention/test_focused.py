@@ -301,10 +301,10 @@ def test_position_encoding_follows_another_grid(grid: Grid) -> None:
     module = mechanism("focused", nominal, dim=8, num_heads=2)
     table = module.positional_encoding[0].detach()
     rows, columns = (cubic_resize(new, old) for new, old in zip(grid.keys_size, nominal.size, strict=True))
-    twin = mechanism("focused", grid, dim=8, num_heads=2)
-    twin.load_state_dict({**module.state_dict(), "positional_encoding": (torch.kron(rows, columns) @ table)[None]})
+    resized = mechanism("focused", grid, dim=8, num_heads=2)
+    resized.load_state_dict({**module.state_dict(), "positional_encoding": (torch.kron(rows, columns) @ table)[None]})
     given = inputs(module, grid)
-    assert_near(given(module, grid), given(twin, grid), 1e-6)
+    assert_near(given(module, grid), given(resized, grid), 1e-6)
     at_home = inputs(module, nominal)
     before = at_home(mechanism("focused", nominal, dim=8, num_heads=2), nominal)
     assert torch.equal(at_home(module, nominal), before)  # nothing is kept from the other grid

@@ -256,9 +256,9 @@ def test_zero_tokens_give_zero_and_finite_gradients(
     given = given.map(lambda x: x.requires_grad_())
     out = given(module, GRID)
     out.float().sum().backward()
-    silent = merge(out)[[0, 1, 1], [3, 0, 15]]
+    zeros = merge(out)[[0, 1, 1], [3, 0, 15]]
     want = torch.zeros(24, dtype=dtype) if module.norm is None else module.norm.bias
-    assert (silent == want).all()
+    assert (zeros == want).all()
     assert out.isfinite().all()
     assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
 

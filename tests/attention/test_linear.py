@@ -56,7 +56,7 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
 @both_precisions
 @of_case("lra_linear")
 def test_equals_nystromformers_linear_attention(golden: Golden, dtype: torch.dtype) -> None:
-    """Without a denominator; the mask silences keys, and so do zeros in place of their values."""
+    """Without a denominator; the mask removes keys, and so do zeros in place of their values."""
     *given, mask = golden.inputs(dtype)
     q, k, v = given
     grid = Grid((1, q.shape[2]))

@@ -202,7 +202,7 @@ def test_identity_in_place_of_e_and_f_is_softmax_attention() -> None:
 def test_matrices_follow_another_grid(grid: Grid) -> None:
     """As if built for that grid with the resized matrices: patches bicubic in 2-D and rescaled, prefix columns kept."""
     nominal = Grid((5, 6), num_prefix=grid.num_prefix)
-    module, twin = (mechanism({"name": "linformer", "k": 4}, g, dim=8, num_heads=2) for g in (nominal, grid))
+    module, resized = (mechanism({"name": "linformer", "k": 4}, g, dim=8, num_heads=2) for g in (nominal, grid))
     rows, columns = (cubic_resize(new, old) for new, old in zip(grid.keys_size, nominal.size, strict=True))
     table = torch.kron(rows, columns)  # (patches of the call, 30)
     prefix = grid.num_prefix
@@ -210,11 +210,11 @@ def test_matrices_follow_another_grid(grid: Grid) -> None:
         name: torch.cat([t[..., :prefix], t[..., prefix:] @ table.T * 30 / len(table)], dim=-1)
         for name, t in module.state_dict().items()
     }
-    twin.load_state_dict(state)
+    resized.load_state_dict(state)
     given = inputs(module, grid)
-    assert_near(given(module, grid), given(twin, grid), 1e-6)
+    assert_near(given(module, grid), given(resized, grid), 1e-6)
     left, right = module.factors(given.q, given.k, grid)
-    assert_near(left @ right.mT @ given.v, given(twin, grid), 1e-6)
+    assert_near(left @ right.mT @ given.v, given(resized, grid), 1e-6)
 
 
 def test_finer_grid_of_the_same_image_gives_the_same_sums() -> None:
@@ -230,10 +230,10 @@ def test_finer_grid_of_the_same_image_gives_the_same_sums() -> None:
 
 def test_slice_takes_the_first_columns() -> None:
     nominal, grid = Grid((1, 9), num_prefix=1), Grid((1, 5), num_prefix=1)
-    module, twin = (mechanism({"name": "linformer", "k": 4, "resize": "slice"}, g) for g in (nominal, grid))
-    twin.load_state_dict({name: t[..., :6] for name, t in module.state_dict().items()})
+    module, resized = (mechanism({"name": "linformer", "k": 4, "resize": "slice"}, g) for g in (nominal, grid))
+    resized.load_state_dict({name: t[..., :6] for name, t in module.state_dict().items()})
     given = inputs(module, grid)
-    assert torch.equal(given(module, grid), given(twin, grid))
+    assert torch.equal(given(module, grid), given(resized, grid))
 
 
 # One matrix for all layers

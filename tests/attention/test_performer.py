@@ -342,36 +342,36 @@ def test_redraw_does_not_reach_into_an_earlier_pass() -> None:
     sum(out.square().sum() for out in outs).backward()
     plain = given.map(lambda x: x.detach().requires_grad_())
     for matrix in matrices:
-        twin = built(None)
-        twin.projection_matrix.copy_(matrix)
-        plain(twin, twin.grid).square().sum().backward()
+        same = built(None)
+        same.projection_matrix.copy_(matrix)
+        plain(same, same.grid).square().sum().backward()
     for ours, theirs in zip(given.tensors, plain.tensors, strict=True):
         assert_near(ours.grad, theirs.grad, 1e-12)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_repeats_a_pass_with_its_own_w(use_reentrant: bool) -> None:
-    module, twin = built(1).train(), built(1).train()
+    module, same = built(1).train(), built(1).train()
     for _ in range(3):
         given = inputs(module, module.grid, grad=True)
         plain = given.map(lambda x: x.detach().requires_grad_())
         checkpoint(module, *given[:3], module.grid, use_reentrant=use_reentrant).square().sum().backward()
-        plain(twin, twin.grid).square().sum().backward()
+        plain(same, same.grid).square().sum().backward()
         for ours, theirs in zip(given.tensors, plain.tensors, strict=True):
             assert_near(ours.grad, theirs.grad, 1e-12)
-    assert module.passes == twin.passes == 3
+    assert module.passes == same.passes == 3
 
 
 @pytest.mark.slow
 def test_compiled_training_redraws_alike() -> None:
-    module, twin = built(2).float().train(), built(2).float().train()
+    module, same = built(2).float().train(), built(2).float().train()
     compiled = torch.compile(module, fullgraph=True)
     for _ in range(5):
         given = inputs(module, module.grid, dtype=torch.float32, grad=True)
         assert_same_gradients(
-            compiled(given.q, given.k, given.v, module.grid), given(twin, twin.grid), given.tensors, 1e-4
+            compiled(given.q, given.k, given.v, module.grid), given(same, same.grid), given.tensors, 1e-4
         )
-        assert torch.equal(module.projection_matrix, twin.projection_matrix)
+        assert torch.equal(module.projection_matrix, same.projection_matrix)
     assert module.passes == 5
 
 

@@ -64,8 +64,8 @@ def test_defaults_are_those_of_the_paper() -> None:
     module = PolyNLAttention(24, 3, GRID)
     assert (module.projections, module.reduce) == ("kv", "mean")
     assert not list(module.parameters())
-    learnt = dict(PolyNLAttention(24, 3, GRID, alpha_beta=True).named_parameters())
-    assert {name: p.tolist() for name, p in learnt.items()} == {"alpha": [1.0], "beta": [1.0]}
+    learned = dict(PolyNLAttention(24, 3, GRID, alpha_beta=True).named_parameters())
+    assert {name: p.tolist() for name, p in learned.items()} == {"alpha": [1.0], "beta": [1.0]}
 
 
 # As a layer
@@ -123,7 +123,7 @@ def test_number_of_heads_does_not_matter(options: dict[str, object]) -> None:
 
 @options_
 def test_every_channel_is_the_outer_product_of_query_and_key(options: dict[str, object]) -> None:
-    """The residual's share alpha q is no part of it: it is the same for all values."""
+    """The residual alpha q is no part of it, since it does not depend on the values."""
     module = mechanism({"name": "poly_nl", **options}, GRID)
     q, k, *_ = inputs(module, GRID)
     matrix = attention_matrix(module, q, k, GRID)

@@ -176,7 +176,7 @@ def test_outputs_move_with_their_queries_and_keys_are_a_set(spec: Spec, seed: in
 @drawn(seed=seeds, scale=scales, grid=grids)
 @of_specs(HYDRAS, AFTS, with_options("poly_nl", {}, {"reduce": "sum"}))
 def test_every_channel_is_of_rank_one(spec: Spec, seed: int, scale: float, grid: Grid) -> None:
-    """Of rank 0 where relu silences every query or every key."""
+    """Of rank 0 where relu makes every query or every key 0."""
     module = mechanism(spec, grid)
     q, k, _, _ = inputs(module, grid, seed=seed, scale=scale)
     matrix = attention_matrix(module, q, k, grid)

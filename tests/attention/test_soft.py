@@ -181,8 +181,8 @@ def test_prefix_tokens_are_queries_and_keys_without_a_place() -> None:
     out = module(q, q, v, grid)
     order = [2, 0, 1, *range(3, 27)]
     assert_near(module(q[:, :, order], q[:, :, order], v[:, :, order], grid), out[:, :, order], 1e-12)
-    heard = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], dim=2)
-    assert (module(q, q, heard, grid) - out)[:, :, 3:].abs().amin() > 0
+    changed = torch.cat([v[:, :, :1] + 1, v[:, :, 1:]], dim=2)
+    assert (module(q, q, changed, grid) - out)[:, :, 3:].abs().amin() > 0
 
     without = mechanism({"name": "soft", "ratio": 2, "conv_size": 0}, grid)
     without.load_state_dict({name: t for name, t in module.state_dict().items() if not name.startswith("conv.")})

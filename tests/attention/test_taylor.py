@@ -221,7 +221,7 @@ def test_zeros_alone_give_the_mean_and_finite_gradients(dtype: torch.dtype, zero
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_keys_all_opposite_to_a_query_stay_finite(dtype: torch.dtype, eps: float, sign: int) -> None:
-    """All weights are 0 and so is the denominator, give or take eps, whose share has the sign of the query's sum."""
+    """All weights are 0 and so is the denominator, up to the term of eps, which has the sign of the query's sum."""
     grid = Grid((3, 4))
     module = mechanism({"name": "taylor", "eps": eps}, grid, dtype=dtype)
     given = inputs(module, grid, dtype=dtype)
