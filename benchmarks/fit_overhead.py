@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from linvit.cli.training.callbacks import watchers, with_progress_bar
+from linvit.cli.training.callbacks import default_callbacks, with_progress_bar
 from linvit.cli.training.loggers import run_loggers
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
@@ -87,7 +87,7 @@ def loader(images: Images) -> DataLoader[Any]:
 def bare(task: ClassificationTask, images: Images, precision: str) -> np.ndarray:
     """Seconds of a loop as one writes it by hand."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = task.backbone.to(device).train()
+    network = task.network.to(device).train()
     optimizer = torch.optim.AdamW(parameter_groups(task, 1e-3, 0.05), lr=1e-3)
     begun = now()
     for step, batch in enumerate(loader(images)):
@@ -110,7 +110,7 @@ def fit(task: ClassificationTask, images: Images, precision: str, every: int, fo
         precision=precision,
         log_every_n_steps=every,
         logger=run_loggers(None, folder / "run", None, None),
-        callbacks=[*with_progress_bar(None), *watchers(), clock],
+        callbacks=[*with_progress_bar(None), *default_callbacks(), clock],
         enable_model_summary=False,
         default_root_dir=folder,
     )

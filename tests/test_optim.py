@@ -8,7 +8,7 @@ from torch import nn
 import linvit
 from linvit import UserError
 from linvit.optim import WarmupCosine, parameter_groups
-from linvit.tasks.total_batch import total_batch
+from linvit.tasks.total_batch import total_batch_size
 from tests.training import TINY, batches, fit, tiny_task, trainer
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -56,16 +56,16 @@ def test_every_parameter_of_a_task_is_in_one_group_once(attention):
     found = names_of(task, parameter_groups(task, 1, 0.05))
     everything = sorted(name for name, _ in task.named_parameters())
     assert sorted(found[0.05] + found[0.0]) == everything
-    assert {"backbone.pos_embed", "backbone.cls_token"} <= set(found[0.0])
-    assert {"backbone.head.weight", "backbone.patch_embed.proj.weight"} <= set(found[0.05])
+    assert {"network.pos_embed", "network.cls_token"} <= set(found[0.0])
+    assert {"network.head.weight", "network.patch_embed.proj.weight"} <= set(found[0.05])
     assert not [name for name in found[0.05] if name.endswith("bias") or ".norm" in name]
 
 
 def test_frozen_parameters_are_left_out():
     task = tiny_task()
-    task.backbone.blocks.requires_grad_(False)
+    task.network.blocks.requires_grad_(False)
     found = names_of(task, parameter_groups(task, 1, 0.05))
-    assert found[0.05] == ["backbone.patch_embed.proj.weight", "backbone.head.weight"]
+    assert found[0.05] == ["network.patch_embed.proj.weight", "network.head.weight"]
     assert not [name for name in found[0.0] if ".blocks." in name]
 
 
@@ -108,14 +108,14 @@ def test_a_run_that_is_all_warm_up_never_reaches_the_peak():
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("steps_per_epoch", [1, 3, 7, 1251])
 def test_per_epoch_the_rate_is_one_for_all_steps_of_an_epoch(steps_per_epoch, lag):
-    rates = schedule(steps_per_epoch=steps_per_epoch, interval="epoch", lag=lag)
+    rates = schedule(steps_per_epoch=steps_per_epoch, interval="epoch", delay=lag)
     for epoch in (0, 1, 2, 19, 20, 21, 299, 300):
         for step in {epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch - 1}:
             assert rates(step) == schedule().at(max(epoch - lag, 0))
 
 
 def test_a_lag_repeats_the_first_rate():
-    late, plain = schedule(lag=1), schedule()
+    late, plain = schedule(delay=1), schedule()
     assert [late(step) for step in range(5)] == [plain(step) for step in (0, 0, 1, 2, 3)]
 
 
@@ -142,24 +142,24 @@ def test_layer_decay_falls_from_the_head_to_the_stem():
     task = tiny_task(backbone={**TINY, "depth": 3})
     rates = rates_of(task, layer_decay=0.5)
     assert rates.keys() == dict(task.named_parameters()).keys()
-    assert rates["backbone.head.weight"] == 2
-    assert rates["backbone.norm.weight"] == 1  # with the last block, as timm has it
-    assert [rates[f"backbone.blocks.{i}.mlp.fc1.weight"] for i in range(3)] == [0.25, 0.5, 1]
-    assert rates["backbone.pos_embed"] == rates["backbone.patch_embed.proj.weight"] == 0.125
+    assert rates["network.head.weight"] == 2
+    assert rates["network.norm.weight"] == 1  # with the last block, as timm has it
+    assert [rates[f"network.blocks.{i}.mlp.fc1.weight"] for i in range(3)] == [0.25, 0.5, 1]
+    assert rates["network.pos_embed"] == rates["network.patch_embed.proj.weight"] == 0.125
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 def test_the_body_has_a_share_of_the_classifier_s_rate(layer_decay):
     task = tiny_task()
-    plain, scaled = (rates_of(task, layer_decay=layer_decay, body_lr_scale=scale) for scale in (1.0, 0.05))
-    heads = {"backbone.head.weight", "backbone.head.bias"}
+    plain, scaled = (rates_of(task, layer_decay=layer_decay, backbone_lr_scale=scale) for scale in (1.0, 0.05))
+    heads = {"network.head.weight", "network.head.bias"}
     assert {name for name in plain if plain[name] == scaled[name]} == heads
     assert all(scaled[name] == pytest.approx(0.05 * plain[name]) for name in plain.keys() - heads)
 
 
 def test_what_is_beside_the_backbone_is_no_body():
-    model = nn.ModuleDict({"backbone": tiny_task().backbone, "decoder": nn.Linear(2, 2)})
-    rates = rates_of(model, body_lr_scale=0.5)
+    model = nn.ModuleDict({"backbone": tiny_task().network, "decoder": nn.Linear(2, 2)})
+    rates = rates_of(model, backbone_lr_scale=0.5)
     assert rates["decoder.weight"] == rates["backbone.head.weight"] == 2
     assert rates["backbone.norm.weight"] == 1
 
@@ -200,7 +200,7 @@ class TestInATrainer:
         assert rates[6:] == [END] * 4
 
     def test_the_body_s_rate_has_a_peak_of_its_own_and_the_ends_of_all(self, tmp_path):
-        task, found = tiny_task(**OPTIONS, body_lr_scale=0.05), []
+        task, found = tiny_task(**OPTIONS, backbone_lr_scale=0.05), []
         step = task.optimizer_step
 
         def listening(*args, **kwargs):
@@ -217,15 +217,15 @@ class TestInATrainer:
             assert rates == pytest.approx([head(number)] * 2 + [body(number)] * 2)
 
     def test_per_epoch_with_a_lag_as_deit(self, tmp_path):
-        task = tiny_task(**OPTIONS, lr_interval="epoch", lr_lag=1)
+        task = tiny_task(**OPTIONS, lr_interval="epoch", lr_delay=1)
         rates = self.rates(tmp_path, count=24, task=task, max_epochs=4)
         assert rates == pytest.approx([schedule(1, 4).at(epoch) for epoch in (0, 0, 1, 2) for _ in range(3)])
 
     @pytest.mark.parametrize("scaled", ["peak", "all"])
     def test_rates_are_scaled_by_the_total_batch(self, tmp_path, scaled):
-        task = tiny_task(**OPTIONS, lr_batch=8, lr_scaled=scaled)
+        task = tiny_task(**OPTIONS, lr_base_batch_size=8, lr_scaling=scaled)
         rates = self.rates(tmp_path, count=64, task=task, max_epochs=2, accumulate_grad_batches=4)
-        assert total_batch(task.trainer) == 32
+        assert total_batch_size(task.trainer) == 32
         other = 4 if scaled == "all" else 1
         wanted = WarmupCosine(4 * PEAK, other * START, other * END, 1, 2, 2)
         assert rates == pytest.approx([wanted(step) for step in range(4)])
@@ -268,10 +268,10 @@ class TestInATrainer:
         with pytest.raises(linvit.UserError, match=r"needs an end: set trainer\.max_epochs or trainer\.max_steps"):
             fit(tiny_task(), tmp_path, max_epochs=-1)
 
-    @pytest.mark.parametrize("lr_batch", [None, 512])
-    def test_an_epoch_without_batches_does_no_harm(self, tmp_path, lr_batch):
+    @pytest.mark.parametrize("lr_base_batch_size", [None, 512])
+    def test_an_epoch_without_batches_does_no_harm(self, tmp_path, lr_base_batch_size):
         runner = trainer(tmp_path, max_epochs=1, limit_train_batches=0)
-        runner.fit(tiny_task(lr_batch=lr_batch), batches(8))
+        runner.fit(tiny_task(lr_base_batch_size=lr_base_batch_size), batches(8))
         assert runner.global_step == 0
 
 
@@ -296,7 +296,7 @@ class TestGoingOn:
     @pytest.fixture
     def task(self, layer_decay):
         """The same task each time."""
-        options = {**OPTIONS, "lr_batch": 8, "lr_scaled": "all", "layer_decay": layer_decay}
+        options = {**OPTIONS, "lr_base_batch_size": 8, "lr_scaling": "all", "layer_decay": layer_decay}
         return lambda: tiny_task(**options, backbone={**TINY, "depth": 2})
 
     def run(self, task, folder, checkpoint=None, after=None, batch_size=8, **options):

@@ -18,7 +18,7 @@ from linvit.model_info import model_info
 from linvit.optim import parameter_groups
 from linvit.tasks import ClassificationTask
 from linvit.tasks.schedule import run_schedule
-from linvit.tasks.total_batch import batch_warning, total_batch
+from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 from tests.cli.runs import linvit
 from tests.test_configs import IMAGENET, ROOT, heading
 
@@ -104,7 +104,7 @@ PUBLISHED = {
 }
 MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
-SPARED = {  # parameters of more than one dimension that are not decayed
+NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "DeiT": {"pos_embed", "cls_token"},
     "PVT": {"stages.3.cls_token"},
     "PVTv2": set(),
@@ -153,7 +153,7 @@ def test_the_published_batch_is_that_of_the_heading(name):
     assert total == devices * images
     stem = Path(name).stem
     content = configuration(stem)
-    assert content["model"]["init_args"]["published_batch"] == (None if stem in GUESSED else total)
+    assert content["model"]["init_args"]["published_batch_size"] == (None if stem in GUESSED else total)
     assert content["data"]["init_args"]["batch_size"] == images
 
 
@@ -177,9 +177,9 @@ def test_rate_at_every_step(name):
         train_dataloader=SimpleNamespace(batch_size=batch),
         world_size=DEVICES,
     )
-    schedule = run_schedule(task.hparams, trainer)
-    assert total_batch(trainer) == batch * DEVICES
-    assert batch_warning(task.hparams, trainer, schedule, before=None) == ""
+    schedule = run_schedule(task.optimisation, trainer)
+    assert total_batch_size(trainer) == batch * DEVICES
+    assert batch_size_warning(task.optimisation, trainer, schedule, before=None) == ""
     steps = np.arange(epochs * per_epoch)
     unit = per_epoch if recipe.per == "step" else 1
     index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)
@@ -200,7 +200,7 @@ def test_settings(name):
     assert model["drop_path_rate"] == recipe.drop_path
     assert model["ema_decay"] == recipe.ema
     assert content["trainer"]["gradient_clip_val"] == recipe.clip
-    assert model["body_lr_scale"] == (0.05 if name == "cswin_large" else 1.0)
+    assert model["backbone_lr_scale"] == (0.05 if name == "cswin_large" else 1.0)
     assert (model["mixup_alpha"], model["cutmix_alpha"]) == MIXED.get(name, (0.8, 1.0))
     assert model["label_smoothing"] == 0.1
     augmentation = data["augmentation"]
@@ -230,13 +230,13 @@ def test_timm_is_told_of_the_same_evaluation(name):
 def test_what_is_not_decayed(name):
     """Vectors, and the names that the paper's program lists; FLatten's 3-D tables are decayed."""
     task = task_of(name)
-    names = {id(parameter): name for name, parameter in task.backbone.named_parameters()}
+    names = {id(parameter): name for name, parameter in task.network.named_parameters()}
     found = {True: set(), False: set()}
     for group in parameter_groups(task, 1.0, 0.05):
         found[group["weight_decay"] > 0] |= {names[id(p)] for p in group["params"] if id(p) in names}
-    shapes = {name: parameter.ndim for name, parameter in task.backbone.named_parameters()}
-    spared = SPARED[type(task.backbone).__name__]
-    expected = {name for name, ndim in shapes.items() if ndim > 1 and any(name.endswith(end) for end in spared)}
+    shapes = {name: parameter.ndim for name, parameter in task.network.named_parameters()}
+    no_decay = NO_DECAY[type(task.network).__name__]
+    expected = {name for name, ndim in shapes.items() if ndim > 1 and any(name.endswith(end) for end in no_decay)}
     assert {name for name in found[False] if shapes[name] > 1} == expected
     assert all(shapes[name] > 1 for name in found[True])
     tables = [name for name in shapes if name.endswith(("positional_encoding", "mechanism.scale"))]

@@ -75,7 +75,7 @@ def test_the_values_are_those_of_the_first_image_before_the_step(tmp_path):
     twin = tiny_task(attention="focused", lr=1e-2, warmup_epochs=0)
     recorder = Recorder(twin)
     twin(RandomImages(16).images[:8])
-    matrix = recorder.calls[f"backbone.{LAYER}"].matrix()  # (h, d, N, N)
+    matrix = recorder.calls[f"network.{LAYER}"].matrix()  # (h, d, N, N)
     assert matrix.shape == (3, HEAD_WIDTH, TOKENS, TOKENS)
     found = logged(tmp_path, "focused", channel=5)
     for tag, function in (("rank", rank), ("effective_rank", effective_rank), ("entropy", entropy)):
@@ -147,7 +147,7 @@ class TestTrouble:
     def test_a_diverged_run_is_counted(self, tmp_path):
         memory, task = Memory(), tiny_task(attention="linear")
         with torch.no_grad():
-            task.backbone.blocks[0].attn.qkv.weight.fill_(torch.inf)
+            task.network.blocks[0].attn.qkv.weight.fill_(torch.inf)
         fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)])
         assert memory.values[f"nonfinite/{LAYER}"] == [(0, 3), (1, 3)]
         assert f"rank/{LAYER}" not in memory.values
@@ -229,7 +229,7 @@ class TestUndisturbed:
             assert self.hooks(task), "nobody was listening, so this shows nothing"
             raise ValueError("on purpose")
 
-        task.backbone.head.register_forward_hook(fail)
+        task.network.head.register_forward_hook(fail)
         with pytest.raises(ValueError, match="on purpose"):
             fit(task, tmp_path, callbacks=[AttentionRank(1)], logger=Memory())
         assert self.hooks(task) == []

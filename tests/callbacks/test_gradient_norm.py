@@ -15,7 +15,7 @@ class ByHand(Callback):
         self.norms = []
 
     def on_before_optimizer_step(self, trainer, task, optimizer):
-        gradient = torch.cat([weight.grad.flatten() for weight in task.backbone.parameters()])
+        gradient = torch.cat([weight.grad.flatten() for weight in task.network.parameters()])
         self.norms.append(gradient.double().norm().item())
 
 

@@ -82,7 +82,7 @@ def test_no_verb_misses_what_kept_the_average(averaged, recwarn, verb):
 def test_fine_tuning_starts_from_the_best_average(averaged, tmp_path):
     source = averaged.checkpoint("best_ema")
     tuned = train(tmp_path, f"--model.pretrained={{source: {source}, ema: true}}", "--trainer.fast_dev_run=true")
-    assert f"weights from '{source}': deit names, from state_dict.ema.network (beside it: backbone, " in tuned.done.log
+    assert f"weights from '{source}': deit names, from state_dict.ema.network (beside it: network, " in tuned.done.log
     assert "100.0% of the backbone" in tuned.done.log
 
 
@@ -93,7 +93,7 @@ def test_the_average_becomes_a_file_of_weights(averaged, tmp_path):
     assert done.code == 0, done.err
     saved, written = kept(source)["state_dict"], load_file(output)
     assert all(torch.equal(tensor, saved[f"ema.network.{name}"]) for name, tensor in written.items())
-    assert not all(torch.equal(tensor, saved[f"backbone.{name}"]) for name, tensor in written.items())
+    assert not all(torch.equal(tensor, saved[f"network.{name}"]) for name, tensor in written.items())
 
 
 def test_how_a_model_runs_is_not_the_checkpoints_to_decide(averaged, monkeypatch):

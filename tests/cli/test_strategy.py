@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from linvit import UserError
-from linvit.tasks.average import check_averaging
+from linvit.tasks.model_ema import check_ema_support
 from tests.cli.runs import QUICKSTART, linvit, tiny
 from tests.training import TINY, tiny_task
 
@@ -79,4 +79,4 @@ def test_fsdp_without_cuda_is_a_user_error(tmp_path):
 
 def test_an_average_of_a_sharded_model_is_refused():
     with pytest.raises(UserError, match="a strategy that does not shard the model"):
-        check_averaging(SimpleNamespace(strategy=built("fsdp"), precision="bf16-mixed"))
+        check_ema_support(SimpleNamespace(strategy=built("fsdp"), precision="bf16-mixed"))

@@ -5,7 +5,7 @@ import torch
 
 import linvit
 from linvit.tasks import ClassificationTask
-from linvit.tasks.base import FACTS
+from linvit.tasks.base import SET_BY_DATA
 from tests.training import CLASSES, SIDE, TINY, fit, tiny_task
 
 PLAIN = (str, int, float, bool, type(None), torch.Tensor)
@@ -41,15 +41,15 @@ def test_the_attention_reaches_the_backbone_and_null_is_its_own(backbone, attent
 @pytest.mark.parametrize(("img_size", "grid"), [(32, (8, 8)), ([16, 32], (4, 8)), ((8, 4), (2, 1))], ids=str)
 def test_the_image_size_reaches_the_backbone(img_size, grid):
     task = tiny_task(img_size=img_size)
-    assert task.backbone.grid.size == grid
+    assert task.network.grid.size == grid
     assert task.example_input_array.shape == (1, 3, 4 * grid[0], 4 * grid[1])
     assert task(task.example_input_array).shape == (1, CLASSES)
 
 
 def test_classes_and_stochastic_depth_reach_the_backbone():
     task = tiny_task(num_classes=3, drop_path_rate=0.25, backbone={**TINY, "depth": 2})
-    assert task.backbone.num_classes == 3
-    assert [block.drop_path1.drop_prob for block in task.backbone.blocks] == [0.0, 0.25]
+    assert task.network.num_classes == 3
+    assert [block.drop_path1.drop_prob for block in task.network.blocks] == [0.0, 0.25]
 
 
 def test_any_timm_model_is_a_backbone():
@@ -63,7 +63,7 @@ def test_any_timm_model_is_a_backbone():
         ({"backbone": "deit_tinny"}, "no backbone is called 'deit_tinny'. Did you mean 'deit_tiny'?"),
         ({"attention": "softmaks"}, "no attention is called 'softmaks'. Did you mean 'softmax'?"),
         ({"attention": {"feature_map": "elu"}}, "has no name. Write {name: linear, feature_map: elu}"),
-        ({"body_lr_scale": 0}, "body_lr_scale must be a number above 0; got 0"),
+        ({"backbone_lr_scale": 0}, "backbone_lr_scale must be a number above 0; got 0"),
         ({"img_size": 18}, "image size 18x18 is not divisible by patch size 4; the nearest sizes are 16x16 and 20x20"),
         ({"img_size": [16]}, "[16]"),
         ({"img_size": [16, 16, 16]}, "[16, 16, 16]"),
@@ -82,7 +82,7 @@ def test_mistakes_are_user_errors(options, message):
 
 def test_the_facts_of_the_data_are_arguments_of_every_task():
     task = tiny_task(class_names=["a"])
-    assert set(FACTS) <= set(task.hparams)
+    assert set(SET_BY_DATA) <= set(task.hparams)
 
 
 OPTIONS = {
@@ -129,4 +129,4 @@ class TestCheckpoint:
 
 
 def test_a_backbone_with_its_own_attention_takes_none():
-    assert ClassificationTask(backbone={"name": "timm", "model": "resnet18"}, num_classes=3, img_size=64).backbone
+    assert ClassificationTask(backbone={"name": "timm", "model": "resnet18"}, num_classes=3, img_size=64).network

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, default_collate
 
 import linvit
-from linvit.tasks.mixing import Mixing
+from linvit.tasks.mixup import Mixup
 from tests.training import CLASSES, SIDE, TINY, RandomImages, batches, fit, tiny_task, trainer
 
 
@@ -80,7 +80,7 @@ class TestMixing:
     def test_the_loss_is_that_of_the_mixed_batch(self, tmp_path, alphas, smoothing):
         data, watch = RandomImages(8), Watch()
         task = tiny_task(label_smoothing=smoothing, **alphas)
-        mixing = Mixing(alphas.get("mixup_alpha", 0), alphas.get("cutmix_alpha", 0))
+        mixing = Mixup(alphas.get("mixup_alpha", 0), alphas.get("cutmix_alpha", 0))
         images, shares = mixing(data.images, data.labels, CLASSES, 3)
         assert not torch.equal(images, data.images)
         target = (1 - smoothing) * shares + smoothing / CLASSES
@@ -90,8 +90,8 @@ class TestMixing:
         assert watch.losses == pytest.approx([-(target * log).sum(-1).mean().item()], rel=1e-5)
 
     def test_options_reach_it(self):
-        mixing = tiny_task(mixup_alpha=0.3, cutmix_alpha=0.4, mix_prob=0.5, mix_switch=0.6).mixing
-        assert (mixing.mixup_alpha, mixing.cutmix_alpha, mixing.prob, mixing.switch) == (0.3, 0.4, 0.5, 0.6)
+        mixing = tiny_task(mixup_alpha=0.3, cutmix_alpha=0.4, mixup_prob=0.5, mixup_switch_prob=0.6).mixup
+        assert (mixing.mixup_alpha, mixing.cutmix_alpha, mixing.prob, mixing.switch_prob) == (0.3, 0.4, 0.5, 0.6)
 
     def test_validation_is_left_alone(self, tmp_path):
         watch, data = Watch(), RandomImages(8)
@@ -116,7 +116,7 @@ class TestMixing:
         task = tiny_task(label_smoothing=0.0, mixup_alpha=alpha)
         images, target = data.images, F.one_hot(data.labels, CLASSES).float()
         if alpha:
-            images, target = Mixing(alpha, 0.0)(data.images, data.labels, CLASSES, 3)
+            images, target = Mixup(alpha, 0.0)(data.images, data.labels, CLASSES, 3)
         with torch.no_grad():
             log = task.eval()(torch.zeros_like(images)).log_softmax(-1)
         trainer(tmp_path, max_epochs=1, callbacks=[watch]).fit(task, DataLoader(data, 8, collate_fn=collate))
@@ -193,7 +193,7 @@ def test_predictions_are_the_most_probable_class(tmp_path):
     [
         ({"label_smoothing": 1.0}, "label_smoothing must lie in [0, 1); got 1.0"),
         ({"label_smoothing": -0.1}, "label_smoothing must lie in [0, 1); got -0.1"),
-        ({"mix_prob": 1.5}, "mix_prob and mix_switch must lie between 0 and 1; got 1.5, 0.5"),
+        ({"mixup_prob": 1.5}, "mixup_prob and mixup_switch_prob must lie between 0 and 1; got 1.5, 0.5"),
         ({"mixup_alpha": -1.0}, "got -1.0, 0.0"),
         ({"cutmix_alpha": -2.0}, "got 0.0, -2.0"),
     ],

@@ -13,7 +13,7 @@ import torch
 import linvit
 from linvit.callbacks import AttentionRank
 from linvit.tasks import ClassificationTask
-from linvit.tasks.execution import checkpoint_gradients
+from linvit.tasks.execution import enable_grad_checkpointing
 from tests.tasks.two_ranks import run
 from tests.training import SIDE, Memory, batches, fit, tiny_task, trainer
 
@@ -88,7 +88,7 @@ class TestGradientCheckpointing:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = task.train()(torch.ones(8, 3, SIDE, SIDE)).square().sum()
         loss.backward()
-        return sum(kept), [weight.grad for weight in task.backbone.parameters()]
+        return sum(kept), [weight.grad for weight in task.network.parameters()]
 
     def test_it_keeps_less_and_computes_the_same(self):
         much, plain = self.gradients()
@@ -98,9 +98,9 @@ class TestGradientCheckpointing:
 
     def test_a_backbone_that_cannot(self):
         with pytest.raises(linvit.UserError, match="CannotCheckpoint has no gradient checkpointing"):
-            checkpoint_gradients(CannotCheckpoint())
+            enable_grad_checkpointing(CannotCheckpoint())
         with pytest.raises(linvit.UserError, match="Linear has no gradient checkpointing"):
-            checkpoint_gradients(torch.nn.Linear(1, 1))
+            enable_grad_checkpointing(torch.nn.Linear(1, 1))
 
 
 class CannotCheckpoint(torch.nn.Module):

@@ -18,7 +18,7 @@ OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), 
     ("options", "words"),
     [
         (
-            {"published_batch": 32, "lr": 2e-3},
+            {"published_batch_size": 32, "lr": 2e-3},
             [
                 f"{OTHER} 32: results differ",
                 "The learning rate does not scale with it: 0.002 is meant for 32",
@@ -26,11 +26,11 @@ OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), 
             ],
         ),
         (
-            {"published_batch": 32, "lr": 2e-3, "lr_batch": 16},
+            {"published_batch_size": 32, "lr": 2e-3, "lr_base_batch_size": 16},
             [f"{OTHER} 32", "scales with it: its peak is 0.001", "--trainer.accumulate_grad_batches=4"],
         ),
         (
-            {"published_batch": 1024, "lr": 2.7e-4, "lr_batch": 1024, "min_lr": 5e-5, "warmup_lr": 1e-5},
+            {"published_batch_size": 1024, "lr": 2.7e-4, "lr_base_batch_size": 1024, "min_lr": 5e-5, "warmup_lr": 1e-5},
             [
                 f"{OTHER} 1024",
                 "its peak is 2.109e-06",
@@ -40,12 +40,12 @@ OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), 
             ],
         ),
         (
-            {"lr": 2e-3, "lr_batch": 4096, "warmup_epochs": 0},
+            {"lr": 2e-3, "lr_base_batch_size": 4096, "warmup_epochs": 0},
             ["min_lr (1e-05) is above", "--trainer.accumulate_grad_batches=512 makes the total batch 4096"],
         ),
         ({"lr": 1e-7, "warmup_epochs": 0}, ["min_lr (1e-05) is above", "Lower --model.warmup_lr and --model.min_lr"]),
         (
-            {"published_batch": 12},
+            {"published_batch_size": 12},
             [f"{OTHER} 12", "A --data.batch_size that divides 12 and --trainer.accumulate_grad_batches make"],
         ),
     ],
@@ -64,11 +64,11 @@ def test_one_warning_says_what_differs_what_comes_of_it_and_the_way_out(tmp_path
     ("options", "running"),
     [
         ({}, {}),
-        ({"published_batch": 8}, {}),
-        ({"published_batch": 32}, {"accumulate_grad_batches": 4}),
-        ({"published_batch": 32}, {"fast_dev_run": True}),
-        ({"published_batch": 32}, {"limit_train_batches": 0}),
-        ({"lr_batch": 32}, {}),
+        ({"published_batch_size": 8}, {}),
+        ({"published_batch_size": 32}, {"accumulate_grad_batches": 4}),
+        ({"published_batch_size": 32}, {"fast_dev_run": True}),
+        ({"published_batch_size": 32}, {"limit_train_batches": 0}),
+        ({"lr_base_batch_size": 32}, {}),
         ({"warmup_epochs": 0, "warmup_lr": 1.0}, {}),  # there is none
     ],
     ids=str,
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_is_held_against_the_one_before(tmp_path, recwarn, pu
     runner.save_checkpoint(tmp_path / "a.ckpt")
     assert not said(recwarn)
     again = trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2)
-    task = tiny_task(published_batch=published)
+    task = tiny_task(published_batch_size=published)
     again.fit(task, batches(32), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     (text,) = said(recwarn)
     assert "total batch is 16" in text

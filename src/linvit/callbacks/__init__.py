@@ -5,6 +5,7 @@ from linvit.callbacks.bad_images import BadImageCount
 from linvit.callbacks.class_report import ClassReport
 from linvit.callbacks.final_score import FinalScore
 from linvit.callbacks.gradient_norm import GradientNorm
+from linvit.callbacks.image_count import ImageCount
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.callbacks.memory import Memory
 from linvit.callbacks.prediction_writer import PredictionWriter
@@ -16,6 +17,7 @@ __all__ = [
     "ClassReport",
     "FinalScore",
     "GradientNorm",
+    "ImageCount",
     "ImageGrid",
     "Memory",
     "PredictionWriter",

@@ -79,7 +79,7 @@ class AttentionRank(Callback):
         values: dict[str, float] = {}
         for layer, call in self._recorder.calls.items():
             try:
-                values |= self._measure(layer.removeprefix("backbone."), call)
+                values |= self._measure(layer.removeprefix("network.").removeprefix("backbone."), call)
             except Exception as error:  # looking must never end a run
                 rank_zero_warn(f"AttentionRank: {layer} cannot be measured: {type(error).__name__}: {error}")
         self._recorder = None

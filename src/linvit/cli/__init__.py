@@ -66,14 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         elif verb not in VERBS:
             known = ", ".join([*VERBS, *PLAIN])
             raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
-        elif {"-h", "--help"} & set(argv):
-            from linvit.cli.training.help import short_help
-
-            print(short_help(verb))
         else:
             from linvit.cli.training.cli import train
 
-            train(["--help" if argument == "--help=all" else argument for argument in argv])
+            train(argv)
     except Exception as error:
         mistake = _mistake(error)
         if mistake is None:

@@ -25,7 +25,7 @@ from linvit.data.base import ImageData
 from linvit.data.transforms.classification import Augmentation
 from linvit.errors import UserError, check_number
 from linvit.tasks import Task
-from linvit.tasks.base import FACTS
+from linvit.tasks.base import SET_BY_DATA
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 WORKERS = 8
@@ -173,7 +173,7 @@ def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
 
 def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
     """Times training steps of the model on one batch and says which of loader and model waits for the other."""
-    for fact in FACTS:
+    for fact in SET_BY_DATA:
         if getattr(data, fact) is not None:
             settings.model.init_args[fact] = getattr(data, fact)
     parser = Parser()

@@ -80,6 +80,13 @@ class ImageData(LightningDataModule):
     predict_set: Images | Stream
     ragged: ClassVar[Collection[str]] = ()
     """Entries of a sample that differ in shape between samples, which batches hold as lists."""
+    how_to_label: ClassVar[str] = "give the images labels"
+    """What to do about data without labels, for an error message."""
+    advanced_options: ClassVar[frozenset[str]] = frozenset(
+        {"mean", "std", "image_column", "val_fraction", "repeated_aug", "seed"}
+        | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}
+    )
+    """Options that recipes set and users rarely do: only `--help=all` shows them."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 from lightning.pytorch.utilities import rank_zero_warn
@@ -47,6 +47,13 @@ class ClassificationData(ImageData):
 
     train_transform: TrainTransform
     eval_transform: EvalTransform
+    how_to_label: ClassVar[str] = (
+        "give each class a folder, train/CLASS/*.jpg (images directly in train/ have no class), or name the column of "
+        "labels with --data.label_column"
+    )
+    advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
+        *("label_column", "crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom")
+    }
 
     def __init__(
         self,

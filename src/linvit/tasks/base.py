@@ -1,34 +1,43 @@
-"""What every task shares: backbone, optimiser, schedule."""
+"""What every task shares: the network and its moving average, optimisation, scoring, and checkpoints."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torchmetrics import Metric
 
+from linvit.callbacks.image_grid import ImageGrid
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups
-from linvit.registry import backbones, parameters_of, takes
-from linvit.tasks.average import Average, check_averaging
-from linvit.tasks.checks import check_optimisation
-from linvit.tasks.execution import checkpoint_gradients, exchange_buffers, same_buffers
+from linvit.registry import backbones, takes
+from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
+from linvit.tasks.model_ema import ModelEma, check_ema_support
+from linvit.tasks.old_checkpoints import today, upgrade
+from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.pretrained import checkpoint_follows, start_from
+from linvit.tasks.published import Published
 from linvit.tasks.schedule import run_schedule
-from linvit.tasks.total_batch import batch_warning, total_batch
-from linvit.weights.load import load_pretrained
-from linvit.weights.report import Report
+from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
-FACTS = ("num_classes", "class_names", "img_size")  # arguments that the data sets
-EXECUTION = ("predict_with", "compile", "grad_checkpointing")  # make no other model: free with any checkpoint
+SET_BY_DATA = ("num_classes", "class_names", "img_size")  # arguments that the command line takes from the data
+SET_BY_RUN = ("predict_with", "compile", "grad_checkpointing")  # arguments that a checkpoint does not decide
 
 
 class Task(LightningModule):
-    """Base of the tasks. A subclass supplies its steps and metrics, and logs `val/score`, the higher the better.
+    """Base of the tasks: builds a network, trains it, and scores its weights and their moving average.
 
-    Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with `weights_only=True`.
+    A subclass names a `score_metric` and supplies `configure_metrics`, `training_loss`, `score_batch` and
+    `predict_batch`. If its network is more than a backbone with a classifier, it overrides `configure_network`, too.
+    The methods called `configure_...` run within this constructor, so they read `self.hparams`, and not what a
+    subclass sets later. Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with
+    `weights_only=True`.
 
     Args:
         backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
@@ -40,27 +49,26 @@ class Task(LightningModule):
         drop_path_rate: Stochastic depth of the last block.
         pretrained: Weights that the backbone starts from: a file, or `hf-hub:owner/name`; or `{source: ...}` with the
             options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true` for a moving average.
-        lr: Peak learning rate.
-        weight_decay: AdamW's decay; spared are norms, biases, and what the backbone names (`no_weight_decay`).
-        betas: AdamW's momentum terms.
-        warmup_epochs: Length of the linear warm-up.
-        warmup_lr: Learning rate of the first step.
-        min_lr: Learning rate of the last step, and of the cool-down.
-        cooldown_epochs: Epochs at `min_lr` at the end of the run; `trainer.max_epochs` counts them in.
-        lr_interval: The rate changes with every "step" or only with every "epoch".
-        lr_lag: By how many intervals the rate trails its formula; 1 as in timm's training script and those like it.
-        lr_batch: Total batch (all devices, accumulation included) that the rates are given for: they are multiplied by
-            the run's total batch over this one. null takes them as they are.
-        lr_scaled: Which of the rates that holds for: "all", or "peak" for `lr` alone.
-        published_batch: Total batch that the recipe was published with; a run with another one is warned. null is none.
-        layer_decay: Factor on the rate per layer down from the last, for fine-tuning; null is none.
-        body_lr_scale: Factor on `lr` for all but the classifier, for fine-tuning with a new one; `min_lr` stays.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
-        compile: Whether torch compiles the backbone at its first batch, for speed.
+        compile: Whether torch compiles the network at its first batch, for speed.
         grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
+        **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
+
+    Attributes:
+        network: What is trained: images (B, 3, H, W) in, the prediction out.
+        ema: Its moving average, or None.
+        report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
+
+    score_metric: ClassVar[str]
+    """The metric that is logged as `val/score`; the higher, the better."""
+    advanced_options: ClassVar[frozenset[str]] = frozenset(
+        {"betas", "cooldown_epochs", "lr_interval", "lr_delay", "lr_base_batch_size", "lr_scaling"}
+        | {"published_batch_size", "backbone_lr_scale"}
+    )
+    """Options that recipes set and users rarely do: only `--help=all` shows them."""
 
     def __init__(
         self,
@@ -71,71 +79,131 @@ class Task(LightningModule):
         img_size: int | Sequence[int] = 224,
         drop_path_rate: float = 0.0,
         pretrained: str | dict[str, Any] | None = None,
-        lr: float = 1e-3,
-        weight_decay: float = 0.05,
-        betas: tuple[float, float] = (0.9, 0.999),
-        warmup_epochs: float = 5,
-        warmup_lr: float = 1e-6,
-        min_lr: float = 1e-5,
-        cooldown_epochs: float = 0,
-        lr_interval: Literal["step", "epoch"] = "step",
-        lr_lag: int = 0,
-        lr_batch: int | None = None,
-        lr_scaled: Literal["all", "peak"] = "peak",
-        published_batch: int | None = None,
-        layer_decay: float | None = None,
-        body_lr_scale: float = 1.0,
         ema_decay: float | None = None,
         predict_with: Literal["raw", "ema"] = "raw",
         compile: bool = False,
         grad_checkpointing: bool = False,
+        **optimisation: Any,
     ) -> None:
         super().__init__()
         check_choice("predict_with", predict_with, ["raw", "ema"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
+        self.optimisation = Optimisation(**optimisation)
         self.save_hyperparameters()
-        check_optimisation(self.hparams)
+        self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
+        self.network = self.configure_network()
+        start_from(self.network, pretrained)
+        self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
+        if grad_checkpointing:
+            enable_grad_checkpointing(self.network)
+        if compile:  # in place, so that no name of a weight changes
+            self.network.compile()
+            if self.ema is not None:
+                self.ema.network.compile()
+        prefixes = ("",) if self.ema is None else ("", "ema_")
+        tags = [f"{stage}/{prefix}" for stage in ("val", "test") for prefix in prefixes]
+        self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
+        self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
+        self.report_folder: Path | None = None
+
+    def configure_network(self) -> nn.Module:
+        """The network: images (B, 3, H, W) to the prediction. The default is the backbone with its classifier."""
+        return self.create_backbone(num_classes=self.hparams["num_classes"])
+
+    def configure_metrics(self) -> Mapping[str, Metric]:
+        """New metrics by name. It is called once for each stage and each kind of weights."""
+        raise NotImplementedError
+
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        """The loss of a training batch, a scalar."""
+        raise NotImplementedError
+
+    def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Any:
+        """Updates the metrics with what a network makes of a batch. What it returns reaches the callbacks."""
+        raise NotImplementedError
+
+    def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """What a network predicts for a batch."""
+        raise NotImplementedError
+
+    def run_callbacks(self) -> list[Callback]:
+        """What a run of this task shows. A callback of the same class in the configuration takes its place."""
+        return [ImageGrid()]
+
+    def published(self) -> Published | None:
+        """The scores that the authors published for this very model, if they did."""
+        return None
+
+    def create_backbone(self, **options: Any) -> nn.Module:
+        """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
+        backbone, attention = self.hparams["backbone"], self.hparams["attention"]
         name, _ = backbones.parse(backbone)
         if attention is not None and not takes(backbones.get(name), "attention"):
             raise UserError(
                 f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; "
                 f"set --model.attention=null"
             )
-        options = {} if attention is None else {"attention": attention}
-        self.backbone: nn.Module = backbones.create(
-            backbone, num_classes=num_classes, img_size=img_size, drop_path_rate=drop_path_rate, **options
-        )
-        if pretrained is not None:
-            rank_zero_info(str(_load(self.backbone, pretrained)))
-        self.ema = None if ema_decay is None else Average(self.backbone, ema_decay)
-        if grad_checkpointing:
-            checkpoint_gradients(self.backbone)
-        if compile:  # in place, so that no name of a weight changes
-            for network in (self.backbone, *([self.ema.network] if self.ema else [])):
-                network.compile()
-        self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
+        options |= {"img_size": self.hparams["img_size"], "drop_path_rate": self.hparams["drop_path_rate"]}
+        if attention is not None:
+            options["attention"] = attention
+        return cast("nn.Module", backbones.create(backbone, **options))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to what the task predicts."""
-        return self.backbone(images)  # type: ignore[no-any-return]
+        """Images (B, 3, H, W) to what the network predicts."""
+        return self.network(images)  # type: ignore[no-any-return]
 
-    @classmethod
-    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> Self:
-        """Lightning's, without `pretrained`: the checkpoint has the weights, and the first file may be gone."""
-        return super().load_from_checkpoint(*args, **{"pretrained": None, **kwargs})
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """Returns and logs the loss."""
+        loss = self.training_loss(batch)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema"."""
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema"."""
+        return self._evaluate(batch, "test")
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        """What the weights that `predict_with` names predict."""
+        averaged = self.ema if self.hparams["predict_with"] == "ema" else None
+        return self.predict_batch(self.network if averaged is None else averaged, batch)
+
+    def _evaluate(self, batch: dict[str, Any], stage: str) -> dict[str, Any]:
+        """Scores the weights and, once it has been updated, their moving average."""
+        networks: list[tuple[str, str, nn.Module]] = [("raw", f"{stage}/", self.network)]
+        if self.ema is not None and self.ema.updates:
+            networks.append(("ema", f"{stage}/ema_", self.ema))
+        outputs, size = {}, len(batch["image"])
+        for weights, tag, network in networks:
+            metrics = cast("dict[str, Metric]", self.metrics[tag])
+            outputs[weights] = self.score_batch(network, batch, metrics)
+            for name, metric in metrics.items():  # devices exchange nothing before the end of the set
+                self.log(f"{tag}{name}", metric, batch_size=size)
+            self.log(f"{tag}score", metrics[self.score_metric], prog_bar=tag == "val/", batch_size=size)
+        return outputs
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Those of `run_callbacks` that the trainer does not have already."""
+        present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [own for own in self.run_callbacks() if not any(isinstance(other, type(own)) for other in present)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW with linear warm-up and cosine decay; warns once of a total batch that these are not meant for."""
-        hp, schedule = self.hparams, run_schedule(self.hparams, self.trainer)
-        groups = parameter_groups(self, schedule.peak, hp["weight_decay"], hp["layer_decay"], hp["body_lr_scale"])
-        optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=tuple(hp["betas"]))
+        """AdamW with warm-up and cosine; warns of a total batch size that the learning rate was not chosen for."""
+        settings, schedule = self.optimisation, run_schedule(self.optimisation, self.trainer)
+        groups = parameter_groups(
+            self, schedule.peak, settings.weight_decay, settings.layer_decay, settings.backbone_lr_scale
+        )
+        optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=(settings.betas[0], settings.betas[1]))
         if self.ema is not None:
             ema = self.ema
-            optimizer.register_step_post_hook(lambda *_: ema.update(self.backbone))
-        batch = total_batch(self.trainer)
+            optimizer.register_step_post_hook(lambda *_: ema.update(self.network))
+        batch = total_batch_size(self.trainer)
         rank_zero_info(f"total batch {batch}, learning rate {schedule.peak:.4g}")
-        if warning := batch_warning(hp, self.trainer, schedule, getattr(self, "_trained_with", None)):
+        if warning := batch_size_warning(settings, self.trainer, schedule, getattr(self, "_trained_with", None)):
             rank_zero_warn(warning)
         for logger in self.loggers:
             logger.log_hyperparams({"total_batch": batch, "peak_lr": schedule.peak})
@@ -146,40 +214,33 @@ class Task(LightningModule):
         }
 
     def setup(self, stage: str) -> None:
-        """Raises a `UserError` for a moving average that could not be kept right."""
+        """Raises a `UserError` for a run in which the moving average would be wrong."""
         if stage == "fit" and self.ema is not None:
-            check_averaging(self.trainer)
+            check_ema_support(self.trainer)
 
     def on_validation_start(self) -> None:
-        """Before evaluation on unequal shares."""
-        same_buffers(self)
+        """Prepares DDP for ranks with unequal numbers of batches."""
+        pause_buffer_broadcasts(self)
 
     def on_validation_end(self) -> None:
-        """After evaluation on unequal shares."""
-        exchange_buffers(self)
+        """Prepares DDP for training again."""
+        resume_buffer_broadcasts(self)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Writes down what the learning rate was scaled by, and how old the moving average is."""
-        checkpoint["total_batch"] = total_batch(self.trainer)
+        """Adds the total batch size, and how many updates the moving average has had."""
+        checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remembers of the run that is continued: its total batch, the age of its moving average, its first weights."""
-        self.hparams["pretrained"] = checkpoint.get("hyper_parameters", {}).get("pretrained")
+        """Takes over what `on_save_checkpoint` added, and gives old names of weights those of today."""
+        upgrade(checkpoint)
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
 
-
-def _load(backbone: nn.Module, pretrained: str | Mapping[str, Any]) -> Report:
-    """Loads what `pretrained` says."""
-    options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
-    allowed = [name for name in parameters_of(load_pretrained) if name != "model"]
-    for option in options:
-        check_choice("an option of pretrained", option, allowed)
-    if not isinstance(options.get("source"), str):
-        raise UserError(
-            f"pretrained {pretrained!r} names no source. Write pretrained: FILE, or pretrained: {{source: FILE}}"
-        )
-    return load_pretrained(backbone, **options)
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Lightning's, without loading `pretrained`: the checkpoint has the weights, and that file may be gone."""
+        with checkpoint_follows():
+            return super().load_from_checkpoint(today(checkpoint_path), *args, **kwargs)

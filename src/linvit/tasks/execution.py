@@ -1,4 +1,4 @@
-"""How a network is executed, which changes no result: with less memory, and on several devices."""
+"""How a network is executed, which changes no result: compiled, with less memory, and on several devices."""
 
 import torch
 from lightning.pytorch import LightningModule
@@ -8,27 +8,36 @@ from torch.nn.parallel import DistributedDataParallel
 from linvit.errors import UserError
 
 
-def checkpoint_gradients(network: nn.Module) -> None:
-    """Has a network compute activations anew in the backward pass instead of keeping them.
+def enable_grad_checkpointing(network: nn.Module) -> None:
+    """Lets a network compute activations again in the backward pass instead of keeping them.
+
+    If the network has no `set_grad_checkpointing` of its own, that of its direct parts is called, such as a backbone's
+    below a dense head.
 
     Raises:
-        UserError: If it cannot.
+        UserError: If neither the network nor one of its parts supports it.
     """
+    candidates = [network] if hasattr(network, "set_grad_checkpointing") else network.children()
+    parts = [part for part in candidates if hasattr(part, "set_grad_checkpointing")]
     try:
-        network.set_grad_checkpointing(True)  # type: ignore[operator]
-    except (AttributeError, AssertionError) as error:  # timm asserts that it can
+        for part in parts:
+            part.set_grad_checkpointing(True)  # type: ignore[operator]
+        supported = bool(parts)
+    except AssertionError:  # how timm's models refuse it
+        supported = False
+    if not supported:
         raise UserError(
             f"{type(network).__name__} has no gradient checkpointing; set --model.grad_checkpointing=false and lower "
             f"--data.batch_size, with --trainer.accumulate_grad_batches to make up for it"
-        ) from error
+        )
 
 
-def same_buffers(task: LightningModule) -> None:
-    """Gives all devices the buffers of the first one, whose checkpoint is kept, and ends their exchange per forward.
+def pause_buffer_broadcasts(task: LightningModule) -> None:
+    """Broadcasts rank 0's buffers and stops DDP from broadcasting them at each forward.
 
-    Each device evaluates its own share of the set, and shares differ by one image, so one device may have a batch
-    more. DistributedDataParallel sends buffers in every forward pass, evaluation included: that batch would wait for
-    ever. `exchange_buffers` turns it on again.
+    The ranks evaluate parts of the set that may differ by one image, so that one rank may have a batch more. DDP
+    broadcasts buffers in every forward pass, evaluation included: in that batch it would wait for ever. Rank 0's
+    buffers are those that its checkpoint holds. `resume_buffer_broadcasts` turns the broadcasts on again.
     """
     wrapper = task.trainer.strategy.model
     if isinstance(wrapper, DistributedDataParallel):
@@ -37,8 +46,8 @@ def same_buffers(task: LightningModule) -> None:
         wrapper.require_forward_param_sync = False
 
 
-def exchange_buffers(task: LightningModule) -> None:
-    """Lets the devices exchange buffers again, as training needs it."""
+def resume_buffer_broadcasts(task: LightningModule) -> None:
+    """Lets DDP broadcast buffers at each forward again, as training needs it."""
     wrapper = task.trainer.strategy.model
     if isinstance(wrapper, DistributedDataParallel):
         wrapper.require_forward_param_sync = True

@@ -1,23 +1,18 @@
-"""The learning rate of a run, from the settings of the task and the length of the data."""
+"""The learning-rate schedule of a run, from the settings of the task and the length of the data."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
 from linvit.optim import WarmupCosine
-from linvit.tasks.total_batch import total_batch
+from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.total_batch import total_batch_size
 
 
-def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
-    """The learning rate over the run that a trainer is about to do.
-
-    Args:
-        hp: Settings of the task.
-        trainer: Its trainer.
+def run_schedule(settings: Optimisation, trainer: Trainer) -> WarmupCosine:
+    """The learning-rate schedule of the run that a trainer is about to start.
 
     Raises:
         UserError: If the run has no end, or its length in epochs is needed and unknown.
@@ -29,7 +24,7 @@ def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
     batches = trainer.num_training_batches if trainer.limit_train_batches else 0
     per_epoch = batches / trainer.accumulate_grad_batches
     if not math.isfinite(per_epoch):
-        if hp["warmup_epochs"] or hp["cooldown_epochs"] or hp["lr_interval"] == "epoch":
+        if settings.warmup_epochs or settings.cooldown_epochs or settings.lr_interval == "epoch":
             raise UserError(
                 "epochs of data of unknown length cannot be counted; set --model.warmup_epochs=0, "
                 "--model.cooldown_epochs=0 and --model.lr_interval=step"
@@ -37,30 +32,30 @@ def run_schedule(hp: Mapping[str, Any], trainer: Trainer) -> WarmupCosine:
         per_epoch = steps  # the run as one epoch
     per_epoch = max(math.ceil(per_epoch), 1)
     epochs = steps / per_epoch
-    cooldown = 0 if trainer.fast_dev_run else hp["cooldown_epochs"]  # type: ignore[attr-defined]
+    cooldown = 0 if trainer.fast_dev_run else settings.cooldown_epochs  # type: ignore[attr-defined]
     if cooldown and cooldown >= epochs:
         raise UserError(
-            f"cooldown_epochs ({hp['cooldown_epochs']}) must be less than the run's {epochs:.4g} epochs; "
+            f"cooldown_epochs ({cooldown}) must be less than the run's {epochs:.4g} epochs; "
             f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
         )
     total = epochs - cooldown
-    warmup = min(hp["warmup_epochs"], total)
+    warmup = min(settings.warmup_epochs, total)
     if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rank_zero_warn(
-            f"the warm-up of {hp['warmup_epochs']:g} epochs leaves no time for the cosine in a run of {epochs:.4g} "
+            f"the warm-up of {settings.warmup_epochs:g} epochs leaves no time for the cosine in a run of {epochs:.4g} "
             f"epochs{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
             f"--model.warmup_epochs or raise --trainer.max_epochs"
         )
-    batch = total_batch(trainer) or hp["lr_batch"]  # without training batches nothing is scaled
-    scale = 1.0 if hp["lr_batch"] is None else batch / hp["lr_batch"]
-    others = scale if hp["lr_scaled"] == "all" else 1.0
+    base = settings.lr_base_batch_size
+    scale = 1.0 if base is None else (total_batch_size(trainer) or base) / base  # without training batches: 1
+    others = scale if settings.lr_scaling == "all" else 1.0
     return WarmupCosine(
-        peak=hp["lr"] * scale,
-        start=hp["warmup_lr"] * others,
-        end=hp["min_lr"] * others,
+        peak=settings.lr * scale,
+        start=settings.warmup_lr * others,
+        end=settings.min_lr * others,
         warmup=warmup,
         total=total,
         steps_per_epoch=per_epoch,
-        interval=hp["lr_interval"],
-        lag=hp["lr_lag"],
+        interval=settings.lr_interval,
+        delay=settings.lr_delay,
     )

@@ -1,15 +1,15 @@
-"""The images per optimiser step: counted, and held against those that the learning rate is meant for."""
+"""The total batch size of a run: counted, and compared with the one that the learning rate was chosen for."""
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from linvit.optim import WarmupCosine
+from linvit.tasks.optimisation import Optimisation
 
 
-def total_batch(trainer: Trainer) -> int:
+def total_batch_size(trainer: Trainer) -> int:
     """Images per optimiser step: over all devices, accumulation included; 0 for a run without training batches."""
     trainer.fit_loop.setup_data()
     loader = cast("DataLoader[Any] | None", trainer.train_dataloader)
@@ -19,48 +19,50 @@ def total_batch(trainer: Trainer) -> int:
     return batch * trainer.world_size * trainer.accumulate_grad_batches
 
 
-def batch_warning(hp: Mapping[str, Any], trainer: Trainer, schedule: WarmupCosine, before: int | None) -> str:
-    """What is to be told of a total batch for which the learning rate is not meant, and the way out; "" if nothing is.
+def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: WarmupCosine, before: int | None) -> str:
+    """A warning about a total batch size that the learning rate was not chosen for, with the way out; "" for none.
 
     Args:
-        hp: Settings of the task.
-        trainer: Of the run that is about to start.
-        schedule: Its learning rate.
-        before: Total batch of the run that it continues, if known.
+        settings: Those of the task.
+        trainer: The trainer of the run that is about to start.
+        schedule: The learning-rate schedule of the run.
+        before: Total batch size of the run that is resumed, if known.
     """
-    batch = total_batch(trainer)
+    batch = total_batch_size(trainer)
     if not batch or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return ""
-    meant = {"the checkpoint was trained with": before, "the recipe was published with": hp["published_batch"]}
-    others = {words: size for words, size in meant.items() if size not in (None, batch)}
-    told = _reversals(schedule)
+    published = settings.published_batch_size
+    expected = {"the checkpoint was trained with": before, "the recipe was published with": published}
+    others = {words: size for words, size in expected.items() if size not in (None, batch)}
+    sentences = _ends_above_peak(schedule)
     if others:
         sizes = " and ".join(f"{words} {size}" for words, size in others.items())
-        kept = f"does not scale with it: {hp['lr']:.4g} is meant for {hp['published_batch'] or before}"
-        told = [
+        scaled = f"scales with it: its peak is {schedule.peak:.4g}"
+        kept = f"does not scale with it: {settings.lr:.4g} is meant for {published or before}"
+        sentences = [
             f"the total batch is {batch} (batch_size x devices x accumulate_grad_batches), {sizes}: results differ",
-            f"The learning rate {f'scales with it: its peak is {schedule.peak:.4g}' if hp['lr_batch'] else kept}",
-            *told,
+            f"The learning rate {scaled if settings.lr_base_batch_size else kept}",
+            *sentences,
         ]
-    if told:
-        told.append(_way_out(trainer, batch, next(iter(others.values()), hp["lr_batch"])))
-    return ". ".join(told)
+    if sentences:
+        sentences.append(_way_out(trainer, batch, next(iter(others.values()), settings.lr_base_batch_size)))
+    return ". ".join(sentences)
 
 
-def _reversals(schedule: WarmupCosine) -> list[str]:
-    """Ends of the schedule that lie above its peak."""
+def _ends_above_peak(schedule: WarmupCosine) -> list[str]:
+    """A sentence for each end of the schedule that lies above its peak."""
     ends = {"warmup_lr": (schedule.start, "falls in the warm-up"), "min_lr": (schedule.end, "rises after the warm-up")}
     if not schedule.warmup:
         del ends["warmup_lr"]
     return [
-        f"{name} ({rate:.4g}) is above the peak learning rate ({schedule.peak:.4g}), so that the rate {turn}"
-        for name, (rate, turn) in ends.items()
-        if rate > schedule.peak
+        f"{name} ({lr:.4g}) is above the peak learning rate ({schedule.peak:.4g}), so that the rate {change}"
+        for name, (lr, change) in ends.items()
+        if lr > schedule.peak
     ]
 
 
 def _way_out(trainer: Trainer, batch: int, wanted: int | None) -> str:
-    """How the total batch gets to the size that is wanted."""
+    """The options that bring the total batch size to `wanted`; if it has that size, those that lower the ends."""
     if wanted in (None, batch):
         return "Lower --model.warmup_lr and --model.min_lr, or raise --model.lr"
     at_once = batch // trainer.accumulate_grad_batches

@@ -105,7 +105,7 @@ class TestFit:
         )
         run = train(tmp_path, *chosen)
         state = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
-        block = {name.removeprefix("backbone.blocks.3."): t for name, t in state.items() if ".blocks.3." in name}
+        block = {name.removeprefix("network.blocks.3."): t for name, t in state.items() if ".blocks.3." in name}
         assert block["attn.proj.norm.num_batches_tracked"] == block["mlp.point_conv.norm.num_batches_tracked"] == 2
         assert block["mlp.depth_conv.weight"].shape == (4 * 96, 1, 3, 3)
 
@@ -221,7 +221,7 @@ class TestGoingOn:
         assert saved["trainer"]["max_epochs"] == 3
 
     def test_its_hyper_parameters_are_those_of_the_run_that_goes_on(self, tmp_path):
-        run = train(tmp_path, *flags(trainer__max_epochs=1, model__lr_batch=16))
+        run = train(tmp_path, *flags(trainer__max_epochs=1, model__lr_base_batch_size=16))
         saved = run.folder / "hparams.yaml"
         assert {"total_batch: 16", "peak_lr: 0.002"} <= set(saved.read_text().splitlines())
         done = run.then("fit", *flags(trainer__max_epochs=2, data__batch_size=8), checkpoint="last")
@@ -456,11 +456,11 @@ class TestCheckpointMistakes:
 
     def test_one_whose_weights_are_of_another_model(self, run, tmp_path):
         def change(content):
-            del content["state_dict"]["backbone.pos_embed"]
+            del content["state_dict"]["network.pos_embed"]
 
         self.changed(run, tmp_path / "x.ckpt", change)
         text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
-        assert "checkpoint 'x.ckpt' belongs to another model: backbone.pos_embed is missing" in text
+        assert "checkpoint 'x.ckpt' belongs to another model: network.pos_embed is missing" in text
         assert not left
 
     def test_one_of_another_task(self, run, tmp_path):

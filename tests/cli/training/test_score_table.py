@@ -1,16 +1,12 @@
 """What `validate` and `test` print."""
 
-import pytest
-
-from linvit.cli.training.score_table import published, score_table
-from tests.training import TINY, tiny_task
-
-SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "img_size": 224}
+from linvit.cli.training.score_table import score_table
+from linvit.tasks.published import Published
 
 
 def test_the_rows_are_in_order_and_the_published_number_stands_beside_ours():
-    scores = {"test/loss": 0.75, "test/ema_top1": 0.8125, "test/top5": 0.9, "test/top1": 0.8, "test/score": 0.8}
-    assert score_table(scores, 50_000, (0.812, "their README")).splitlines() == [
+    scores = {"test/loss": 0.75, "test/ema_top1": 0.8125, "test/top1": 0.8, "test/top5": 0.9, "test/score": 0.8}
+    assert score_table(scores, 50_000, Published({"top1": 0.812}, "their README")).splitlines() == [
         "50000 images; published: their README",
         "                     ours         published",
         "  test/score         0.8",
@@ -27,50 +23,6 @@ def test_without_a_published_number():
         "                     ours",
         "  val/top1           0.5",
     ]
-
-
-def test_the_number_of_the_backbone_at_its_size():
-    assert published(SETTINGS) == (pytest.approx(0.812), "microsoft/Swin-Transformer: MODELHUB.md")
-    assert published({**SETTINGS, "backbone": {"name": "swin_tiny"}, "img_size": [224, 224]}) is not None
-
-
-@pytest.mark.parametrize(
-    "backbone",
-    [
-        {"name": "swin_tiny", "depths": [2, 2, 6, 2], "window_size": 7},
-        {"name": "soft_small", "depths": [1, 3, 20, 4]},
-        {"name": "soft_small", "depths": [1, 3, 7, 4]},
-        {"name": "soft_norm_small", "depths": [1, 3, 7, 4]},
-    ],
-    ids=str,
-)
-def test_options_that_make_no_other_model_keep_its_number(backbone):
-    """SOFT-Small is published with code of one size and a README that tells another's."""
-    assert published({**SETTINGS, "backbone": backbone}) == published({**SETTINGS, "backbone": backbone["name"]})
-    assert published({**SETTINGS, "backbone": backbone}) is not None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"backbone": "deit_nano", "img_size": 32},
-        {"backbone": "somebody_elses"},
-        {"backbone": {"name": "swin_tiny", "window_size": 14}},
-        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 5]}},
-        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 4], "mlp_ratio": 3}},
-        {"attention": "linear"},
-        {"num_classes": 100},
-        {"img_size": 384},
-        {"img_size": [224, 192]},
-    ],
-    ids=str,
-)
-def test_no_number_for_what_nobody_published(change):
-    assert published({**SETTINGS, **change}) is None
-
-
-def test_the_settings_of_a_task_will_do():
-    assert published(tiny_task(backbone=TINY).hparams) is None
 
 
 def test_a_command_prints_it(run):

@@ -1,4 +1,4 @@
-"""What watches and keeps every run of the command line."""
+"""The callbacks of every run of the command line; a task adds its own."""
 
 from typing import Any
 
@@ -6,26 +6,26 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 
-from linvit.callbacks import BadImageCount, ClassReport, FinalScore, GradientNorm, ImageGrid, Memory, Throughput
+from linvit.callbacks import BadImageCount, FinalScore, GradientNorm, ImageCount, Memory, Throughput
 
-REDRAW = 20  # steps
+REFRESH = 20  # steps
 
 
-def watchers() -> list[Callback]:
-    """What every run is watched by, and what keeps its last state."""
-    watching = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), ImageGrid(), BadImageCount()]
-    return [*watching, ClassReport(), FinalScore(), keep_last()]
+def default_callbacks() -> list[Callback]:
+    """What every run logs, and what keeps its last state."""
+    logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
+    return [*logging, FinalScore(), keep_last()]
 
 
 def keep_last() -> ModelCheckpoint:
-    """Writes last.ckpt after every epoch; `save_last` of the one that keeps the best writes only when that does."""
+    """Writes last.ckpt after every epoch; `save_last` of the callback that keeps the best does not."""
     return ModelCheckpoint(filename="last", enable_version_counter=False)
 
 
-def keep_best_average(checkpoint: Namespace) -> ModelCheckpoint | None:
-    """Keeps the epoch whose moving average was best, as `checkpoint` says for the weights.
+def keep_best_ema(checkpoint: Namespace) -> ModelCheckpoint | None:
+    """Keeps the epoch whose moving average scored best, with the settings of `--checkpoint.*` for the weights.
 
-    None if that does not go by a score of validation.
+    None if these do not monitor a score of validation.
     """
     monitor = checkpoint.monitor or ""
     if not monitor.startswith("val/"):
@@ -37,10 +37,10 @@ def keep_best_average(checkpoint: Namespace) -> ModelCheckpoint | None:
 def with_progress_bar(callbacks: Any) -> list[Callback]:
     """The callbacks of a configuration and a progress bar, unless they have one.
 
-    It is redrawn every 20 steps. Lightning's own is at every step, and each time reads the loss, for which the
-    processor must wait until the GPU has done all of its work.
+    It is redrawn every 20 steps. Lightning's own is redrawn at every step, and reads the loss each time, for which
+    the processor must wait until the GPU has done all of its work.
     """
     given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     if any(isinstance(callback, ProgressBar) for callback in given):
         return given
-    return [*given, TQDMProgressBar(refresh_rate=REDRAW)]
+    return [*given, TQDMProgressBar(refresh_rate=REFRESH)]

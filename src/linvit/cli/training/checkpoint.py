@@ -1,12 +1,79 @@
-"""What a checkpoint says, read safely and checked before anything expensive starts."""
+"""`--ckpt_path`: a checkpoint is read safely, decides the model, and is checked before anything expensive starts."""
 
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 
+from linvit.cli.training.run_folder import run_of_checkpoint
 from linvit.errors import UserError
+from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
+from linvit.tasks.old_checkpoints import upgrade
 from linvit.weights import torch_file
+
+
+class Checkpoint:
+    """The checkpoint of a linvit run that the command line names.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file.
+        step: Optimiser steps that the run had done.
+        run: The run folder that the file lies in, or None if it lies elsewhere.
+
+    Raises:
+        UserError: If the file cannot be read; see `read_checkpoint`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        content = read_checkpoint(path)
+        self.path = path
+        self.step: int = content.get("global_step", 0)
+        self.run = run_of_checkpoint(path)
+        self._options: dict[str, Any] = content["hyper_parameters"]
+        self._weights: dict[str, Tensor] = content["state_dict"]
+
+    def decide(self, model: Namespace) -> None:
+        """Writes the checkpoint's options of the model over the given ones, and says which of these are ignored."""
+        given = model.init_args
+        unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
+        if unknown:
+            raise UserError(
+                f"checkpoint '{self.path}' belongs to another task: {model.class_path} takes no {', '.join(unknown)}"
+            )
+        for name, value in {"pretrained": None, **self._options}.items():
+            if name in SET_BY_DATA or name in SET_BY_RUN:
+                continue
+            if _plain(given[name]) != _plain(value):
+                rank_zero_info(
+                    f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
+                    f"To train another model, leave --ckpt_path out"
+                )
+            given[name] = value
+
+    def from_data(self, name: str, num_classes: int | None) -> Any:
+        """The checkpoint's value of an argument that the data sets otherwise.
+
+        Args:
+            name: One of `SET_BY_DATA`.
+            num_classes: How many classes the data has, if it must agree.
+
+        Raises:
+            UserError: If the data has another number of classes.
+        """
+        value = self._options[name]
+        if name == "num_classes" and num_classes is not None and num_classes != value:
+            raise UserError(f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}")
+        return value
+
+    def check_weights(self, model: nn.Module) -> None:
+        """Raises a `UserError` that names the first differences if the weights do not fit the model."""
+        check_same_model(self.path, self._weights, model)
+        self._weights = {}  # Lightning loads them from the file
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -33,10 +100,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"'{path}' is not a checkpoint of a linvit run: it holds {holds[:200]}, not hyper_parameters and "
             f"state_dict{start}"
         )
+    upgrade(checkpoint)
     return checkpoint
 
 
-def check_same_model(path: str | Path, weights: dict[str, Any], model: nn.Module) -> None:
+def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Module) -> None:
     """Raises a `UserError` that names the first differences if a checkpoint's weights do not fit the model."""
     own = model.state_dict()
     wrong = [f"{name} is missing" for name in own if name not in weights]
@@ -49,3 +117,8 @@ def check_same_model(path: str | Path, weights: dict[str, Any], model: nn.Module
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(f"checkpoint '{path}' belongs to another model: {'; '.join(wrong[:3])}{more}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that a value compares equal however it was written."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,18 +1,15 @@
 """`linvit fit --help`: the options that one needs, in short. `--help=all` shows every one."""
 
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
-import docstring_parser
 from lightning.pytorch import Trainer
 
 from linvit.cli.terminal import entry, reflow
-from linvit.data.base import ImageData
-from linvit.data.classification import ClassificationData
-from linvit.data.transforms.classification import Augmentation
-from linvit.registry import parameters_of
-from linvit.tasks import ClassificationTask, Task
-from linvit.tasks.base import FACTS
+from linvit.cli.training.defaults import DATA, TASK
+from linvit.cli.training.options import Option, options_of
+from linvit.tasks.base import SET_BY_DATA
 
 TRAINER = {
     "max_epochs": "Epochs.",
@@ -26,22 +23,22 @@ TRAINER = {
     "fast_dev_run": "One batch of everything, nothing saved.",
     "default_root_dir": "Where run folders go; checkpoints by default.",
 }
-FINE = {  # set in recipes, seldom on a command line: only --help=all tells them
-    *("betas", "cooldown_epochs", "lr_interval", "lr_lag", "lr_batch", "lr_scaled", "published_batch", "body_lr_scale"),
-    *("mix_prob", "mix_switch"),
-    *("mean", "std", "image_column", "label_column", "val_fraction", "repeated_aug", "seed"),
-    *("crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom"),
-}
 OPENING = {
     "fit": "Trains a model. The run goes to checkpoints/CONFIG_NAME/version_N.",
     "validate": "Scores a checkpoint on the validation split.",
     "test": "Scores a checkpoint on the test split.",
-    "predict": "Writes predictions.csv (id, class, probability) beside the checkpoint's run.",
+    "predict": "Writes the predictions of a checkpoint beside its run.",
 }
 
 
-def short_help(verb: str) -> str:
-    """What the verb does, the options that matter with their defaults, examples."""
+def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
+    """What the verb does, the options that matter with their defaults, examples.
+
+    Args:
+        verb: The verb.
+        task: Path of the task's class.
+        data: Path of the data module's class.
+    """
     run = "--config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt"
     start = "--config quickstart" if verb == "fit" else run
     lines = [
@@ -57,13 +54,12 @@ def short_help(verb: str) -> str:
         *_row("--ckpt_path", "FILE", "Checkpoint to continue or to score; it decides the model."),
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),
-        *_section("model", ClassificationTask, Task),
-        *_section("data", ClassificationData, ImageData),
-        *_section("data.augmentation", Augmentation),
+        *_section("model", task, SET_BY_DATA),
+        *_section("data", data),
     ]
-    defaults = parameters_of(Trainer)
-    lines += [line for name, text in TRAINER.items() for line in _row(f"--trainer.{name}", defaults[name], text)]
+    defaults = options_of(Trainer)
     lines += [
+        *(line for name, text in TRAINER.items() for line in _row(f"--trainer.{name}", defaults[name].default, text)),
         "",
         "A backbone or attention is a name, or a name with options:",
         "  --model.attention=linear",
@@ -73,15 +69,17 @@ def short_help(verb: str) -> str:
     return "\n".join(lines)
 
 
-def _section(key: str, *owners: Callable[..., Any]) -> Iterator[str]:
-    """The options of a class, told by the first sentence of their documentation."""
-    documented: dict[str, str] = {}
-    for owner in owners:
-        for parameter in docstring_parser.parse(owner.__doc__ or "").params:
-            documented.setdefault(parameter.arg_name, parameter.description or "")
-    for name, default in parameters_of(owners[0]).items():
-        if not (key == "model" and name in FACTS) and name not in FINE and name != "augmentation":
-            yield from _row(f"--{key}.{name}", default, documented.get(name, ""))
+def _section(key: str, path: str, hidden: tuple[str, ...] = ()) -> Iterator[str]:
+    """The options of a class with the first sentence of their documentation, nested ones last."""
+    owner = pkgutil.resolve_name(path)
+    hidden = (*hidden, *getattr(owner, "advanced_options", ()))
+    options = [(name, option) for name, option in options_of(owner).items() if name.rpartition(".")[2] not in hidden]
+    for name, option in sorted(options, key=_is_nested):
+        yield from _row(f"--{key}.{name}", option.default, option.help)
+
+
+def _is_nested(option: tuple[str, Option]) -> bool:
+    return "." in option[0]
 
 
 def _row(option: str, default: Any, text: str) -> Iterator[str]:

@@ -10,12 +10,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser
 
-from linvit.callbacks import AttentionRank
-from linvit.data.classification import ClassificationData
-from linvit.data.transforms.classification import Augmentation
+from linvit import callbacks
+from linvit.cli.training.options import options_of, subclasses
+from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
-from linvit.registry import parameters_of
-from linvit.tasks import ClassificationTask
+from linvit.tasks import Task
+from linvit.tasks.old_checkpoints import RENAMED_OPTIONS
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
 NOISE = re.compile(
@@ -53,9 +53,14 @@ def readable(message: str) -> str:
     first, _, rest = next(group for group in unknown.groups() if group).partition(".")
     if rest and first not in SECTIONS:
         return "\n".join(kept) + "." + did_you_mean(first, SECTIONS)
-    owners = (Trainer, ClassificationTask, ClassificationData, Augmentation, AttentionRank, ModelCheckpoint)
-    names = {name for owner in owners for name in parameters_of(owner)} | set(SECTIONS)
-    return "\n".join(kept) + "." + did_you_mean((rest or first).rpartition(".")[2], names)
+    name = (rest or first).rpartition(".")[2]
+    if name in RENAMED_OPTIONS:
+        others = ", ".join(f"{old} is {new}" for old, new in RENAMED_OPTIONS.items() if old != name)
+        return "\n".join(kept) + f". It is called '{RENAMED_OPTIONS[name]}' now, and {others}"
+    owners = [Trainer, ModelCheckpoint, *subclasses(Task), *subclasses(ImageData)]
+    owners += [getattr(callbacks, name) for name in callbacks.__all__]
+    names = {option.rpartition(".")[2] for owner in owners for option in options_of(owner)} | set(SECTIONS)
+    return "\n".join(kept) + "." + did_you_mean(name, names)
 
 
 def integers_first(trainer: type[Trainer]) -> None:

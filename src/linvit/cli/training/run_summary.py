@@ -1,28 +1,25 @@
-"""What a training run says when it has ended: how it went and how to go on."""
+"""What a training run prints when it has ended: its best scores, and the commands to go on with."""
 
 from pathlib import Path
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 
-def last_words(keeper: ModelCheckpoint, average: ModelCheckpoint | None, run: Path) -> str:
+def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Path) -> str:
     """Best score, its checkpoint, and the commands to go on with.
 
     Args:
-        keeper: What kept the best checkpoint.
-        average: What kept the best moving average, if there is one.
+        best: The callback that kept the best checkpoint.
+        best_ema: The callback that kept the best moving average, if there is one.
         run: Folder of the run.
     """
-    best = Path(keeper.best_model_path)
-    config, last = shown(run / "config.yaml"), shown(best.with_name("last.ckpt"))
-    lines = [f"best {keeper.monitor}  {_score(keeper)}", f"checkpoint      {shown(best)}"]
-    if average is not None and average.best_model_path:
-        lines += [
-            f"best {average.monitor}  {_score(average)}",
-            f"checkpoint      {shown(Path(average.best_model_path))}",
-        ]
+    checkpoint = Path(best.best_model_path)
+    config, last = shown(run / "config.yaml"), shown(checkpoint.with_name("last.ckpt"))
+    lines = _best(best)
+    if best_ema is not None and best_ema.best_model_path:
+        lines += _best(best_ema)
     lines += [
-        f"test it         linvit test --config {config} --ckpt_path {shown(best)}",
+        f"test it         linvit test --config {config} --ckpt_path {shown(checkpoint)}",
         f"go on training  linvit fit --config {config} --ckpt_path {last} --trainer.max_epochs=MORE",
         f"look at it      tensorboard --logdir {shown(run.parent)}",
     ]
@@ -30,7 +27,7 @@ def last_words(keeper: ModelCheckpoint, average: ModelCheckpoint | None, run: Pa
 
 
 def interrupted(run: Path, step: int) -> str:
-    """What a run says that was told to end (SIGTERM) at a step: how to go on with it."""
+    """What a run prints that SIGTERM ended at a step: how to go on with it."""
     last = run / "checkpoints" / "last.ckpt"
     if not last.exists():
         return f"ended by SIGTERM at step {step}, before there was a checkpoint"
@@ -44,5 +41,6 @@ def shown(path: Path) -> Path:
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
 
 
-def _score(keeper: ModelCheckpoint) -> str:
-    return "none" if keeper.best_model_score is None else f"{keeper.best_model_score:.4f}"
+def _best(callback: ModelCheckpoint) -> list[str]:
+    score = "none" if callback.best_model_score is None else f"{callback.best_model_score:.4f}"
+    return [f"best {callback.monitor}  {score}", f"checkpoint      {shown(Path(callback.best_model_path))}"]

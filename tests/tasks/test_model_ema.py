@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import linvit
 from linvit.tasks import ClassificationTask
-from linvit.tasks.average import Average
+from linvit.tasks.model_ema import ModelEma
 from tests.training import RandomImages, batches, fit, tiny_task, trainer
 
 DECAY = 0.7
@@ -21,7 +21,7 @@ class ByHand(Callback):
     """The recursion in float64, one step of it after every optimiser step."""
 
     def on_fit_start(self, trainer, task):
-        self.average = {name: value.double().clone() for name, value in task.backbone.state_dict().items()}
+        self.average = {name: value.double().clone() for name, value in task.network.state_dict().items()}
         self.step = trainer.global_step
         self.updates = 0
 
@@ -30,7 +30,7 @@ class ByHand(Callback):
             return
         self.step = trainer.global_step
         self.updates += 1
-        for name, value in task.backbone.state_dict().items():
+        for name, value in task.network.state_dict().items():
             if value.is_floating_point():
                 self.average[name] = DECAY * self.average[name] + (1 - DECAY) * value.double()
             else:
@@ -54,12 +54,12 @@ def test_the_formula_holds_for_every_entry_after_every_step(tmp_path, backbone, 
         assert torch.allclose(value.double(), hand.average[name], rtol=1e-5, atol=1e-6), name
     assert hand.updates == task.ema.updates == 4 // accumulate
     head = "head.weight" if backbone is None else "fc.weight"
-    assert not torch.allclose(kept[head], task.backbone.state_dict()[head], atol=1e-4)
+    assert not torch.allclose(kept[head], task.network.state_dict()[head], atol=1e-4)
 
 
 def test_integers_are_copied_and_a_first_update_does_not_take_over():
     network = nn.BatchNorm1d(2)
-    average = Average(network, 0.9)
+    average = ModelEma(network, 0.9)
     network.num_batches_tracked.fill_(7)
     network.running_mean.fill_(1.0)
     average.update(network)
@@ -71,7 +71,7 @@ def test_it_needs_no_gradient_and_no_optimiser(tmp_path):
     task = tiny_task(ema_decay=DECAY)
     runner = fit(task, tmp_path)
     trained = {id(weight) for group in runner.optimizers[0].param_groups for weight in group["params"]}
-    assert trained == {id(weight) for weight in task.backbone.parameters()}
+    assert trained == {id(weight) for weight in task.network.parameters()}
     assert all(weight.grad is None for weight in task.ema.parameters())
 
 
@@ -148,7 +148,7 @@ class TestResume:
         content = torch.load(stopped[2], weights_only=True)
         assert content["ema_updates"] == 6
         weights = content["state_dict"]
-        assert not torch.equal(weights["backbone.head.weight"], weights["ema.network.head.weight"])
+        assert not torch.equal(weights["network.head.weight"], weights["ema.network.head.weight"])
 
     @pytest.mark.parametrize("stage", ["validate", "test"])
     def test_both_are_scored_from_a_checkpoint(self, stopped, tmp_path, stage):
@@ -168,7 +168,7 @@ class TestResume:
     def test_predictions_come_from_the_weights_that_are_asked_for(self, stopped, tmp_path):
         task = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True, predict_with="ema")
         twin = ClassificationTask.load_from_checkpoint(stopped[2], weights_only=True)
-        for one, network in ((task, twin.ema.network), (twin, twin.backbone)):
+        for one, network in ((task, twin.ema.network), (twin, twin.network)):
             found = torch.cat([part["probability"] for part in trainer(tmp_path).predict(one, batches(24))])
             with torch.no_grad():
                 images = torch.cat([batch["image"] for batch in batches(24)])
@@ -180,13 +180,11 @@ def test_the_two_copies_do_not_share_or_follow_each_other():
     task = tiny_task(ema_decay=0.0)  # follows at once
     before = copy.deepcopy(task.ema.network.state_dict())
     with torch.no_grad():
-        for weight in task.backbone.parameters():
+        for weight in task.network.parameters():
             weight.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in task.ema.network.state_dict().items())
-    task.ema.update(task.backbone)
-    assert all(
-        torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.backbone.parameters(), strict=True)
-    )
+    task.ema.update(task.network)
+    assert all(torch.equal(a, b) for a, b in zip(task.ema.network.parameters(), task.network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2])

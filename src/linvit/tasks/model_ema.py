@@ -1,0 +1,78 @@
+"""Exponential moving average (EMA) of a network's weights, kept and scored beside them."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from linvit.errors import UserError
+
+RUNNING_STATISTICS = ("running_mean", "running_var")  # names of the buffers of BatchNorm and its relatives
+
+
+class ModelEma(nn.Module):
+    """A copy of a network that trails it: average = decay * average + (1 - decay) * weight.
+
+    Parameters and the running statistics of BatchNorm are averaged. Every other buffer is copied, since an average of
+    it means nothing: the mean of two random projections is no longer orthogonal. As in timm's `ModelEma`, which
+    DeiT, CSwin and SOFT use, the average starts from the initial weights, and the decay has no warm-up. torch's
+    `AveragedModel` instead takes over the weights at its first update.
+
+    It is a submodule of the task, so a checkpoint holds it as it holds the weights.
+
+    Args:
+        network: What to average.
+        decay: Fraction of the average that an update keeps, in [0, 1).
+
+    Attributes:
+        network: The averaged copy; its parameters require no gradient.
+        updates: How many updates there were. Before the first one the copy is not worth scoring.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        super().__init__()
+        if not 0 <= decay < 1:
+            raise UserError(f"ema_decay must lie in [0, 1), such as 0.9999, or be null for no average; got {decay}")
+        self.network = deepcopy(network).requires_grad_(False)
+        self.decay = decay
+        self.updates = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The averaged network's output for images (B, 3, H, W)."""
+        return self.network(images)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Moves the average towards the weights after an optimiser step."""
+        average = get_ema_multi_avg_fn(self.decay)
+        average(list(_averaged(self.network)), list(_averaged(network)), self.updates)
+        for own, other in zip(_copied(self.network), _copied(network), strict=True):
+            own.copy_(other)
+        self.updates += 1
+
+
+def check_ema_support(trainer: Trainer) -> None:
+    """Raises a `UserError` for a run in which the average would be wrong: sharded or half-precision weights."""
+    sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+    if sharded or trainer.precision in ("bf16-true", "16-true"):  # bfloat16 loses changes below 1/256
+        raise UserError(
+            "a moving average needs whole weights in float32: with --model.ema_decay, take a strategy that does not "
+            "shard the model, such as ddp, and --trainer.precision=bf16-mixed, 16-mixed or 32-true"
+        )
+
+
+def _is_running_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in RUNNING_STATISTICS
+
+
+def _averaged(network: nn.Module) -> Iterator[Tensor]:
+    yield from network.parameters()
+    yield from (buffer for name, buffer in network.named_buffers() if _is_running_statistic(name))
+
+
+def _copied(network: nn.Module) -> Iterator[Tensor]:
+    return (buffer for name, buffer in network.named_buffers() if not _is_running_statistic(name))

@@ -1,0 +1,48 @@
+"""Checkpoints of earlier versions: options and weights that have other names today."""
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RENAMED_OPTIONS = {
+    "lr_batch": "lr_base_batch_size",
+    "lr_lag": "lr_delay",
+    "lr_scaled": "lr_scaling",
+    "published_batch": "published_batch_size",
+    "body_lr_scale": "backbone_lr_scale",
+    "mix_prob": "mixup_prob",
+    "mix_switch": "mixup_switch_prob",
+}
+BEFORE, NOW = "backbone.", "network."  # what the names of the weights started with, and start with
+
+
+def upgrade(checkpoint: dict[str, Any]) -> bool:
+    """Gives the options and weights of a task's checkpoint the names of today, in place; whether it was an old one."""
+    options: Mapping[str, Any] = checkpoint.get("hyper_parameters", {})
+    weights: Mapping[str, Any] = checkpoint["state_dict"]
+    old_weights = any(name.startswith(BEFORE) for name in weights) and not any(name.startswith(NOW) for name in weights)
+    if not old_weights and options.keys().isdisjoint(RENAMED_OPTIONS):
+        return False
+    checkpoint["hyper_parameters"] = {RENAMED_OPTIONS.get(name, name): value for name, value in options.items()}
+    if old_weights:
+        checkpoint["state_dict"] = {
+            NOW + name.removeprefix(BEFORE) if name.startswith(BEFORE) else name: tensor
+            for name, tensor in weights.items()
+        }
+    return True
+
+
+def today(path: Any) -> Any:
+    """A checkpoint's path, or, if it is an old file on this machine, its content with the names of today, in memory."""
+    if not isinstance(path, str | Path) or not Path(path).is_file():
+        return path
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not upgrade(checkpoint):
+        return path
+    content = BytesIO()
+    torch.save(checkpoint, content)
+    content.seek(0)
+    return content

@@ -1,0 +1,73 @@
+"""Settings of the optimiser and of the learning-rate schedule."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from linvit.errors import UserError, check_choice, check_number
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Settings of AdamW and of the learning rate over a run: linear warm-up, then a cosine, then a cool-down.
+
+    Every task takes them as arguments of its own (`--model.lr`). The options of the schedule are those in which the
+    papers' programs differ.
+
+    Attributes:
+        lr: Peak learning rate, before `lr_base_batch_size` scales it. A run prints the effective one when it starts.
+        weight_decay: AdamW's weight decay; not applied to norms, biases, and what the network names
+            (`no_weight_decay`).
+        betas: AdamW's momentum terms.
+        warmup_epochs: Length of the linear warm-up.
+        warmup_lr: Learning rate of the first step.
+        min_lr: Learning rate of the last step, and of the cool-down.
+        cooldown_epochs: Epochs at `min_lr` at the end of the run; `trainer.max_epochs` includes them.
+        lr_interval: Whether the learning rate changes with every "step" or only with every "epoch".
+        lr_delay: By how many intervals the learning rate lags behind its formula; 1 in timm's training script and
+            those derived from it.
+        lr_base_batch_size: Total batch size (all devices, accumulation included) that the learning rates are given
+            for. They are multiplied by the run's total batch size over this one. null uses them as they are.
+        lr_scaling: Which learning rates are multiplied: "all" of them, or "peak" for `lr` alone.
+        published_batch_size: Total batch size that the recipe was published with; a run with another one gets a
+            warning. null is none.
+        layer_decay: Factor on the learning rate per layer down from the last, for fine-tuning; null is none.
+        backbone_lr_scale: Factor on `lr` for all parameters but the classifier's, for fine-tuning with a new
+            classifier; `min_lr` stays.
+
+    Raises:
+        UserError: If a value is out of bounds.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_epochs: float = 5
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    cooldown_epochs: float = 0
+    lr_interval: Literal["step", "epoch"] = "step"
+    lr_delay: int = 0
+    lr_base_batch_size: int | None = None
+    lr_scaling: Literal["all", "peak"] = "peak"
+    published_batch_size: int | None = None
+    layer_decay: float | None = None
+    backbone_lr_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("lr", self.lr, above=0)
+        for name in ("min_lr", "warmup_lr", "weight_decay", "warmup_epochs", "cooldown_epochs"):
+            check_number(name, getattr(self, name), at_least=0)
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
+            raise UserError(f"betas must be two numbers, such as [0.9, 0.999]; got {self.betas!r}")
+        for beta in self.betas:
+            check_number("betas", beta, at_least=0, below=1)
+        check_number("lr_delay", self.lr_delay, at_least=0, whole=True)
+        check_choice("lr_interval", self.lr_interval, ["step", "epoch"])
+        check_choice("lr_scaling", self.lr_scaling, ["all", "peak"])
+        for name in ("lr_base_batch_size", "published_batch_size"):
+            if getattr(self, name) is not None:
+                note = ", such as 512, or null for none"
+                check_number(name, getattr(self, name), at_least=1, whole=True, note=note)
+        if self.layer_decay is not None:
+            check_number("layer_decay", self.layer_decay, above=0, at_most=1, note=", such as 0.75, or null for none")
+        check_number("backbone_lr_scale", self.backbone_lr_scale, above=0)

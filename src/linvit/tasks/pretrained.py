@@ -1,0 +1,52 @@
+"""`pretrained`: the weights that a task's network starts from, unless a checkpoint brings its own."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+
+from linvit.errors import UserError, check_choice
+from linvit.registry import parameters_of
+from linvit.weights.load import load_pretrained
+
+_checkpoint_follows = ContextVar("checkpoint_follows", default=False)
+
+
+@contextmanager
+def checkpoint_follows() -> Iterator[None]:
+    """Tasks that are built in this context do not load `pretrained`: a checkpoint is about to replace all weights.
+
+    The file that a run started from may be gone by then. The argument stays in the task's hyper-parameters.
+    """
+    token = _checkpoint_follows.set(True)
+    try:
+        yield
+    finally:
+        _checkpoint_follows.reset(token)
+
+
+def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -> None:
+    """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows.
+
+    Args:
+        network: A backbone, or a network whose `backbone` starts from these weights.
+        pretrained: A source, or a mapping of `source` and options of `linvit.load_pretrained`.
+
+    Raises:
+        UserError: If `pretrained` names no source, an unknown option, or weights that cannot be loaded.
+    """
+    if pretrained is None or _checkpoint_follows.get():
+        return
+    options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
+    allowed = [name for name in parameters_of(load_pretrained) if name != "model"]
+    for option in options:
+        check_choice("an option of pretrained", option, allowed)
+    if not isinstance(options.get("source"), str):
+        raise UserError(
+            f"pretrained {pretrained!r} names no source. Write pretrained: FILE, or pretrained: {{source: FILE}}"
+        )
+    backbone = getattr(network, "backbone", network)
+    rank_zero_info(str(load_pretrained(backbone, **options)))

@@ -1,0 +1,47 @@
+"""Scores that the authors of a model published, to be held against ours."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linvit.image_size import image_size
+from linvit.model_info import model_info
+from linvit.registry import Spec, backbones, parameters_of
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published scores and where they stand.
+
+    Attributes:
+        scores: Name of the metric, such as "top1", to its value, as the task logs it.
+        source: Where they were published.
+    """
+
+    scores: Mapping[str, float]
+    source: str
+
+
+def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]) -> Published | None:
+    """The top-1 accuracy on ImageNet-1K in [0, 1] that the authors of a backbone published.
+
+    None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at
+    the image size of the number, with 1000 classes. The arguments are those of a `Task`.
+    """
+    name, options = backbones.parse(backbone)
+    facts = model_info().get(name)
+    if facts is None or facts.top1 is None or attention is not None or num_classes != 1000:
+        return None
+    if image_size(img_size) != (facts.img_size, facts.img_size):
+        return None
+    defaults = parameters_of(backbones.get(name))
+    changed = {option: given for option, given in options.items() if not _same(given, defaults[option])}
+    if changed and not _same(changed, facts.also):
+        return None
+    return Published({"top1": facts.top1 / 100}, facts.top1_source)
+
+
+def _same(given: Any, other: Any) -> bool:
+    """Whether two options are equal, as lists or tuples."""
+    return json.dumps(given, default=repr) == json.dumps(other, default=repr)

@@ -1,0 +1,57 @@
+"""The published accuracy of a model: only for the very model that was published."""
+
+import pytest
+
+from linvit.tasks.published import Published, published_top1
+from tests.training import TINY, tiny_task
+
+SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "img_size": 224}
+
+
+def test_the_number_of_the_backbone_at_its_size():
+    assert published_top1(**SETTINGS) == Published(
+        {"top1": pytest.approx(0.812)}, "microsoft/Swin-Transformer: MODELHUB.md"
+    )
+    assert published_top1(**{**SETTINGS, "backbone": {"name": "swin_tiny"}, "img_size": [224, 224]}) is not None
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        {"name": "swin_tiny", "depths": [2, 2, 6, 2], "window_size": 7},
+        {"name": "soft_small", "depths": [1, 3, 20, 4]},
+        {"name": "soft_small", "depths": [1, 3, 7, 4]},
+        {"name": "soft_norm_small", "depths": [1, 3, 7, 4]},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_other_model_keep_its_number(backbone):
+    """SOFT-Small is published with code of one size and a README that tells another's."""
+    assert published_top1(**{**SETTINGS, "backbone": backbone}) == published_top1(
+        **{**SETTINGS, "backbone": backbone["name"]}
+    )
+    assert published_top1(**{**SETTINGS, "backbone": backbone}) is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone": "deit_nano", "img_size": 32},
+        {"backbone": "somebody_elses"},
+        {"backbone": {"name": "swin_tiny", "window_size": 14}},
+        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 5]}},
+        {"backbone": {"name": "soft_small", "depths": [1, 3, 7, 4], "mlp_ratio": 3}},
+        {"attention": "linear"},
+        {"num_classes": 100},
+        {"img_size": 384},
+        {"img_size": [224, 192]},
+    ],
+    ids=str,
+)
+def test_no_number_for_what_nobody_published(change):
+    assert published_top1(**{**SETTINGS, **change}) is None
+
+
+def test_a_task_asks_for_its_own_model():
+    assert tiny_task(backbone=TINY).published() is None
+    assert tiny_task(backbone="deit_tiny", num_classes=1000, img_size=224).published().scores == {"top1": 0.722}
