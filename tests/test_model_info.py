@@ -34,7 +34,7 @@ def test_a_second_model_of_a_row_is_another_one_that_can_be_built(name: str) -> 
 
 
 def test_the_table_is_part_of_the_package() -> None:
-    settings = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert '"backbones/models.csv"' in settings
 
 

@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend: it says what was given, what is allowed, and a way out."""
+"""The error for mistakes that the user can correct. It says what was given, what is allowed, and a way out."""
 
 import difflib
 import math
@@ -9,7 +9,7 @@ from numbers import Integral, Real
 class UserError(Exception):
     """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback.
 
-    It is no `ValueError`: argument parsers catch those and bury the message among their own.
+    It is not a `ValueError`, because argument parsers catch those and replace the message.
     """
 
 
@@ -22,7 +22,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def some(names: Sequence[str], shown: int = 5) -> str:
-    """The first few of many names, in quotes, and how many more there are."""
+    """Returns the first few of many names, in quotes, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(f"'{name}'" for name in names[:shown]) + more
 
@@ -46,7 +46,7 @@ def check_number(
     whole: bool = False,
     note: str = "",
 ) -> None:
-    """Raises a `UserError` unless `given` is a finite number within the bounds; a bool is none.
+    """Raises a `UserError` unless `given` is a finite number within the bounds; a bool is not one.
 
     Args:
         option: Its name.

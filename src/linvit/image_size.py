@@ -6,7 +6,7 @@ from linvit.errors import UserError
 
 
 def image_size(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """An int (a square) or [H, W] as (H, W).
+    """Returns (H, W) for a side or for [H, W].
 
     Raises:
         UserError: If it is neither, or not positive.

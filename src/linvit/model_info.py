@@ -1,4 +1,4 @@
-"""What is known about linvit's own backbones without building them: `backbones/models.csv`, one row per name."""
+"""Sizes and published accuracy of linvit's backbones, from `backbones/models.csv`."""
 
 import csv
 import functools
@@ -35,7 +35,7 @@ class ModelInfo(NamedTuple):
 
 @functools.cache
 def model_info() -> dict[str, ModelInfo]:
-    """Facts by name of the backbone."""
+    """Returns the rows of the table by the name of the backbone."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return {
             row["name"]: ModelInfo(

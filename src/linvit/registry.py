@@ -43,7 +43,7 @@ def preset(constructor: Callable[..., Any], **options: Any) -> functools.partial
 
 @dataclass(frozen=True)
 class Entry:
-    """One owner's claim to a name."""
+    """A name, and who registers it."""
 
     name: str
     target: str  # "package.module:Class"
@@ -51,7 +51,7 @@ class Entry:
     registered: Callable[..., Any] | None = None  # the object itself, when a decorator brought it
 
     def load(self, kind: str) -> Callable[..., Any]:
-        """Imports the object. Whatever a plug-in does on import is reported as that plug-in's failure."""
+        """Imports the object; what a plug-in raises on import, `SystemExit` too, becomes a `UserError`."""
         if self.registered is not None:
             return self.registered
         module, _, attribute = self.target.partition(":")
@@ -92,7 +92,7 @@ class Registry:
         kind: What is registered, for messages: "attention".
         group: The entry-point group in which packages announce theirs: "linvit.attentions".
         base: `package.module:Class` that everything registered must subclass, or None.
-        supplied: Arguments of the constructor that hosts supply, and not the user.
+        supplied: Arguments of the constructor that attention layers supply, and not the user.
     """
 
     def __init__(self, kind: str, group: str, base: str | None = None, supplied: tuple[str, ...] = ()) -> None:
@@ -106,7 +106,7 @@ class Registry:
         """Class decorator that registers a class for this process.
 
         Raises:
-            UserError: If somebody else already owns the name.
+            UserError: If the name is registered already.
 
         Example:
             >>> @linvit.register_attention("cosine")
@@ -126,7 +126,7 @@ class Registry:
         return decorate
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Every name with all who claim it, sorted, nothing imported."""
+        """Returns every name with all its entries, sorted by name; nothing is imported."""
         found: dict[str, list[Entry]] = {}
         for entry in _announced(self.group):
             found.setdefault(entry.name, []).append(entry)
@@ -135,11 +135,11 @@ class Registry:
         return dict(sorted(found.items()))
 
     def names(self, pattern: str = "*") -> list[str]:
-        """Names that match a wildcard pattern such as `"*linear*"`; nothing is imported."""
+        """Returns names that match a wildcard pattern such as `"*linear*"`; nothing is imported."""
         return [name for name in self.entries() if fnmatchcase(name, pattern)]
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The constructor behind a registered name, or behind a class path `package.module:Class`.
+        """Returns the constructor of a registered name, or of a class path `package.module:Class`.
 
         Raises:
             UserError: If the name is unknown, has two owners, or its package is broken.
@@ -164,11 +164,11 @@ class Registry:
 
         Args:
             spec: A name, or a mapping with `name` and options.
-            context: Arguments that the caller (a host, a task) supplies, such as `dim` or `img_size`.
+            context: Arguments that the caller (a layer, a task) supplies, such as `dim` or `img_size`.
 
         Raises:
             UserError: If the spec has no name or an unknown one, or an option that the constructor does not take, or if
-                the constructor does not take what every host supplies.
+                the constructor does not take what every attention layer supplies.
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
@@ -252,18 +252,18 @@ class Registry:
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
-    """Parameter names and defaults of a constructor, through `**kwargs` that a class forwards to its parents."""
+    """Returns parameters of a constructor and defaults, including those that `**kwargs` forward to its parents."""
     return _signature(constructor)[0]
 
 
 def takes(constructor: Callable[..., Any], option: str) -> bool:
-    """Whether a constructor has a parameter of this name, or `**kwargs` of which no signature says what they may be."""
+    """Returns whether a constructor has this parameter, or `**kwargs` that no parent's signature restricts."""
     parameters, takes_any = _signature(constructor)
     return takes_any or option in parameters
 
 
 def _signature(constructor: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """Parameter names and defaults, and whether a constructor takes others, too."""
+    """Returns parameters with their defaults, and whether the constructor takes others too."""
     if isinstance(constructor, functools.partial):
         parameters, takes_any = _signature(constructor.func)
         return dict(list(parameters.items())[len(constructor.args) :]) | constructor.keywords, takes_any
@@ -288,7 +288,7 @@ def _signature(constructor: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
 
 @functools.cache
 def _announced(group: str) -> tuple[Entry, ...]:
-    """What the entry points of a group announce, nothing imported: a class each, or the presets of a module."""
+    """Reads the entry points of a group without importing them: a class each, or the presets of a module."""
     found: list[Entry] = []
     for point in entry_points(group=group):
         owner = "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version)
@@ -301,7 +301,7 @@ def _announced(group: str) -> tuple[Entry, ...]:
 
 
 def _target(point: EntryPoint) -> tuple[str, str]:
-    """Module and class without the spaces and `[extras]` that metadata may have; as written if malformed."""
+    """Splits an entry point into module and class, without spaces and `[extras]`; a malformed one stays."""
     match = point.pattern.match(point.value)
     return (match["module"], match["attr"] or "") if match else (point.value, "")
 

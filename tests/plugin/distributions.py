@@ -10,10 +10,10 @@ def write_distribution(folder: Path, name: str, version: str, entry_points: str,
     """Installs a distribution into a folder as pip leaves it: modules beside a `.dist-info`."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entry_points)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
     for module, source in modules.items():
-        (folder / f"{module}.py").write_text(source)
+        (folder / f"{module}.py").write_text(source, encoding="utf-8")
 
 
 def python(*arguments: str, path: Path | None = None, cwd: Path | None = None, timeout: float = 300):

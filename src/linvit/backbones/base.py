@@ -1,4 +1,4 @@
-"""What every backbone shares: timm's contract, initialisation, parameters that layers have in common."""
+"""The base class of backbones: timm's contract, initial values, and parameters that several layers use."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ class Backbone(nn.Module):
     def complete(
         self, norm: nn.Module, feature_info: list[dict[str, str | int]], initialise: nn.Module | None = None
     ) -> None:
-        """Ends a constructor: final norm, classifier, initial values, and parameters that mechanisms share.
+        """Ends a constructor: adds final norm and classifier, sets initial values, and ties mechanisms.
 
         Args:
             norm: The final norm.
@@ -78,7 +78,11 @@ class Backbone(nn.Module):
     def run(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
-        """Images through the first `stop` levels: the last tokens, their grid, and (tokens, grid) of `take`."""
+        """Runs images through the first `stop` levels.
+
+        Returns:
+            The last tokens, their grid, and the (tokens, grid) of each level in `take`.
+        """
         found = []
         for i, stage in enumerate(getattr(self, self.levels)[:stop]):
             tokens, grid = stage(x)
@@ -88,24 +92,24 @@ class Backbone(nn.Module):
         return tokens, grid, found
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, in_chans, H, W) to the last, normalised tokens (B, N, C)."""
+        """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W)."""
         return self.norm(self.run(x)[0])  # type: ignore[no-any-return]
 
     def pool(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, C) to one feature per image (B, C)."""
+        """Pools tokens (B, N, C) to one feature per image (B, C)."""
         return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Normalised tokens (B, N, C) to logits (B, num_classes), or to the pooled feature (B, C) if `pre_logits`."""
+        """Returns logits (B, num_classes) of normalised tokens (B, N, C), or pooled features (B, C) if `pre_logits`."""
         x = self.pool(x)
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, in_chans, H, W) to logits (B, num_classes)."""
+        """Returns logits (B, num_classes) of images (B, in_chans, H, W)."""
         return self.forward_head(self.forward_features(x))
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
-        """The norm that belongs to the feature of a level, if any; the final norm belongs to the last."""
+        """Applies the norm of a level's feature, if it has one; that of the last level is the final norm."""
         norms = getattr(self, "feature_norms", ())
         if level < len(norms):
             return norms[level](tokens)  # type: ignore[no-any-return]
@@ -121,7 +125,7 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Features of chosen levels, as timm's method of this name.
+        """Returns the features of chosen levels, as timm's method of this name does.
 
         Args:
             x: Images (B, in_chans, H, W).
@@ -145,7 +149,7 @@ class Backbone(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops what features at `indices` do not need; returns the indices of the features that stay."""
+        """Drops the modules that features at `indices` do not need, and returns the indices of these features."""
         levels = getattr(self, self.levels)
         take = feature_indices(len(levels), indices)
         setattr(self, self.levels, levels[: max(take) + 1])
@@ -158,11 +162,11 @@ class Backbone(nn.Module):
         return take
 
     def get_classifier(self) -> Any:
-        """The classifier, or a tuple of several."""
+        """Returns the classifier, or a tuple of several."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes means features (`nn.Identity`).
+        """Replaces the classifier by a new one; with 0 classes the model returns features.
 
         Args:
             num_classes: Classes.
@@ -175,18 +179,18 @@ class Backbone(nn.Module):
         self.head = classifier(self.num_features, num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trades time for memory: activations inside a block are computed again in the backward pass."""
+        """Switches gradient checkpointing, which saves memory and computes activations of blocks twice."""
         self.grad_checkpointing = enable
         for module in self.modules():
             if isinstance(module, Stage):
                 module.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed: the tables of relative positions."""
+        """Returns names of parameters without weight decay: the tables of relative positions."""
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups for layer-wise learning-rate decay: one per block, or one per stage if `coarse`."""
+        """Returns timm's layer groups for layer-wise learning rates: one per block, or one per stage if `coarse`."""
         stage = r"^stages\.(\d+)"
         return {
             "stem": r"^stages\.0\.(?:embed|pos_embed|cls_token)",
@@ -202,7 +206,7 @@ class Backbone(nn.Module):
 
 
 def classifier(num_features: int, num_classes: int) -> nn.Module:
-    """A freshly initialised linear classifier; the identity for 0 classes."""
+    """Builds a linear classifier with initial values, or the identity for 0 classes."""
     head = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
     init_vit(head)
     return head
@@ -216,12 +220,12 @@ def check_stages(count: int, **options: Sequence[Any]) -> None:
 
 
 def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | int]]:
-    """`feature_info` of stages of that many channels, the first of that stride, each further one of twice as much."""
+    """Returns the `feature_info` of stages with these channels; the first has this stride, each next twice as much."""
     return [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride * 2**i} for i, dim in enumerate(dims)]
 
 
 def init_vit(module: nn.Module) -> None:
-    """Initialises Linear and LayerNorm as vision transformers do; a mechanism keeps its own initial values."""
+    """Gives linear layers a vision transformer's initial values; mechanisms keep theirs."""
     if isinstance(module, Attention):
         return
     if isinstance(module, nn.Linear):
@@ -233,14 +237,14 @@ def init_vit(module: nn.Module) -> None:
 
 
 def tie_mechanisms(network: nn.Module) -> None:
-    """Lets each mechanism share parameters with those of earlier layers, if it does so; see `Attention.tie`."""
+    """Lets mechanisms use parameters of earlier layers, as Linformer's `share: layerwise` does; see `Attention.tie`."""
     mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
     for i, mechanism in enumerate(mechanisms):
         mechanism.tie(mechanisms[:i])
 
 
 def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Which of `count` features are meant, as timm counts: None is all, n the last n, a list may count from the end."""
+    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list those in it."""
     if indices is None:
         return list(range(count))
     if isinstance(indices, int):

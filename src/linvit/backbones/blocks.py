@@ -1,4 +1,4 @@
-"""What each block of a backbone gets: its attention, and its rate of stochastic depth."""
+"""The attention and the rate of stochastic depth of each block."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -12,7 +12,7 @@ from linvit.registry import Spec
 
 
 def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> list[Spec]:
-    """One attention spec per block from one for all, one per stage, or one per block.
+    """Returns one attention spec per block, given one for all, one per stage, or one per block.
 
     Args:
         attention: A spec or a list of specs.
@@ -35,7 +35,7 @@ def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> 
 
 
 def specs_per_layer(attention: Spec | Sequence[Spec], network: nn.Module, names: Collection[str]) -> list[Spec]:
-    """One attention spec per attention layer of a model that is built; see `specs_per_block`.
+    """Returns one spec per attention layer of a model that is already built; see `specs_per_block`.
 
     Args:
         attention: A spec or a list of specs.
@@ -52,7 +52,7 @@ def specs_per_layer(attention: Spec | Sequence[Spec], network: nn.Module, names:
 def specs_and_rates(
     attention: Spec | Sequence[Spec], drop_path_rate: float, depths: Sequence[int]
 ) -> tuple[list[list[Spec]], list[list[float]]]:
-    """Attention specs, and rates of stochastic depth, of the blocks of each stage.
+    """Returns the attention specs and the rates of stochastic depth of the blocks of each stage.
 
     Args:
         attention: A spec or a list of specs; see `specs_per_block`.

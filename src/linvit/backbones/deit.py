@@ -33,7 +33,7 @@ from linvit.registry import Spec, preset
 class DeiT(Backbone):
     """DeiT, a vision transformer of one resolution, on images of any size and aspect.
 
-    Another image size than `img_size` is met by bicubic interpolation of the position embeddings.
+    At another image size than `img_size` the position embeddings are interpolated (bicubic).
 
     Args:
         in_chans: Image channels.
@@ -118,7 +118,7 @@ class DeiT(Backbone):
                 trunc_normal_(table, std=0.02)
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Images to tokens with positions, and their grid."""
+        """Returns the tokens of images, with position embeddings, and their grid."""
         patch_grid((x.shape[-2], x.shape[-1]), self.patch_size)
         x, size = self.patch_embed(x)
         grid = self.grid._replace(size=size)
@@ -139,7 +139,7 @@ class DeiT(Backbone):
     def run(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
-        """Images through the first `stop` blocks: the last tokens, their grid, and (tokens, grid) of `take`."""
+        """Runs images through the first `stop` blocks; see `Backbone.run`."""
         x, grid = self.embed(x)
         found = []
         for i, block in enumerate(self.blocks[:stop]):
@@ -149,11 +149,11 @@ class DeiT(Backbone):
         return x, grid, found
 
     def normalise(self, tokens: Tensor, level: int) -> Tensor:
-        """The final norm, on the feature of any block."""
+        """Applies the final norm, whichever block the feature is of."""
         return self.norm(tokens)  # type: ignore[no-any-return]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Normalised tokens (B, N, C) to logits (B, num_classes), or to the pooled feature (B, C) if `pre_logits`."""
+        """Returns logits or pooled features, with a distillation token the mean of both; see `Backbone`."""
         if self.head_dist is None:
             return super().forward_head(x, pre_logits)
         x, distilled = x[:, 0], x[:, 1]
@@ -162,22 +162,22 @@ class DeiT(Backbone):
         return (self.head(x) + self.head_dist(distilled)) / 2  # type: ignore[no-any-return]
 
     def get_classifier(self) -> Any:
-        """The classifier; both, as timm's distilled DeiT returns them, if there are two."""
+        """Returns the classifier, or both classifiers of a distilled model, as timm does."""
         return self.head if self.head_dist is None else (self.head, self.head_dist)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier, or both, by fresh ones; see `Backbone.reset_classifier`."""
+        """Replaces the classifier, or both, by new ones; see `Backbone.reset_classifier`."""
         super().reset_classifier(num_classes, global_pool)
         if self.head_dist is not None:
             self.head_dist = classifier(self.num_features, num_classes)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed."""
+        """Returns names of parameters without weight decay: position embeddings, prefix tokens, and `Backbone`'s."""
         tokens = {"pos_embed", "cls_token", "dist_token"} & dict(self.named_parameters()).keys()
         return tokens | super().no_weight_decay()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups for layer-wise learning-rate decay."""
+        """Returns timm's layer groups for layer-wise learning rates, one per block."""
         return {
             "stem": r"^cls_token|dist_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
@@ -185,7 +185,7 @@ class DeiT(Backbone):
 
 
 def patch_grid(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    """Patches per side of an image.
+    """Returns the rows and columns of patches of an image.
 
     Raises:
         UserError: If a side is not a multiple of the patch.
@@ -202,7 +202,9 @@ def patch_grid(size: tuple[int, int], patch: int) -> tuple[int, int]:
 
 _mean = partial(DeiT, class_token=False, global_pool="avg")
 
-deit_nano = preset(_mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3)  # ours, for 32x32 images
+deit_nano = preset(
+    _mean, img_size=32, patch_size=4, embed_dim=96, depth=4, num_heads=3
+)  # linvit's own, for 32x32 images
 deit_tiny = preset(DeiT, embed_dim=192, num_heads=3)
 deit_small = preset(DeiT, embed_dim=384, num_heads=6)
 deit_base = preset(DeiT, embed_dim=768, num_heads=12)

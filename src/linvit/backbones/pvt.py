@@ -29,9 +29,9 @@ class PVT(Backbone):
     """PVT: four stages of strides 4, 8, 16 and 32; the class token joins in the last.
 
     Images of any size and aspect: position embeddings of another grid are interpolated (bilinear) in every stage, and
-    planes that a patch does not divide are padded by zeros at the right and the bottom. The reference takes stage 1's
-    token count for the sign that nothing need be interpolated, which fails at 448 x 448 for a model of 224; here each
-    stage compares with its own grid.
+    planes that are no multiple of the patch are padded with zeros at the right and the bottom. The reference decides by
+    the token count of stage 1 whether to interpolate, which fails at 448 x 448 for a model of 224; here each stage
+    compares its own grid.
 
     Args:
         in_chans: Image channels.
@@ -50,7 +50,8 @@ class PVT(Backbone):
         proj_drop: Dropout after the output projection of each attention.
         class_token: Prepend a learnable class token in stage 4.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
-        final_norm: Apply the final norm. False keeps its parameters for the files' sake, neither applied nor trained.
+        final_norm: Apply the final norm. False keeps its parameters, which checkpoints contain, without applying or
+            training them.
     """
 
     def __init__(
@@ -107,19 +108,19 @@ class PVT(Backbone):
         self.complete(norm, pyramid_info(embed_dims))
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed; the position embeddings are."""
+        """Returns names of parameters without weight decay: the class token alone."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
 
 
 class IdleNorm(nn.LayerNorm):
-    """A norm that files hold and nothing computes: the identity, with parameters that are not trained."""
+    """The identity with the parameters of a LayerNorm, which official checkpoints contain and no model applies."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__(dim, eps=eps)
         self.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, as it is."""
+        """Returns x."""
         return x
 
 

@@ -110,7 +110,7 @@ class PVTv2(Backbone):
 
 
 def init_convs(module: nn.Module) -> None:
-    """Initialises convolutions by their fan-out, the focused attention's included, as the reference does.
+    """Initialises convolutions by their fan-out, those of focused attention too, as the reference does.
 
     Other mechanisms keep their own initial values.
     """

@@ -1,4 +1,4 @@
-"""Another attention in a model that is already built: linvit's own backbones and layers, and timm's transformers."""
+"""Replaces the attention of a model that is already built: one of linvit or a transformer of timm."""
 
 from collections.abc import Sequence
 

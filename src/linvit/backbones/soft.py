@@ -8,8 +8,8 @@ with the tanh form of GELU, an MLP ratio of 4 and elementwise dropout in the pla
 PVT's, pre-norm with softmax attention and a class token; position tables are those of 224 x 224 images for any
 `img_size`. Sizes are the code's, not those of the later paper's Table 1, which match no published model.
 
-SOFT-Small: code and README contradict each other. The code's depths 1-3-20-4, ours, make 38.9 million parameters; the
-README says 24 million, which is 1-3-7-4 (24,110,092). For a checkpoint of those depths:
+SOFT-Small: code and README contradict each other. The code's depths 1-3-20-4, which linvit has, make 38.9 million
+parameters; the README says 24 million, which is 1-3-7-4 (24,110,092). For a checkpoint of those depths:
 `{name: soft_small, depths: [1, 3, 7, 4]}`.
 """
 
@@ -32,7 +32,7 @@ from linvit.registry import Spec, preset
 
 
 def softmax_free(name: str) -> list[Spec]:
-    """The papers' attention of the four stages; the ratios leave 49 landmarks of a 224 x 224 image in each."""
+    """Returns the attention of the four stages in the papers: 49 landmarks each for a 224 x 224 image."""
     return [
         {"name": name, "ratio": 8, "conv_size": 9},
         {"name": name, "ratio": 4, "conv_size": 5},
@@ -48,8 +48,8 @@ SOFT_NORM_STAGES = softmax_free("soft_norm")
 class SOFT(Backbone):
     """SOFT: four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
 
-    Another image size than 224 is met by bilinear interpolation of the position tables; sides that a stride does not
-    divide are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49 at
+    At another image size than 224 the position embeddings are interpolated (bilinear); sides that are no multiple of a
+    stride are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49 at
     224 x 224, 256 at 512 x 512), and the cost of their inverse grows with the cube of their number.
 
     A spec in the list replaces the attention of its stage or block and nothing else: blocks of stages 1 to 3 stay
@@ -73,7 +73,7 @@ class SOFT(Backbone):
         depths: Blocks of the stages.
         mlp_ratio: Hidden width of the MLPs of stage 4 over its channels; 4 in the other stages.
         proj_drop: Dropout after the output projection of each attention.
-        stochastic_depth: Drop whole branches in stages 1 to 3 too (ours).
+        stochastic_depth: Drop whole branches in stages 1 to 3 too, which the reference does not.
         torch_init: Leave the blocks of stages 1 to 3 at PyTorch's initial values, as the code of SOFT++ does.
     """
 
@@ -116,7 +116,7 @@ class SOFT(Backbone):
         self.complete(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that are not decayed; position tables are, as in the reference."""
+        """Returns names of parameters without weight decay: the class token alone, as in the reference."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
 
 
@@ -144,7 +144,7 @@ class ConvEmbed(nn.Module):
         self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Tokens and their patch grid."""
+        """Returns tokens and their patch grid."""
         x = self.proj(x)  # (B, dim, H', W')
         return x.flatten(2).mT, (x.shape[2], x.shape[3])
 
@@ -156,7 +156,7 @@ class PostNormBlock(nn.Module):
         dim: Channels C.
         attn: Token mixer, called with tokens and grid.
         mlp: Feed-forward layer, called with tokens and grid.
-        drop: Dropout or stochastic depth; without state, so that both branches share it.
+        drop: Dropout or stochastic depth. It has no state, so both branches use the same module.
     """
 
     def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop: nn.Module) -> None:

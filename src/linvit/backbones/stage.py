@@ -13,16 +13,16 @@ from linvit.attention.ops.tables import SizeOf, resize_table
 
 
 class Stage(nn.Module):
-    """A plane (B, C, H, W) to tokens (B, N, dim) and their grid.
+    """One level of a pyramid: turns a plane (B, C, H, W) into tokens (B, N, dim) and their grid.
 
     Args:
         dim: Channels of the tokens.
         grid: Nominal grid, with `num_prefix` 1 for a class token that joins in this stage.
         embed: The plane to tokens and their patch grid (H', W'): a stem or a downsampling.
         blocks: Called with tokens and grid.
-        positions: Add a learnable position per token of the nominal grid. Another grid gets them interpolated
-            (bilinear), the class token's aside.
-        norm: On the tokens that leave the stage; None is none.
+        positions: Add a learnable position embedding per token of the nominal grid. For another grid those of the
+            patches are interpolated (bilinear).
+        norm: Norm of the stage's output; None is none.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Stage(nn.Module):
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing: bool) -> Tensor:
-    """Blocks one after the other; under checkpointing their activations are computed again in the backward pass."""
+    """Runs blocks one after the other, with gradient checkpointing of each if asked for."""
     for block in blocks:
         x = checkpoint(block, x, grid, use_reentrant=False) if checkpointing else block(x, grid)
     return x
 
 
 def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Position table (1, N, C) of one grid interpolated (bilinear) to another; the prefix's positions stay."""
+    """Interpolates (bilinear) a position table (1, N, C) from one grid to another; positions of the prefix stay."""
     if old.size == new.size:
         return table
     prefix, patches = table[:, : old.num_prefix], table[:, old.num_prefix :]
@@ -80,7 +80,7 @@ def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def stage_grids(img_size: tuple[int, int], strides: Sequence[int] = (4, 2, 2, 2)) -> list[tuple[int, int]]:
-    """Patch grids of the stages of an image of that size: rounded up at every stage."""
+    """Returns the patch grid of each stage for an image size; sides are rounded up at every stage."""
     height, width = img_size
     grids = []
     for stride in strides:

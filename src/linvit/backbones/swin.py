@@ -126,7 +126,7 @@ class PatchMerging(nn.Module):
         self.proj = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Tokens and their patch grid."""
+        """Returns tokens and their patch grid."""
         height, width = x.shape[-2:]
         if height % 2 or width % 2:
             x = F.pad(x, (0, width % 2, 0, height % 2))
@@ -137,7 +137,7 @@ class PatchMerging(nn.Module):
 
 
 def window_sizes(given: int | Sequence[int | None] | None, stages: int) -> list[int | None]:
-    """One window per stage, from one for all or from a list."""
+    """Returns one window size per stage, given one for all or a list."""
     if given is None or isinstance(given, int):
         return [given] * stages
     if len(given) != stages:

@@ -1,1 +1,1 @@
-"""What hosts share: the attention layer, position tables."""
+"""The layers of backbones: attention layers, feed-forward layers, patch embedding."""

@@ -1,4 +1,4 @@
-"""The host of a mechanism: projections, spatial reduction, output projection, dropout."""
+"""The attention layer: projections around any mechanism, spatial reduction, output projection, dropout."""
 
 from functools import partial
 from typing import Any
@@ -119,7 +119,7 @@ class AttentionLayer(nn.Module):
 
     @property
     def projections(self) -> str:
-        """What is projected, in the order of the rows of `qkv`."""
+        """The projections in the order of the rows of `qkv`: "qkv", "qv" or "kv"."""
         return self.mechanism.projections
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
@@ -128,7 +128,7 @@ class AttentionLayer(nn.Module):
         Args:
             x: Tokens (B, N, C), prefix first, then the patches row by row.
             grid: Their grid.
-            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one, besides that of the layer.
+            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one, added to the layer's.
         """
         if x.shape[1] != grid.num_queries:
             raise UserError(
@@ -145,7 +145,7 @@ class AttentionLayer(nn.Module):
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _with_positions(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
-        """A bias and that of the layer's table, if it has one, together."""
+        """Adds the bias of the layer's table of relative positions, if it has one."""
         if self.relative_position_bias_table is None:
             return bias
         own = relative_position_bias(self.relative_position_bias_table, self.mechanism.grid.size, grid.size)[None]

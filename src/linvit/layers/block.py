@@ -1,4 +1,4 @@
-"""The pre-norm transformer block, which all families but SOFT share."""
+"""The pre-norm transformer block of all families but SOFT."""
 
 from timm.layers import DropPath
 from torch import Tensor, nn

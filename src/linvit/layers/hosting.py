@@ -1,4 +1,4 @@
-"""What every host of a mechanism does: project what it declares, split heads, call it, join the heads, project back."""
+"""What attention layers do around a mechanism: project, split heads, call it, join heads, project back."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from linvit.layers.batch_norm import BatchNormLinear
 
 
 def projection_widths(mechanism: Attention) -> list[int]:
-    """Channels of what the host projects, one number per letter of `projections`."""
+    """Returns the channels of each projection, one number per letter of `projections`."""
     key_width = mechanism.key_dim * mechanism.num_heads
     widths = {"q": key_width, "k": key_width, "v": mechanism.dim}
     return [widths[letter] for letter in mechanism.projections]
 
 
 def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> nn.Linear:
-    """The linear layer from what mechanisms of one spec put out, side by side, to C = `dim` channels.
+    """Builds the linear layer from the outputs of mechanisms of one spec, side by side, to C = `dim` channels.
 
-    It is followed by the norm that they declare as `proj_norm`, whose shift takes the place of the bias.
+    The norm that they declare as `proj_norm` follows it, and its shift replaces the bias.
     """
     width = sum(mechanism.out_dim for mechanism in mechanisms)
     if mechanisms[0].proj_norm == "bn2d":
@@ -28,7 +28,7 @@ def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool =
 
 
 def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v from what was projected of the input x: (B, N, C) each, heads not yet split."""
+    """Returns q, k and v, (B, N, C) each with heads not yet split, from the projections of the input x."""
     parts = dict(zip(mechanism.projections, projected, strict=True))
     q = parts.get("q", x)  # "kv": the query is the input itself
     return q, parts.get("k", q), parts["v"]  # "qv": the key is the query
@@ -37,7 +37,7 @@ def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Te
 def attend(
     mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Calls a mechanism on tokens whose heads are not split, nor those of the result.
+    """Splits heads, calls a mechanism, and joins the heads of its output.
 
     Args:
         mechanism: Called with (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
@@ -45,7 +45,7 @@ def attend(
         k: Keys (B, M, h * dk).
         v: Values (B, M, h * d).
         grid: Where the tokens lie.
-        x: The host's input (B, N, C), for a mechanism that takes it.
+        x: The layer's input (B, N, C), for a mechanism that takes it.
         bias: Position bias or mask (B or 1, h, N, M), for a mechanism that takes one.
 
     Returns:

@@ -39,6 +39,6 @@ class Mlp(nn.Module):
 
 
 def feed_forward(ffn: FeedForward, dim: int, hidden: int) -> Mlp | MBConv:
-    """The feed-forward layer of a block of C channels: "mlp", or EfficientViT's "mbconv", of that hidden width."""
+    """Builds the feed-forward layer of a block: "mlp", or EfficientViT's "mbconv"."""
     check_choice("ffn", ffn, ["mlp", "mbconv"])
     return Mlp(dim, hidden) if ffn == "mlp" else MBConv(dim, hidden)

@@ -1,4 +1,4 @@
-"""From an image, or a feature plane, to tokens: a strided convolution, with or without a norm."""
+"""Patch embedding: a strided convolution that turns an image or a feature plane into tokens."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,8 +7,8 @@ from torch.nn import functional as F
 class PatchEmbed(nn.Module):
     """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): convolution, then LayerNorm.
 
-    Without overlap (`kernel == stride`) a plane that the stride does not divide is padded by zeros at the right and the
-    bottom. With overlap the convolution's own padding settles it.
+    Without overlap (`kernel == stride`) a plane whose sides are no multiples of the stride is padded with zeros at the
+    right and the bottom. With overlap only the convolution pads.
 
     Args:
         in_chans: Channels C.
@@ -36,7 +36,7 @@ class PatchEmbed(nn.Module):
         self.multiple = stride if kernel == stride else 1
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Tokens and their patch grid."""
+        """Returns tokens and their patch grid."""
         height, width = x.shape[-2:]
         below, right = -height % self.multiple, -width % self.multiple
         if below or right:

@@ -1,4 +1,4 @@
-"""The q, k, v and output projections of an attention layer, taken over by a layer of another mechanism."""
+"""Projections of one attention layer in another, whose mechanism differs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ Rows = Mapping[str, tuple[Tensor, Tensor | None]]
 
 
 def rows_of(layer: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """What a layer of linvit projects, as views: its `qkv`, or `q` and `kv`, split by the letters of `projections`."""
+    """Returns views of the rows of `qkv`, or of `q` and `kv`, by the letters of the layer's `projections`."""
     letters, widths = layer.projections, layer.widths
     count = len(widths) // len(letters)  # branches, whose rows of one letter lie side by side
     wide = [sum(widths[i * count : (i + 1) * count]) for i in range(len(letters))]
@@ -28,7 +28,7 @@ def _split(bias: Tensor | None, parts: list[int]) -> list[Tensor | None]:
 
 
 def joined(rows: Rows, letters: str) -> nn.Linear:
-    """One linear layer of the projections that letters name."""
+    """Builds one linear layer of the projections that letters name."""
     weights, biases = zip(*(rows[letter] for letter in letters), strict=True)
     weight = torch.cat(weights)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None)
@@ -39,7 +39,7 @@ def joined(rows: Rows, letters: str) -> nn.Linear:
 
 
 def widened(proj: nn.Linear, width: int, heads: int) -> nn.Linear:
-    """An output projection for `width` channels, in which each head's first channels are those of `proj`."""
+    """Returns an output projection from `width` channels, in which each head's first channels are those of `proj`."""
     if width == proj.in_features:
         return proj
     wide = nn.Linear(width, proj.out_features, bias=proj.bias is not None).to(proj.weight)
@@ -80,7 +80,7 @@ def keep_weights(old: Any, new: Any) -> None:
 
 
 def _common(name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor of both layers is no mechanism's and no projection's that is split or cut, and of one shape."""
+    """Returns whether both layers have a tensor, in one shape, that is copied whole and not a mechanism's."""
     parts = set(name.split("."))
     copied = parts & {"mechanism", "qkv", "q", "kv"} or name == "proj.weight"
     return not copied and name in state and state[name].shape == own[name].shape

@@ -14,14 +14,14 @@ from linvit.attention.ops.tables import SizeOf, resize_table
 
 
 def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:
-    """A table for a plane (H, W) with Swin's initial values, ((2 H - 1) (2 W - 1), h)."""
+    """Builds a table ((2 H - 1) (2 W - 1), h) for a plane (H, W), with Swin's initial values."""
     table = nn.Parameter(torch.zeros((2 * size[0] - 1) * (2 * size[1] - 1), num_heads))
     trunc_normal_(table, std=0.02)
     return table
 
 
 def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Bias (h, N, M) between all patches of a plane from a table of relative positions.
+    """Returns the bias (h, N, M) between all patches of a plane, from a table of relative positions.
 
     Args:
         table: One entry per relative position, query less key, and head: ((2 H - 1) (2 W - 1), h), row by row from

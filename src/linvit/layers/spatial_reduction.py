@@ -18,7 +18,7 @@ class StridedReduction(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Patch grid after the reduction."""
+        """Returns the patch grid after the reduction."""
         if min(size) < self.ratio:
             raise UserError(f"sr_ratio {self.ratio} leaves nothing of a grid of {size[0]}x{size[1]}; lower it")
         return size[0] // self.ratio, size[1] // self.ratio
@@ -40,7 +40,7 @@ class PooledReduction(nn.Module):
         self.act = nn.GELU()
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Patch grid after the reduction."""
+        """Returns the patch grid after the reduction."""
         return self.size
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -50,7 +50,7 @@ class PooledReduction(nn.Module):
 
 
 def reducible(mechanism: Attention) -> bool:
-    """Whether a mechanism's keys and values may come from fewer tokens than its queries, options considered."""
+    """Returns whether a mechanism's keys and values may come from fewer tokens than its queries."""
     return mechanism.fewer_keys and mechanism.projections == "qkv"
 
 

@@ -32,12 +32,12 @@ class Stripes(NamedTuple):
 
     @property
     def padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows above and below, columns at the left and at the right."""
+        """Rows of padding above and below, columns at the left and at the right."""
         rows, columns = (-side % part for side, part in zip(self.plane, self.stripe, strict=True))
         return (rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2)
 
     def cut(self, x: Tensor) -> Tensor:
-        """Tokens (B, H * W, C) of the plane to tokens (B * stripes, H' * W', C) of each stripe."""
+        """Cuts tokens (B, H * W, C) of the plane into those of each stripe, (B * stripes, H' * W', C)."""
         rows, columns = self.padding
         x = x.unflatten(1, self.plane)  # (B, H, W, C)
         if any(rows + columns):
@@ -47,7 +47,7 @@ class Stripes(NamedTuple):
         return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
     def join(self, x: Tensor) -> Tensor:
-        """The way back: (B * stripes, H' * W', C) -> (B, H * W, C), padding removed."""
+        """Joins stripes (B * stripes, H' * W', C) to the plane (B, H * W, C) and removes the padding."""
         (above, below), (left, right) = self.padding
         (height, width), (rows, columns) = self.plane, self.stripe
         down, across = (above + height + below) // rows, (left + width + right) // columns
@@ -101,11 +101,11 @@ class StripeBranch(nn.Module):
         return None
 
     def stripes(self, size: tuple[int, int]) -> Stripes:
-        """How a plane of that size is cut."""
+        """Returns how a plane of this size is cut."""
         return Stripes(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]))
 
     def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
-        """The branch's output (B, N, out_dim).
+        """Returns the branch's output (B, N, out_dim).
 
         Args:
             projected: What the mechanism's `projections` name, (B, N, .) each.
@@ -187,7 +187,7 @@ class StripeAttention(nn.Module):
 
     @property
     def projections(self) -> str:
-        """What is projected, in the order of the rows of `qkv`."""
+        """The projections in the order of the rows of `qkv`: "qkv", "qv" or "kv"."""
         mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
         return mechanism.projections
 

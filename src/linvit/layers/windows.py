@@ -44,7 +44,7 @@ class Windows(NamedTuple):
         return self.counts[0] * self.window[0], self.counts[1] * self.window[1]
 
     def partition(self, x: Tensor) -> Tensor:
-        """Tokens (B, H W, C) to windows (B n, h w, C), those of an image one after the other, row by row."""
+        """Cuts tokens (B, H W, C) into windows (B n, h w, C), those of an image one after the other, row by row."""
         plane: Tensor = x.unflatten(1, self.size)
         if self.padded != self.size:
             plane = F.pad(plane, (0, 0, 0, self.padded[1] - self.size[1], 0, self.padded[0] - self.size[0]))
@@ -55,7 +55,7 @@ class Windows(NamedTuple):
         return parts.flatten(3, 4).flatten(0, 2)
 
     def reverse(self, windows: Tensor) -> Tensor:
-        """Windows (B n, h w, C) back to tokens (B, H W, C), without the padding."""
+        """Joins windows (B n, h w, C) to tokens (B, H W, C) and removes the padding."""
         parts: Tensor = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts))
         plane = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H', W', C)
         if self.shift:
@@ -63,7 +63,7 @@ class Windows(NamedTuple):
         return plane[:, : self.size[0], : self.size[1]].flatten(1, 2)
 
     def apart(self, device: torch.device) -> Tensor:
-        """Which tokens of a window are no neighbours in the map: the roll brought them together. (n, 1, h w, h w)."""
+        """Returns which pairs of tokens in a window come from opposite sides of the map, (n, 1, h w, h w)."""
         rows, columns = (torch.arange(side, device=device) >= side - self.shift for side in self.padded)
         regions = 2 * rows[:, None] + columns  # (H', W'): only the last windows have more than one region
         regions = Windows(self.padded, self.window).partition(regions.view(1, -1, 1))  # (n, h w, 1)
@@ -140,13 +140,13 @@ class WindowAttention(AttentionLayer):
         return size_of(count) if self.whole_map else grid_from_count(count, (1, 1))
 
     def windows(self, size: tuple[int, int]) -> Windows:
-        """The windows of a map (H, W)."""
+        """Returns the windows of a map (H, W)."""
         window = size if self.whole_map else square(self.window[0], size)
         fits = min(size) <= window[0]
         return Windows(size, window, 0 if fits or not self.shifted else window[0] // 2)
 
     def mask(self, windows: Windows, batch: int) -> Tensor | None:
-        """What a shift adds to the logits, (B n, h, h w, h w): -100 between tokens that are no neighbours, 0 else."""
+        """Returns the mask of a shift, (B n, h, h w, h w): -100 between opposite sides of the map, 0 elsewhere."""
         if not (windows.shift and self.mechanism.takes_bias):
             return None
         apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
@@ -154,6 +154,6 @@ class WindowAttention(AttentionLayer):
 
 
 def square(side: int, size: tuple[int, int]) -> tuple[int, int]:
-    """A window of that side, or of the smaller side of a map that is smaller."""
+    """Returns a square window of this side, or of the map's smaller side if that is less."""
     side = min(side, *size)
     return side, side

@@ -1,4 +1,4 @@
-"""Any mechanism of linvit in a model of timm, whose projections are kept."""
+"""Puts a mechanism of linvit into a model of timm and keeps its projections."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +58,7 @@ def replace_timm_attention(
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
-    """The model itself, of one that timm has wrapped for `features_only=True`."""
+    """Returns the model inside timm's wrapper for `features_only=True`, or a model without a wrapper as it is."""
     if not isinstance(network, nn.ModuleDict):
         return network
     if "model" not in network:
@@ -105,7 +105,7 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
 
 
 def token_mixers(network: nn.Module) -> list[str]:
-    """Classes of modules that bring tokens or pixels together: attention if there is any, or else windows of pixels."""
+    """Returns class names of modules that mix tokens: attention if there is any, or else convolutions and pooling."""
     modules = list(network.modules())
     attention = {type(module).__name__ for module in modules if hasattr(module, "num_heads")}
     windows = {type(module).__name__ for module in modules if getattr(module, "kernel_size", 1) not in (1, (1, 1))}

@@ -1,4 +1,4 @@
-"""What stands in a timm model in the place of its attention: a mechanism between the model's own projections."""
+"""The layers that replace attention in timm models: a mechanism between the model's own projections."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ from linvit.registry import Spec, attentions
 
 
 class ReplacedAttention(nn.Module):
-    """A mechanism between the projections of an attention module of timm, (B, N, C) -> (B, N, C).
+    """A mechanism between the projections of one of timm's attention modules, (B, N, C) -> (B, N, C).
 
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
-    projection. Of a mechanism that widens its output, the projection of what is new is initialised afresh. A relative
+    projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
     position bias is kept for a mechanism that takes one.
 
     Args:
@@ -68,11 +68,11 @@ class ReplacedAttention(nn.Module):
         self.proj_drop = source.proj_drop
 
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """Tokens (B, N, C) of a grid, with a bias or mask (B or 1, h, N, N) for a mechanism that takes one."""
+        """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one."""
         return self.finish(x, *queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, -1), x), grid, bias)
 
     def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """From projected q (B, N, C), k and v (B, M, C) to the layer's output (B, N, C)."""
+        """Attends with projected q (B, N, C), k and v (B, M, C), and returns the layer's output (B, N, C)."""
         if x.shape[1] != grid.num_queries:
             raise UserError(
                 f"got {x.shape[1]} tokens, but the last images that this model embedded have {grid.size[0]}x"
@@ -91,13 +91,13 @@ class ReplacedAttention(nn.Module):
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """A norm over the channels of each head, (B, N, C) -> (B, N, C)."""
+        """Applies a norm over the channels of each head, (B, N, C) -> (B, N, C)."""
         if isinstance(norm, nn.Identity):
             return x
         return norm(x.unflatten(2, (self.mechanism.num_heads, -1))).flatten(2)  # type: ignore[no-any-return]
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Sets another window, as timm's method of this name: the table of relative positions is resized."""
+        """Sets another window size, as timm's method of this name does, and resizes the table of relative positions."""
         old, table = self.window_size, self.relative_position_bias_table
         if old is None or tuple(window_size) == tuple(old):
             return
@@ -116,7 +116,7 @@ class ReplacedAttention(nn.Module):
 
 
 class ReplacedViTAttention(ReplacedAttention):
-    """In a plain vision transformer (ViT, DeiT, BEiT, EVA): the tokens of all patches, prefix first."""
+    """Replaces the attention of ViT, DeiT, BEiT and EVA, which is among all tokens, prefix first."""
 
     def __init__(self, source: Any, spec: Spec, patches: PatchGrid) -> None:
         super().__init__(source, spec, patches.grid)
@@ -130,14 +130,14 @@ class ReplacedViTAttention(ReplacedAttention):
         rope: Tensor | None = None,
         shared_rel_pos_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, C) -> (B, N, C). A mask or a causal order is refused by what does not take it."""
+        """(B, N, C) -> (B, N, C). A mask is refused unless the mechanism takes a bias."""
         if is_causal or rope is not None or (attn_mask is not None and not self.mechanism.takes_bias):
             raise UserError(f"{type(self.mechanism).__name__} in a timm model takes no mask and no rotary positions")
         return self.mix(x, self.patches.grid, shared_rel_pos_bias if attn_mask is None else attn_mask)
 
 
 class ReplacedPVTv2Attention(ReplacedAttention):
-    """In PVTv2: keys and values come from fewer tokens, or from all with a mechanism that needs as many as queries."""
+    """Replaces PVTv2's attention, with its spatial reduction unless the mechanism needs as many keys as queries."""
 
     def __init__(self, source: Any, spec: Spec, size: tuple[int, int]) -> None:
         sr = reduction(source) if reducible_spec(spec, source.proj.in_features, source.num_heads, Grid(size)) else None
@@ -154,7 +154,7 @@ class ReplacedPVTv2Attention(ReplacedAttention):
 
 
 class ReplacedSwinAttention(ReplacedAttention):
-    """In Swin: every window is an image of its own. A mechanism that takes no bias gets no shift mask either."""
+    """Replaces Swin's attention inside windows. A mechanism that takes no bias gets no shift mask either."""
 
     def __init__(self, source: Any, spec: Spec) -> None:
         super().__init__(source, spec, Grid(tuple(source.window_size)))
@@ -167,7 +167,7 @@ class ReplacedSwinAttention(ReplacedAttention):
 
 
 def projection_rows(source: Any) -> Rows:
-    """Weight and bias of the q, k and v projections. A missing bias among others is 0."""
+    """Returns weight and bias of the q, k and v projections of timm's module; a missing bias among others is 0."""
     fused = getattr(source, "qkv", None)
     if fused is not None:
         bias = fused.bias
@@ -188,7 +188,7 @@ def projection_rows(source: Any) -> Rows:
 
 
 def reduction(source: Any) -> StridedReduction | PooledReduction | None:
-    """PVTv2's reduction of keys and values, with timm's layers in it."""
+    """Builds PVTv2's spatial reduction with timm's layers in it."""
     if source.sr is None:
         return None
     dim = source.sr.in_channels

@@ -1,6 +1,6 @@
-"""Any timm model as a baseline or a feature pyramid, with its own attention or any of ours.
+"""Any timm model as a backbone or a feature pyramid, with its own attention or any of linvit's.
 
-timm's contract is ours, so the model is used as it is.
+Backbones of linvit keep timm's contract, so a timm model is used as it is.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def timm_backbone(
     if drop_path_rate:
         options["drop_path_rate"] = drop_path_rate
     if features_only:
-        # timm's other wrappers take a model apart, and ours must find the attention in it.
+        # timm's other wrappers take the model apart, so its attention could not be found.
         wrapper = None if attention is None else "getter"
         pyramid = {"features_only": True, "out_indices": out_indices, "feature_cls": wrapper}
         options.update({key: value for key, value in pyramid.items() if value is not None})

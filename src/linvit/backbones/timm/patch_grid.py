@@ -1,4 +1,4 @@
-"""The patch grid of the images in a timm model, for the layers that timm hands tokens alone."""
+"""The patch grid of the images in a timm model, whose attention layers get tokens without height and width."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +11,7 @@ from linvit.image_size import image_size
 
 
 class PatchGrid:
-    """The patch grid of the images that are in a model: a forward pre-hook of its patch embedding.
-
-    timm's blocks hand on tokens without their height and width, so these are noted where they are known.
+    """Records the patch grid of a model's images, as a forward pre-hook of its patch embedding.
 
     Args:
         patch_embed: timm's patch embedding.
@@ -26,13 +24,13 @@ class PatchGrid:
         patch_embed.register_forward_pre_hook(self)
 
     def __call__(self, patch_embed: Any, args: tuple[Tensor, ...]) -> None:
-        """Notes the grid of the images (B, C, H, W) that are about to be embedded."""
+        """Records the grid of images (B, C, H, W) before they are embedded."""
         height, width = patch_embed.dynamic_feat_size(args[0].shape[-2:])
         self.grid = self.grid._replace(size=(height, width))
 
 
 def patch_grid(network: Any, img_size: int | Sequence[int]) -> PatchGrid:
-    """Makes a model note the patch grid of its images."""
+    """Registers a `PatchGrid` on a model."""
     patch_embed: Any = getattr(network, "patch_embed", None)
     if not hasattr(patch_embed, "dynamic_feat_size"):
         raise UserError(

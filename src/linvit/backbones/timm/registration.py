@@ -14,7 +14,7 @@ from linvit.registry import backbones
 
 
 def layout(network: Any, input_size: tuple[int, ...]) -> dict[str, Any]:
-    """What timm's `default_cfg` says of the modules of a model, as far as the model tells it.
+    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them.
 
     Args:
         network: A backbone.
@@ -39,7 +39,7 @@ def layout(network: Any, input_size: tuple[int, ...]) -> dict[str, Any]:
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """How images are prepared for a backbone, as far as it differs from timm's defaults (224, 0.875, bicubic)."""
+    """Returns how images are prepared for a backbone, where that differs from timm's defaults (224, 0.875, bicubic)."""
     facts = model_info().get(name)
     if facts is None:
         return {}
@@ -53,14 +53,14 @@ default_cfgs = generate_default_cfgs(
 
 
 def register_with_timm() -> None:
-    """Registers every name, plug-ins' too, that timm does not have. What a name stands for is imported on its use."""
+    """Registers all names, those of plug-ins too, that timm does not have; a backbone is imported when it is used."""
     for name in backbones.names():
         if name != "timm" and not timm.is_model(name):
             register_model(entrypoint(name))
 
 
 def entrypoint(name: str) -> Callable[..., nn.Module]:
-    """The function by which timm creates a backbone of linvit."""
+    """Returns the function by which timm creates a backbone of linvit."""
 
     def create(
         pretrained: bool = False,
