@@ -59,6 +59,13 @@ def test_a_grid_of_another_number_of_tokens_is_refused(grid: Grid) -> None:
         module(q, k, v, grid)
 
 
+def test_keys_and_values_of_different_numbers_are_refused() -> None:
+    module = linvit.create_attention("softmax", dim=8, num_heads=2, grid=Grid((4, 4)))
+    q, k, v = torch.randn(3, 1, 2, 16, 4)
+    with pytest.raises(UserError, match=r"got 16 queries, 16 keys and 15 values for Grid"):
+        module(q, k, v[:, :, 1:], Grid((4, 4)))
+
+
 def test_base_has_no_forward_and_says_so() -> None:
     class Empty(Attention):
         pass

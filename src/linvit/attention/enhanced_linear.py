@@ -7,8 +7,8 @@ Paper: Cai et al. 2022, "EfficientViT: Enhanced Linear Attention for High-Resolu
 Recognition"; the scales came with its later versions ("EfficientViT: Multi-Scale Linear Attention", 2023).
 Their block is `{head_dim: 16, proj_norm: bn2d}` (32 in the larger models) in a backbone with `ffn: mbconv`, without the
 LayerNorms of ours; the first version has `scales: []` (so we read it: the published code is of the later ones).
-Cost: `(1 + S) (2 N C d + N C) + 3 S P C (s^2 + d)` MACs for S aggregations of side s and C = h d. Rank: at most d per
-scale.
+Cost: `(1 + S) ((N + M) C dk + N h dk) + S h ((P + Q) dk (s^2 + dk) + Q d (s^2 + d))` MACs for S aggregations of side s
+and C = h d. Rank: at most d per scale.
 
 For fewer tokens than channels per head the reference multiplies `q k^T` first. It is the same function, and here the
 order is always the one above.
