@@ -81,6 +81,19 @@ def test_imports_run_downward(path):
             assert other in allowed, f"{part} (floor {FLOOR[part]}) may not import linvit.{other}"
 
 
+def test_the_rooms_of_data_import_downward():
+    """The data modules, base, sources, transforms, loading: in the order of the page, without a circle."""
+    (order,) = re.findall(r"^Inside `data` the order is: one data module per task, (.+?)\. ", PAGE, re.MULTILINE)
+    rooms = ["", *re.findall(r"`(\w+)`", order)]
+    assert len(rooms) == 5
+    for path in (path for path in FILES if part_of(path) == "data" and path.parent.name + path.stem != "data__init__"):
+        room = path.relative_to(ROOT / "data").with_suffix("").parts[0]
+        allowed = rooms[rooms.index(room if room in rooms else "") :]
+        for name in imports(path):
+            if name.startswith("linvit.data"):
+                assert name.split(".")[2] in allowed, f"{path.relative_to(ROOT)} may not import {name}"
+
+
 @pytest.mark.parametrize("path", [path for path in FILES if FLOOR[part_of(path)] <= 4], ids=str)
 def test_the_mathematics_knows_no_lightning(path):
     used = {name.partition(".")[0] for name in imports(path)}

@@ -189,7 +189,7 @@ class ImageData(LightningDataModule):
             self.predict_set = self._samples(self.data_source.evaluated({*self.splits}), predict=True)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Finishes a batch where it now is; see `finish`."""
+        """Finishes a batch on the device that it was moved to; see `finish`."""
         if not isinstance(batch, dict):  # Lightning's model summary sends bare images through here
             return batch
         self.finish(batch)
@@ -197,7 +197,7 @@ class ImageData(LightningDataModule):
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
 
     def finish(self, batch: dict[str, Any]) -> None:
-        """Does to the images of a batch, in place, what is left to do: augmentation, normalising, random erasing.
+        """Does what is left to do with the images of a batch, in place: augmentation, normalising, random erasing.
 
         A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
         `after_mixing` in the batch, and calls it with the images (B, 3, H, W) that it has mixed, which returns them.
@@ -213,7 +213,7 @@ class ImageData(LightningDataModule):
         batch["image"] = image
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Training and validation images (count, 3, H, W) in [0, 1] as the model sees them, spread over the sets."""
+        """Returns training and validation images (count, 3, H, W) in [0, 1], as the model sees them."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):
@@ -229,7 +229,7 @@ class ImageData(LightningDataModule):
         return shown
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches; the last incomplete one is dropped unless it is the only one."""
+        """Makes shuffled batches; the last incomplete one is dropped unless it is the only one."""
         devices = 1 if self.trainer is None else self.trainer.num_devices
         check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
         if isinstance(self.train_set, Stream):
@@ -240,19 +240,19 @@ class ImageData(LightningDataModule):
         return self._loader(self.train_set, sampler)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """All validation samples, in order."""
+        """Makes batches of all validation samples, in order."""
         return self._in_order(self.val_set)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """All test samples, in order."""
+        """Makes batches of all test samples, in order."""
         return self._in_order(self.test_set)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """All samples to predict, in order."""
+        """Makes batches of all samples to predict, in order."""
         return self._in_order(self.predict_set)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Adds to the error of a killed loader process what there is of shared memory."""
+        """Adds the state of the shared memory to the error of a killed loader process."""
         explain(exception, self.batch_size, self._image_bytes, self.num_workers)
 
     @property
@@ -266,11 +266,11 @@ class ImageData(LightningDataModule):
 
     @property
     def _place(self) -> tuple[int, int]:
-        """This process among all: rank and world size."""
+        """Rank and world size."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
-        """The samples of a split; images of training alone may be skipped, and prediction needs no targets."""
+        """Makes the samples of a split; images of training alone may be skipped, and prediction needs no targets."""
         targets = {} if predict else self.targets(split)
         rows, chosen, shards = self.data_source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform

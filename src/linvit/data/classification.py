@@ -151,6 +151,6 @@ class ClassificationData(ImageData):
         if self.data_source.streaming or self.label_column is None:
             return
         classes = self.class_names or [str(index) for index in range(self.num_classes or 0)]
-        doubt = check_trained_classes(self.labelled, self.label_column, classes, self.source)
-        if doubt:
-            rank_zero_warn(doubt)
+        warning = check_trained_classes(self.labelled, self.label_column, classes, self.source)
+        if warning:
+            rank_zero_warn(warning)

@@ -15,7 +15,7 @@ IMAGE = 3 * 224 * 224
 def small(monkeypatch, tmp_path):
     """A container as docker makes it: 64 MiB, of which 60 are free."""
     usage = namedtuple("Usage", "total used free")(64 * 2**20, 4 * 2**20, 60 * 2**20)
-    monkeypatch.setattr(shared_memory, "PLACE", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path: usage)
 
 

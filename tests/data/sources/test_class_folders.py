@@ -59,6 +59,6 @@ def test_folders_and_links_of_no_class_are_named(tmp_path):
 
 
 def test_a_split_of_empty_folders_is_named(tmp_path):
-    (doubt,) = found(tmp_path, SPLITS[:2], [f"val/{number}" for number in range(7)]).doubts
+    (doubt,) = found(tmp_path, SPLITS[:2], [f"val/{number}" for number in range(7)]).warnings
     assert doubt.count("/val/") == 5
     assert "and 2 more: fill" in doubt

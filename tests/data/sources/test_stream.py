@@ -18,7 +18,7 @@ from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
 from linvit.data.sources.read import MAX_PIXELS
-from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_share
+from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_batches
 from linvit.data.sources.stream import Stream
 from tests.data.images import image_folder, picture, png
 
@@ -325,7 +325,7 @@ def test_parts_cover_a_range_in_the_order_of_the_shards():
 @pytest.mark.parametrize("count", [0, 1, 5, 6])
 def test_processes_share_batches_as_the_loader_asks_for_them(count, workers):
     """The loader takes a batch from each in turn: earlier ones may have one more, and the last batch comes last."""
-    shares = [worker_share(count, worker, workers) for worker in range(workers)]
+    shares = [worker_batches(count, worker, workers) for worker in range(workers)]
     assert [stop for _, stop in shares[:-1]] == [start for start, _ in shares[1:]]
     assert (shares[0][0], shares[-1][1]) == (0, count)
     sizes = collections.Counter(stop - start for start, stop in shares)

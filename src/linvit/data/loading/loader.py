@@ -1,4 +1,4 @@
-"""Batches of a data set, made in loader processes."""
+"""The loader that makes batches of a data set."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def make_loader(
     collate: Callable[[Sequence[Any]], Any],
     sampler: Sampler[Any] | None = None,
 ) -> DataLoader[Any]:
-    """A loader that draws from no global random generator and keeps its processes from epoch to epoch.
+    """Makes a loader that leaves torch's global random generator alone and keeps its processes from epoch to epoch.
 
     Args:
         samples: A data set with a sampler, or a stream, which must have `set_epoch`.
@@ -29,10 +29,10 @@ def make_loader(
         sampler=sampler,
         num_workers=num_workers,
         collate_fn=collate,
-        generator=torch.Generator(),  # torch's own would be drawn from, once per epoch with loader processes
+        generator=torch.Generator(),  # without one it would draw from torch's global generator
         persistent_workers=num_workers > 0,
         pin_memory=torch.cuda.is_available(),
     )
-    if isinstance(samples, IterableDataset):  # where Lightning looks for what it tells the epoch
+    if isinstance(samples, IterableDataset):  # Lightning sets the epoch through the sampler
         loader.sampler.set_epoch = samples.set_epoch  # type: ignore[attr-defined]
     return loader

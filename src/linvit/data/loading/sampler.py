@@ -10,13 +10,13 @@ from linvit.errors import UserError
 
 
 class TrainSampler(DistributedSampler[SeededIndex]):
-    """Shuffles anew every epoch and deals the samples out to the ranks; every rank gets equally many.
+    """Shuffles the samples anew every epoch and distributes them over the ranks; every rank gets equally many.
 
     Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeated_aug` times in a row into
-    the shuffled list before it is dealt out, so that the copies land on different ranks, and ends the epoch after as
+    the shuffled list before it is distributed, so that the copies land on different ranks, and ends the epoch after as
     many samples as without.
 
-    It is a `DistributedSampler` so that Lightning leaves it in place and tells it the epoch.
+    It is a `DistributedSampler` so that Lightning leaves it in place and sets its epoch.
 
     Args:
         length: Samples of the data set.
@@ -41,7 +41,7 @@ class TrainSampler(DistributedSampler[SeededIndex]):
         self.num_samples = per_rank // batch_size * batch_size or per_rank
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        """This rank's samples of the epoch."""
+        """Yields the samples of this rank in the current epoch."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
         places = np.arange(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
         rows = order[places // self.repeated_aug]
@@ -53,7 +53,7 @@ class TrainSampler(DistributedSampler[SeededIndex]):
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):
-    """All samples in order, dealt out to the ranks without padding: none twice, so ranks may differ by one.
+    """Distributes all samples in order over the ranks, without padding: none comes twice, so ranks may differ by one.
 
     Args:
         length: Samples of the data set.
@@ -66,14 +66,14 @@ class EvalSampler(DistributedSampler[SeededIndex]):
         self.indices = range(rank, length, world_size)
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        """This rank's samples."""
+        """Yields the samples of this rank, with the seed 0."""
         return (SeededIndex(row, 0) for row in self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """The order is always the same."""
+        """Does nothing: the order is always the same."""
 
 
 def check_enough_samples(length: int, world_size: int) -> None:
@@ -83,10 +83,10 @@ def check_enough_samples(length: int, world_size: int) -> None:
 
 
 def check_equal_batches(length: int | None, world_size: int, batch_size: int) -> None:
-    """Raises a `UserError` if one of the ranks would evaluate a batch more, on which a sharded model waits for ever.
+    """Raises a `UserError` if one rank would evaluate a batch more than another: a sharded model would wait for ever.
 
     Args:
-        length: Samples of the set; None if the files do not tell.
+        length: Samples of the set; None if the files do not say.
         world_size: Processes.
         batch_size: Samples per batch and process.
     """
@@ -94,7 +94,7 @@ def check_equal_batches(length: int | None, world_size: int, batch_size: int) ->
         return
     way = "use --trainer.strategy=ddp, or another number of --trainer.devices"
     if length is None:
-        raise UserError(f"FSDP needs to know how many samples it evaluates, which these files do not tell; {way}")
+        raise UserError(f"FSDP needs to know how many samples it evaluates, which these files do not say; {way}")
     low, high = length // world_size, -(-length // world_size)
     if -(-low // batch_size) != -(-high // batch_size):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What becomes of images that cannot be used: the run ends, or others take their place and they are counted."""
+"""Images that cannot be decoded: they end the run, or others take their place and they are counted."""
 
 import csv
 import math
@@ -71,12 +71,12 @@ class BadImages:
             ) from bad
 
     def since_last(self) -> int:
-        """How often this rank read a bad image since this was last called."""
+        """Returns how often this rank read a bad image since the last call."""
         before, self._reported = self._reported, int(self.met.sum())
         return self._reported - before
 
     def sample_or_other(self, sample: Callable[[int, int], Any], row: int, seed: int, length: int) -> Any:
-        """The sample of a row or, if its image is bad, of another row that the seed chooses.
+        """Returns the sample of a row or, if its image is bad, of another row that the seed chooses.
 
         Args:
             sample: Row and seed to a sample; raises `BadImageError`.
@@ -110,6 +110,6 @@ class BadImages:
 
 
 def _process() -> int:
-    """The row in which this process counts: 0 is the training process."""
+    """Returns the row in which this process counts: 0 is the training process."""
     worker = get_worker_info()
     return 0 if worker is None else worker.id + 1

@@ -1,4 +1,4 @@
-"""Which folders of a set of images are its classes, and which of them hold nothing."""
+"""Finds which folders of a set of images are its classes, and which of them are empty."""
 
 from typing import NamedTuple
 
@@ -21,12 +21,12 @@ class Classes(NamedTuple):
     Attributes:
         names: Classes, sorted; none if there are no two.
         splits: Those whose images have classes.
-        doubts: What may be wrong, in sentences.
+        warnings: What may be wrong, in sentences.
     """
 
     names: list[str]
     splits: set[str]
-    doubts: list[str]
+    warnings: list[str]
 
 
 def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
@@ -39,12 +39,12 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         source: The data set, for messages.
     """
     names: set[str] = set()
-    splits, doubts = set(), []
+    splits, warnings = set(), []
     for split, tree in trees.items():
         top = next(iter(tree)).count("/")
         filled = {folder.count("/") - top: folder for folder, listing in tree.items() if listing.images}
         if len(filled) > 1:
-            doubts.append(
+            warnings.append(
                 f"the {split} images of '{source}' have no classes: they lie at different depths, such as in "
                 f"'{filled[min(filled)]}' and in '{filled[max(filled)]}'"
             )
@@ -57,10 +57,10 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         splits |= {split} if full else set()
         empty = sorted(folder for folder, listing in level.items() if not listing.images)
         if empty:
-            doubts.append(f"no images lie in {some(empty)}: fill or remove these folders")
+            warnings.append(f"no images lie in {some(empty)}: fill or remove these folders")
         above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
         broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
         if broken:
-            doubts.append(f"links lead nowhere: {some(broken)}: mend or remove them")
+            warnings.append(f"links lead nowhere: {some(broken)}: mend or remove them")
     labelled = len(names) > 1
-    return Classes(sorted(names) if labelled else [], splits if labelled else set(), doubts)
+    return Classes(sorted(names) if labelled else [], splits if labelled else set(), warnings)

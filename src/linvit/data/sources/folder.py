@@ -1,6 +1,6 @@
 """Folders of images: found quickly, and found again at once.
 
-What the `datasets` library takes minutes for at ImageNet's size, since it asks for every file's size and date. The
+The `datasets` library takes minutes for a folder of ImageNet's size, since it asks for every file's size and date. The
 result is the same: which files are images, their order, their classes.
 """
 
@@ -28,7 +28,7 @@ THREADS = 16  # folders that are read at once: on a network file system one wait
 def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
     """The images below some folders with their classes, which are the names of the folders that they lie in.
 
-    Classes are judged split by split: the images of one must lie equally deep, and below its folder. The result is kept
+    Each split is looked at by itself: the images of one must lie equally deep, and below its folder. The result is kept
     in the cache of `datasets` and holds as long as no folder's date changes: adding, removing and renaming files
     changes it. Where something may be wrong nothing is kept: each start warns of it, and sees when it is mended.
 
@@ -60,10 +60,10 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
         )
     classes = find_classes(listings, str(path))
     tables = _tables(files, classes)
-    for doubt in classes.doubts:
-        rank_zero_warn(doubt)
+    for warning in classes.warnings:
+        rank_zero_warn(warning)
     newest = max(listing.changed for listing in everything) / 1e9
-    if started - newest > SETTLED and not classes.doubts:
+    if started - newest > SETTLED and not classes.warnings:
         dates = {name: {folder: listing.changed for folder, listing in tree.items()} for name, tree in listings.items()}
         return _keep(cache, dates, tables)
     return tables

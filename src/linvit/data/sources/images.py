@@ -49,7 +49,7 @@ class SampleReader:
     exif_orientation: bool
 
     def columns_of(self, rows: Rows) -> Rows:
-        """The columns that samples need; images stay undecoded, since they are decoded here, where paths are known."""
+        """Selects the columns that samples need; images stay undecoded, since `datasets` would not name a bad one."""
         names = [self.image, *(target.column for target in self.targets.values())]
         for name in names:
             if isinstance(rows.features[name], datasets.Image):
@@ -57,7 +57,7 @@ class SampleReader:
         return rows.select_columns(names).with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
-        """The sample of a row.
+        """Makes the sample of a row.
 
         Args:
             row: Cells by column.
@@ -116,9 +116,9 @@ class Images(Dataset[Sample]):
 
 
 def collate(samples: Sequence[Sample], ragged: Collection[str] = ()) -> dict[str, Any]:
-    """A batch: tensors stacked, ids a list; in training also their `device_ops`, and `seed`, 63 bits for the batch.
+    """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
 
-    The batch's seed is that of its first sample. It stays an int, so that reading it waits for no device.
+    The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device.
 
     Args:
         samples: With the same entries.

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 
 class ScanResult:
-    """What was found, added up.
+    """The sums of what was found in all images.
 
     Attributes:
         images: Images of each split.
@@ -90,8 +90,8 @@ class ScanResult:
         return np.stack([sizes.min(0), np.median(sizes, 0).astype(int), sizes.max(0)])
 
 
-class _Examined(Dataset[Finding]):
-    """Rows of one split, examined when they are asked for."""
+class _Rows(Dataset[Finding]):
+    """The rows of one split; an image is examined when its row is read."""
 
     def __init__(self, rows: datasets.Dataset, image: str, split: str, max_pixels: int) -> None:
         self.rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
@@ -122,7 +122,7 @@ def scan(
     found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():
-            examined = _Examined(rows, image, split, max_pixels)
+            examined = _Rows(rows, image, split, max_pixels)
             loader: Iterable[list[Finding]] = DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list)
             for findings in loader:
                 for finding in findings:

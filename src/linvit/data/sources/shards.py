@@ -23,8 +23,8 @@ class Shards(NamedTuple):
 
     Attributes:
         rows: The stream, whose parts can be read one by one.
-        counts: Rows of each part; None where the files do not tell.
-        total: Rows of all parts; None if nothing tells.
+        counts: Rows of each part; None where the files do not contain them.
+        total: Rows of all parts; None if nothing says it.
     """
 
     rows: datasets.IterableDataset
@@ -90,7 +90,7 @@ def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Par
 
 
 def whole(order: np.ndarray, consumer: int, consumers: int) -> list[Part]:
-    """Every `consumers`-th shard, for streams that do not tell how many rows a shard has."""
+    """Every `consumers`-th shard, for streams whose files do not say how many rows a shard has."""
     return [Part(shard, 0, None, shard * ROWS) for shard in order[consumer::consumers].tolist()]
 
 
@@ -102,8 +102,8 @@ def _saved(path: Path) -> dict[str, datasets.Dataset]:
 def _memory_mapped(rows: datasets.Dataset) -> Shards:
     """A table on disk, cut into shards of nearly equal length, as `to_iterable_dataset` cuts it."""
     parts = max(1, min(len(rows), FEW))
-    share, more = divmod(len(rows), parts)
-    counts = [share + (index < more) for index in range(parts)]
+    length, more = divmod(len(rows), parts)
+    counts = [length + (index < more) for index in range(parts)]
     return Shards(rows.to_iterable_dataset(num_shards=parts), counts, len(rows))
 
 
@@ -123,8 +123,8 @@ def _counted(rows: datasets.IterableDataset, builder: datasets.DatasetBuilder) -
     if files and all(file.endswith(".arrow") for file in files) and rows.num_shards == len(files):
         counts = [_arrow_count(file) for file in files]
         return Shards(rows, counts, sum(counts))
-    told = (builder.info.splits or {}).get(rows.split)
-    return Shards(rows, None, told.num_examples if told is not None and told.num_examples else None)
+    info = (builder.info.splits or {}).get(rows.split)
+    return Shards(rows, None, info.num_examples if info is not None and info.num_examples else None)
 
 
 def _parquet_counts(file: str) -> list[int]:
@@ -144,11 +144,11 @@ def _arrow_count(file: str) -> int:
             return sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
 
 
-def worker_share(batches: int, worker: int, workers: int) -> tuple[int, int]:
+def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
     """The first batch of a loader process and the one after its last; processes differ by one batch at most."""
-    share, more = divmod(batches, workers)
-    first = worker * share + min(worker, more)
-    return first, first + share + (worker < more)
+    each, more = divmod(batches, workers)
+    first = worker * each + min(worker, more)
+    return first, first + each + (worker < more)
 
 
 def permutation(count: int, seed: Sequence[int] | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where images come from: embedded, on disk, or the hub, all through the `datasets` library."""
+"""Loads the splits of a data source: embedded, on disk, or from the hub, all through the `datasets` library."""
 
 import glob
 import math
@@ -70,13 +70,13 @@ def readable(source: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        told = str(error).rstrip(".")
+        message = str(error).rstrip(".")
         if source.startswith(HUB):
             raise UserError(
-                f"cannot get '{source}': {told}. Is the name right, is it public, and can the hub be reached?"
+                f"cannot get '{source}': {message}. Is the name right, is it public, and can the hub be reached?"
             ) from error
         if isinstance(error, (pyarrow.ArrowException, datasets.exceptions.DatasetsError)):
-            raise UserError(f"cannot read the data at '{source}': {told}. Is a file incomplete?") from error
+            raise UserError(f"cannot read the data at '{source}': {message}. Is a file incomplete?") from error
         raise
 
 
@@ -93,7 +93,7 @@ def on_hub(source: str) -> str:
 
 
 def location(path: Path) -> dict[str, str]:
-    """What `datasets` is told of where tables lie; brackets in a path would be a pattern unless they are escaped."""
+    """Tells `datasets` where tables lie; brackets in a path are escaped, since they would be a pattern."""
     return {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
 
 
@@ -150,7 +150,7 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
 
 
 def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
-    """Training rows cut in two at random, always the same way: `val` has the fraction, `train` the rest.
+    """Splits training rows at random, always the same way: `val` gets the fraction, `train` the rest.
 
     Raises:
         UserError: If nothing would be left to train on.

@@ -1,9 +1,9 @@
 """A stream of samples, split over ranks and loader processes.
 
-Where files tell their number of rows (parquet, arrow, save_to_disk), the rows of an epoch are dealt out in whole
+Where files contain their number of rows (parquet, arrow, save_to_disk), the rows of an epoch are dealt out in whole
 batches: each process reads a range of its own, ranges do not overlap, and together they are the epoch, whatever the
 numbers of shards, ranks and processes. `split_dataset_by_node` deals whole shards, which differ in length, or lets
-every rank read everything. Where files do not tell (tar, JSON), whole shards are dealt out as it does.
+every rank read everything. Where files do not (tar, JSON), whole shards are dealt out as it does.
 
 Training: every rank does floor(total / (ranks x batch)) batches; what is over is left out of that epoch, another part
 of the data each time. A process whose rows run out early, because images are skipped or shards are short, begins them
@@ -21,7 +21,7 @@ from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Sample, SampleReader
 from linvit.data.sources.read import BadImageError
-from linvit.data.sources.shards import ROWS, Part, Shards, assign, permutation, whole, worker_share
+from linvit.data.sources.shards import ROWS, Part, Shards, assign, permutation, whole, worker_batches
 from linvit.data.sources.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
 
@@ -45,7 +45,7 @@ class Stream(IterableDataset[Sample]):
         source: The data source, for messages.
         seed: Of training; None is evaluation: in order, every row once.
         buffer: Rows that each loader process holds to choose from at random, as undecoded files.
-        total: Rows of the split, where the files do not tell.
+        total: Rows of the split, where the files do not contain it.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class Stream(IterableDataset[Sample]):
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
         self.length: int | None = None
         if seed is not None:
-            rows_of = total_of(shards, total, source)
-            bad.start(rows_of)
-            per_rank = rows_of // world_size
+            rows = total_of(shards, total, source)
+            bad.start(rows)
+            per_rank = rows // world_size
             self.length = per_rank // batch_size * batch_size or per_rank
         elif shards.counts is not None:
-            rows_of = sum(shards.counts)
-            self.length = (rank + 1) * rows_of // world_size - rank * rows_of // world_size
+            rows = sum(shards.counts)
+            self.length = (rank + 1) * rows // world_size - rank * rows // world_size
 
     def __len__(self) -> int:
         """Samples of this rank in an epoch."""
         if self.length is None:
-            raise TypeError("the files do not tell how many rows they have")
+            raise TypeError("the files do not say how many rows they have")
         return self.length
 
     def set_epoch(self, epoch: int) -> None:
@@ -96,7 +96,7 @@ class Stream(IterableDataset[Sample]):
         self.epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Sample]:
-        """The samples of this loader process."""
+        """Yields the samples of this loader process."""
         epoch = int(self.epoch)
         worker = get_worker_info()
         parts, wanted = self._mine(epoch, 0 if worker is None else worker.id)
@@ -115,12 +115,12 @@ class Stream(IterableDataset[Sample]):
                 raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
 
     def _mine(self, epoch: int, worker: int) -> tuple[list[Part], int]:
-        """What a loader process reads, and how many samples it gives."""
+        """Returns what a loader process reads, and how many samples it gives."""
         seed = None if self.seed is None else (self.seed, epoch)
         order = permutation(self.shards.rows.num_shards, seed)
         first = last = 0
         if self.length is not None:
-            first, last = worker_share(-(-self.length // self.batch_size), worker, self.workers)
+            first, last = worker_batches(-(-self.length // self.batch_size), worker, self.workers)
             first, last = min(first * self.batch_size, self.length), min(last * self.batch_size, self.length)
         if self.shards.counts is None:
             consumer = self.rank * self.workers + worker
@@ -130,7 +130,7 @@ class Stream(IterableDataset[Sample]):
         return assign(self.shards, order, begin + first, begin + last), last - first
 
     def _samples(self, parts: list[Part], epoch: int) -> Iterator[Sample]:
-        """Decoded and transformed; images that cannot be decoded are refused or left out, as `bad` says."""
+        """Yields samples; images that cannot be decoded end the run or are left out, as `bad` says."""
         for number, row in self._shuffled(self._rows(parts), epoch, parts):
             counted = self.shards.counts is not None
             place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
@@ -143,7 +143,7 @@ class Stream(IterableDataset[Sample]):
             yield sample
 
     def _rows(self, parts: list[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Numbers in the split and rows, undecoded."""
+        """Yields undecoded rows with their numbers in the split."""
         for part in parts:
             stream = self.rows.shard(num_shards=self.rows.num_shards, index=part.shard)
             number = part.first
@@ -160,7 +160,7 @@ class Stream(IterableDataset[Sample]):
     def _shuffled(
         self, rows: Iterator[tuple[int, dict[str, Any]]], epoch: int, parts: list[Part]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each row swaps places with a random one of the buffer."""
+        """Yields the rows through a buffer, in which each takes the place of a random other one."""
         if self.seed is None or not parts:
             yield from rows
             return

@@ -1,1 +1,1 @@
-"""What is done to a sample: decoding, geometry, pixel operations, augmentation, the finish on the device."""
+"""What is done to a sample: decoding, geometry, pixel operations, augmentation, what is left to the device."""

@@ -1,4 +1,4 @@
-"""Affine maps of one 8-bit image, by PIL or, for shears and shifts, faster.
+"""Affine maps of one 8-bit image: by PIL or, for shears and shifts, by faster code of our own.
 
 PIL's affine transform reads 16 neighbours of every pixel. A shear or a shift moves pixels along rows or columns only: 4
 neighbours do, and a copy moves whole runs of a row. That is two to three times as fast, with the pixels that PIL gives.
@@ -19,7 +19,7 @@ Matrix = tuple[float, float, float, float, float, float]
 
 
 def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
-    """The matrix that turns about the centre, enlarges and then shifts an image of `size` (H, W).
+    """Returns the matrix that turns about the centre, enlarges and then shifts an image of `size` (H, W).
 
     Args:
         angle: Degrees, anticlockwise.
@@ -34,7 +34,7 @@ def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: t
 
 
 def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """An affine map of an 8-bit image (3, H, W), as PIL computes it: results are cut to whole numbers, not rounded.
+    """Maps an 8-bit image (3, H, W) as PIL does, which truncates results to whole numbers.
 
     Args:
         image: The pixels.
@@ -55,7 +55,7 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
 
 
 def warp_mask(mask: Tensor, matrix: Matrix, fill: int) -> Tensor:
-    """An affine map of labels (..., H, W): each pixel takes the label of the place that it shows, or `fill`."""
+    """Maps labels (..., H, W): each pixel takes the label of the place that it shows, or `fill` if that is outside."""
     a, b, c, d, e, f = matrix
     height, width = mask.shape[-2:]
     x, y = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5  # centres of pixels
@@ -66,7 +66,7 @@ def warp_mask(mask: Tensor, matrix: Matrix, fill: int) -> Tensor:
 
 
 def warp_boxes(boxes: Tensor, matrix: Matrix) -> Tensor:
-    """The boxes (N, 4) that hold the four moved corners of each box, in pixels, not yet cut to the image."""
+    """Returns the boxes (N, 4), in pixels, around the four moved corners of each box; they may leave the image."""
     a, b, c, d, e, f = matrix
     inverse = torch.linalg.inv(torch.tensor([[a, b], [d, e]], dtype=torch.float64))
     x, y = boxes.double()[:, [0, 2, 0, 2]] - c, boxes.double()[:, [1, 1, 3, 3]] - f  # (N, 4 corners)
@@ -75,11 +75,11 @@ def warp_boxes(boxes: Tensor, matrix: Matrix) -> Tensor:
 
 
 def _move_rows(image: Tensor, by: np.ndarray, bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """Row y of the result shows at x what was at x + by[y]; `image` is (3, H, W)."""
+    """Moves the rows of an image (3, H, W): row y of the result shows at x what was at x + by[y]."""
     width = image.shape[2]
     whole = np.floor(by)
     reach = min(int(np.abs(whole).max()), width) + 2
-    left, right = image[:, :, :1], image[:, :, -1:]  # neighbours beyond the border are the border
+    left, right = image[:, :, :1], image[:, :, -1:]  # beyond the border the outermost pixel is repeated
     padded = torch.cat([left.expand(-1, -1, reach), image, right.expand(-1, -1, reach)], -1)
     near = _cut_rows(padded, whole.clip(-width, width) + (reach - 1), width + 3).float()  # one left to two right
     part = torch.from_numpy((by - whole).astype(np.float32))[:, None]  # (H, 1)
@@ -93,26 +93,26 @@ def _move_rows(image: Tensor, by: np.ndarray, bicubic: bool, fill: Sequence[int]
 
 
 def _cut_rows(image: Tensor, first: np.ndarray, width: int) -> Tensor:
-    """Of each row of (C, H, W), `width` values from its place in `first` (H,) on; numpy copies them row by row."""
+    """Cuts `width` values from each row of (C, H, W), beginning at `first` (H,); numpy copies row by row."""
     cut = image.unfold(-1, width, 1).numpy()[:, np.arange(len(first)), first.astype(int)]
     return torch.from_numpy(cut)
 
 
 def _linear(near: Tensor, d: Tensor) -> Tensor:
-    """Between the second and the third of four neighbours; see `_cubic`."""
+    """Interpolates linearly between the second and the third of four neighbours; see `_cubic`."""
     v2, v3 = near[..., 1:-2], near[..., 2:-1]
     return (v3 - v2).mul_(d).add_(v2)
 
 
 def _cubic(near: Tensor, d: Tensor) -> Tensor:
-    """Keys' kernel with a = -1, PIL's choice, at d from 0 to 1 between the second and the third of four neighbours.
+    """Interpolates by Keys' kernel with a = -1, PIL's choice, at d between the second and third of four neighbours.
 
     Like PIL's it is written in differences of neighbours, so that equal ones are reproduced exactly: the sum of four
     rounded weights is not 1, and a value a little below a whole number would lose a level.
 
     Args:
         near: Values (3, H, W + 3); the neighbours of place x are at x to x + 3.
-        d: (H, 1).
+        d: (H, 1), from 0 to 1.
     """
     v1, v2, v3, v4 = near[..., :-3], near[..., 1:-2], near[..., 2:-1], near[..., 3:]
     first, last = v1 - v2, v3 - v4

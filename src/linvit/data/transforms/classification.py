@@ -1,4 +1,4 @@
-"""From decoded images to samples: what training and evaluation do to one image in a loader process."""
+"""What training and evaluation of a classifier do to one image in a loader process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class TrainTransform:
         self.rand_augment = rand_augment.RandAugment.parse(str(policy)) if named else None
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
-        """A sample whose `image` is 8-bit pixels (3, h, w), and its seed, to one of (3, H, W) with `device_ops`."""
+        """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W), and adds the `device_ops`."""
         given, rng = self.augmentation, generator(seed)
         height, width = sample["image"].shape[-2:]
         ops: list[Op] = []
@@ -108,7 +108,7 @@ class TrainTransform:
         return sample | {"image": image, "device_ops": DeviceOps(seed, tuple(policy), erase, given.erase_after_mixing)}
 
     def _warp(self, rng: np.random.Generator) -> list[Warp]:
-        """Rotation, zoom and shift in one; what comes in from outside is black."""
+        """Draws rotation, zoom and shift as one map; what comes in from outside is black."""
         given = self.augmentation
         if not (given.rotate or given.translate or given.zoom):
             return []
@@ -117,7 +117,7 @@ class TrainTransform:
         return [Warp(affine_matrix(angle, zoom, (right, down), self.size), False, BLACK)]
 
     def _policy(self, rng: np.random.Generator) -> list[ImageOp]:
-        """What auto_augment and color_jitter do to this image."""
+        """Draws what auto_augment and color_jitter do to this image."""
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
             drawn = self.rand_augment.ops(rng, self.size, given.interpolation, self.fill)
@@ -127,7 +127,7 @@ class TrainTransform:
 
 
 def colour_of(mean: Sequence[float]) -> Fill:
-    """The mean colour in 8 bits, from means in [0, 1]."""
+    """Converts means in [0, 1] to a colour in 8 bits."""
     red, green, blue = (min(255, round(255 * value)) for value in mean)
     return red, green, blue
 
@@ -142,7 +142,7 @@ class EvalTransform:
         self.fill = colour_of(mean)
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
-        """A sample whose `image` is 8-bit pixels (3, h, w) to one of (3, H, W); the seed does not matter."""
+        """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W); the seed does not matter."""
         shape = sample["image"].shape[-2:]
         sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct, self.fill), sample)
         return sample | {"image": sample["image"].contiguous()}

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to pixels."""
+"""Decodes the bytes of an image file to pixels."""
 
 import functools
 import io
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 JPEG = b"\xff\xd8\xff"
@@ -15,9 +15,7 @@ WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
 
 
 def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
-    """An image file as 8-bit RGB (3, H, W).
-
-    The memory is laid out channels last, which is what cropping and resizing like.
+    """Decodes an image file to 8-bit RGB (3, H, W), channels last in memory, which is faster to crop and resize.
 
     Args:
         data: The file.
@@ -31,9 +29,9 @@ def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
 
 @functools.cache
 def jpeg_decoder() -> Callable[[bytes, bool], Tensor]:
-    """Torchvision's decoder, or PIL's with the same pixels where torchvision has none or warns that it will go.
+    """Chooses torchvision's decoder, or PIL's (the same pixels) if torchvision has none or warns that it will go.
 
-    torchvision deprecates its decoder from 0.29 on. PIL's takes a quarter more time.
+    torchvision deprecates its decoder from 0.29 on. With PIL, ImageNet recipes load a tenth fewer images per second.
     """
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "JPEG")
@@ -47,7 +45,7 @@ def jpeg_decoder() -> Callable[[bytes, bool], Tensor]:
 
 
 def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
-    """A JPEG file by torchvision; see `decode`."""
+    """Decodes a JPEG file by torchvision; see `decode`."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     try:
@@ -60,19 +58,19 @@ def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
 
 
 def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
-    """Any image file by PIL; see `decode`."""
+    """Decodes any image file by PIL; see `decode`."""
     picture: Image.Image = Image.open(io.BytesIO(data))
     check_range(picture)
-    if exif_orientation:
+    if exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
     return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Any image of 8 or 16 bits as 8-bit RGB; 16-bit grey is scaled, which PIL's own conversion would clip to white."""
+    """Converts an image of 8 or 16 bits to 8-bit RGB; 16-bit grey is scaled, where PIL would clip it to white."""
     if picture.mode.startswith("I"):
         picture = Image.fromarray((np.asarray(picture) / 257).astype(np.uint8))
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")  # a conversion would copy it
 
 
 def check_range(picture: Image.Image) -> None:

@@ -10,7 +10,7 @@ from linvit.data.transforms.ops import BLACK, Fill, Op
 def evaluation_ops(
     shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Fill = BLACK
 ) -> list[Op]:
-    """The operations that bring an image to the size of evaluation; they resize bicubically.
+    """Returns the operations that resize (bicubically) and crop an image for evaluation.
 
     Args:
         shape: (H, W) of the image.

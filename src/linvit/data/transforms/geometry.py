@@ -1,4 +1,4 @@
-"""Operations that move pixels: of an image, its masks and its boxes alike."""
+"""Operations that move pixels. Each moves an image, its masks and its boxes alike."""
 
 import math
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Crop(Op):
-    """The part of a sample within a box, without copying."""
+    """Keeps the part of a sample within a box; nothing is copied."""
 
     box: Box
 
     def image(self, image: Tensor) -> Tensor:
-        """The pixels within."""
+        """Returns the pixels within the box."""
         top, left, height, width = self.box
         return image[..., top : top + height, left : left + width]
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """The labels within."""
+        """Returns the labels within the box."""
         return self.image(mask)
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Shifted and cut to the box."""
+        """Shifts the boxes and clips them to the crop."""
         top, left, height, width = self.box
         return clip(boxes - boxes.new_tensor([left, top, left, top]), (height, width))
 
@@ -62,7 +62,7 @@ class Pad(Op):
     fill: Fill = BLACK
 
     def image(self, image: Tensor) -> Tensor:
-        """Pixels of the colour."""
+        """Adds pixels of the fill colour."""
         height, width = image.shape[-2:]
         colour = torch.tensor(self.fill, dtype=image.dtype).view(3, 1, 1)
         padded = colour.repeat(1, height + self.top + self.bottom, width + self.left + self.right)
@@ -70,11 +70,11 @@ class Pad(Op):
         return padded
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Labels of no class."""
+        """Adds pixels with the label `fill`."""
         return F.pad(mask, (self.left, self.right, self.top, self.bottom), value=fill)
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Shifted."""
+        """Shifts the boxes."""
         return boxes + boxes.new_tensor([self.left, self.top, self.left, self.top])
 
 
@@ -85,8 +85,8 @@ class Resize(Op):
     Attributes:
         size: The new (H, W).
         interpolation: Of the image: bicubic or bilinear.
-        antialias: Whether an image that shrinks is smoothed, as PIL does (classification) and OpenCV does not (the
-            published recipes of segmentation and detection).
+        antialias: Whether an image that shrinks is smoothed: as by PIL, for recipes of classification, or not, as by
+            OpenCV, for recipes of segmentation and detection.
     """
 
     size: tuple[int, int]
@@ -94,43 +94,43 @@ class Resize(Op):
     antialias: bool = True
 
     def image(self, image: Tensor) -> Tensor:
-        """Resized in 8 bits, rows first; see `resize`."""
+        """Resizes in 8 bits, rows first; see `resize`."""
         return resize(image, self.size, self.interpolation, self.antialias)
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Of each new pixel the label at floor(place x old side / new side): OpenCV's and torch's `nearest`."""
+        """Takes for each new pixel the label at floor(place x old side / new side), like torch's `nearest`."""
         height, width = mask.shape[-2:]
         rows = torch.arange(self.size[0]) * height // self.size[0]
         columns = torch.arange(self.size[1]) * width // self.size[1]
         return mask[..., rows[:, None], columns]
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Scaled by the ratio of the widths and that of the heights, and cut to the image."""
+        """Scales by the ratio of the widths and that of the heights, and clips to the image."""
         x, y = self.size[1] / size[1], self.size[0] / size[0]
         return clip(boxes * boxes.new_tensor([x, y, x, y]), self.size)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip(Op):
-    """Left becomes right."""
+    """Mirrors a sample: left becomes right."""
 
     def image(self, image: Tensor) -> Tensor:
-        """Mirrored."""
+        """Mirrors the rows."""
         return image.flip(-1)
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Mirrored."""
+        """Mirrors the rows."""
         return mask.flip(-1)
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """X becomes width - x."""
+        """Replaces x by width - x."""
         x1, y1, x2, y2 = boxes.unbind(-1)
         return torch.stack([size[1] - x2, y1, size[1] - x1, y2], -1)
 
 
 @dataclass(frozen=True)
 class Warp(Op):
-    """An affine map; sizes stay. See `linvit.data.transforms.affine.warp`.
+    """Applies an affine map; the size stays. See `linvit.data.transforms.affine.warp`.
 
     Attributes:
         matrix: From places in the output to places in the input, in pixels.
@@ -143,20 +143,20 @@ class Warp(Op):
     fill: Fill
 
     def image(self, image: Tensor) -> Tensor:
-        """Interpolated as PIL does."""
+        """Interpolates as PIL does."""
         return warp(image, self.matrix, self.bicubic, self.fill)
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """The nearest label."""
+        """Takes the nearest label."""
         return warp_mask(mask, self.matrix, fill)
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """The boxes about the four moved corners, cut to the image."""
+        """Returns the boxes around the four moved corners, clipped to the image."""
         return clip(warp_boxes(boxes, self.matrix), size)
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes (N, 4) as x1, y1, x2, y2, cut to an image of `size` (H, W)."""
+    """Clips boxes (N, 4), as x1, y1, x2, y2, to an image of `size` (H, W)."""
     limits = boxes.new_tensor([size[1], size[0], size[1], size[0]])
     return boxes.clamp(min=0).minimum(limits)
 
@@ -175,7 +175,7 @@ def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic", a
 def random_box(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Box:
-    """The box of a random resized crop (Szegedy et al. 2015), as torchvision and timm draw it.
+    """Draws the box of a random resized crop (Szegedy et al. 2015), as torchvision and timm do.
 
     Args:
         rng: Random numbers of the sample.

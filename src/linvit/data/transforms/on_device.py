@@ -1,4 +1,4 @@
-"""What is done to a whole batch on the device: the operations that were left to it, normalising, random erasing."""
+"""What is done to a whole batch on the device: the operations left to it, normalising, random erasing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from linvit.data.transforms.random_erasing import erase_
 
 ImageOp = PixelOp | Warp
 """What can be done on the device: the operations of RandAugment and colour jitter."""
-ALMOST = 2**-10  # added before cutting to whole numbers: the weights of an interpolation sum to 1 only nearly
+EPSILON = 2**-10  # added before truncating: the weights of an interpolation sum to 1 only up to rounding
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BatchDeviceOps:
         self.erase_after_mixing = any(sample.erase_after_mixing for sample in samples)
 
     def apply(self, images: Tensor) -> Tensor:
-        """Does the operations to 8-bit images (B, 3, H, W)."""
+        """Applies the operations to 8-bit images (B, 3, H, W)."""
         ops = [sample.ops for sample in self.samples]
         return apply_ops(images, ops) if any(ops) else images
 
@@ -59,7 +59,7 @@ class BatchDeviceOps:
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """8-bit images (B, 3, H, W) in float32 with mean 0 and standard deviation 1 over the data.
+    """Converts 8-bit images (B, 3, H, W) to float32 with mean 0 and standard deviation 1 over the data.
 
     Args:
         images: On any device.
@@ -70,12 +70,12 @@ def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def denormalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Normalised images (..., 3, H, W) back in [0, 1], for looking at; `mean` and `std` as in `normalise`."""
+    """Converts normalised images (..., 3, H, W) back to [0, 1]; `mean` and `std` are those of `normalise`."""
     return (images * std + mean).clamp(0, 1)
 
 
 def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
-    """Does its own operations to every image, those of one kind together."""
+    """Applies to every 8-bit image (B, 3, H, W) its own operations; those of one kind are done together."""
     images = images.clone()
     for layer in range(max(map(len, ops))):
         alike: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
@@ -99,7 +99,7 @@ def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
 
 
 def warp(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """Affine maps of 8-bit images (n, 3, H, W), each by its own matrix, else like `linvit.data.transforms.affine.warp`.
+    """Maps each of the 8-bit images (n, 3, H, W) by its own matrix; see `linvit.data.transforms.affine.warp`.
 
     torch interpolates with Keys' kernel at a = -0.75 where PIL has a = -1, so bicubic results differ a little at edges.
     """
@@ -114,4 +114,4 @@ def warp(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequen
     moved = F.grid_sample(images.float(), 2 * grid - 1, mode, padding_mode="border", align_corners=False)
     inside = ((grid >= 0) & (grid < 1)).all(-1)[:, None]  # (n, 1, H, W)
     colour = moved.new_tensor(fill).view(3, 1, 1)
-    return torch.where(inside, moved.add_(ALMOST).clamp_(0, 255), colour).to(torch.uint8)
+    return torch.where(inside, moved.add_(EPSILON).clamp_(0, 255), colour).to(torch.uint8)

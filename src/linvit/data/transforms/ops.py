@@ -1,4 +1,4 @@
-"""Operations on one sample: first drawn from its seed, then done to its image, its masks and its boxes alike.
+"""Operations on one sample: drawn from its seed, then applied to its image, its masks and its boxes alike.
 
 torchvision's `tv_tensors` serve the same end. They are not used, because torchvision's affine maps give other pixels
 than PIL's, which the published recipes have.
@@ -15,7 +15,7 @@ from linvit.data.transforms.pixel_ops import OPERATIONS
 Fill = tuple[int, int, int]
 """A colour in 8 bits: red, green, blue."""
 BLACK: Fill = (0, 0, 0)
-IGNORE_INDEX = 255  # the label of pixels that belong to no class, torch's and mmsegmentation's habit
+IGNORE_INDEX = 255  # the label of pixels without a class, as in mmsegmentation
 PER_BOX = ("boxes", "labels", "masks", "iscrowd")  # entries with one value per box, which leave a sample with it
 
 
@@ -23,15 +23,15 @@ class Op:
     """One operation. A subclass overrides what it changes."""
 
     def image(self, image: Tensor) -> Tensor:
-        """An 8-bit image (3, H, W)."""
+        """Changes an 8-bit image (3, H, W)."""
         return image
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Labels of pixels (..., H, W) of any integer type, not interpolated; `fill` is for what comes from outside."""
+        """Changes labels of pixels (..., H, W), of any integer type, without interpolation; new pixels get `fill`."""
         return mask
 
     def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Boxes (N, 4) as x1, y1, x2, y2 in pixels from the upper left corner of an image of `size` (H, W).
+        """Changes boxes (N, 4), x1, y1, x2, y2 in pixels from the upper left corner of an image of `size` (H, W).
 
         The results lie within the new image; those that have left it have no width or no height.
         """
@@ -40,23 +40,24 @@ class Op:
 
 @dataclass(frozen=True)
 class PixelOp(Op):
-    """A change of colour or sharpness: one of `OPERATIONS`, by an amount."""
+    """Changes colour or sharpness by an amount: one of `OPERATIONS`."""
 
     name: str
     amount: float
 
     def image(self, image: Tensor) -> Tensor:
-        """Computes what `linvit.data.transforms.pixel_ops` says."""
+        """Calls the function of `linvit.data.transforms.pixel_ops`."""
         return OPERATIONS[self.name](image[None], self.amount)[0]
 
 
-def apply(ops: Iterable[Op], sample: dict[str, Any]) -> dict[str, Any]:
-    """Does operations to a sample, one after another, on the CPU.
+def apply(ops: Iterable[Op], sample: dict[str, Any], ignore_index: int = IGNORE_INDEX) -> dict[str, Any]:
+    """Applies operations to a sample, one after another, on the CPU.
 
     Args:
         ops: In order.
         sample: `image` (3, H, W) in 8 bits and, where it has them, `mask` (H, W), the classes of pixels; `boxes` (N, 4)
             as x1, y1, x2, y2, with `labels` (N,), `iscrowd` (N,) and instance `masks` (N, H, W). It is left unchanged.
+        ignore_index: Class of the pixels of `mask` that come from outside of the image.
 
     Returns:
         A new sample. Boxes without area are gone, with all that belongs to them; other entries are as they were.
@@ -64,7 +65,7 @@ def apply(ops: Iterable[Op], sample: dict[str, Any]) -> dict[str, Any]:
     sample = dict(sample)
     for op in ops:
         height, width = sample["image"].shape[-2:]
-        for name, fill in (("mask", IGNORE_INDEX), ("masks", 0)):
+        for name, fill in (("mask", ignore_index), ("masks", 0)):
             if name in sample:
                 sample[name] = op.mask(sample[name], fill)
         if "boxes" in sample:
@@ -74,7 +75,7 @@ def apply(ops: Iterable[Op], sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_area(sample: dict[str, Any]) -> dict[str, Tensor]:
-    """The entries of the boxes that have an area."""
+    """Returns the entries of the boxes that have an area."""
     boxes = sample["boxes"]
     kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     return {name: sample[name] if kept.all() else sample[name][kept] for name in PER_BOX if name in sample}

@@ -1,4 +1,4 @@
-"""Changes of colour and sharpness of 8-bit images, each image by an amount of its own.
+"""Changes of colour and sharpness of 8-bit images, where each image of a batch has an amount of its own.
 
 The same formulas serve one image in a loader process and a batch on the device; torchvision's take one amount for all
 images of a batch, so those with an amount are written out here, as PIL rounds them.
@@ -16,7 +16,7 @@ Amount = Tensor | float
 
 
 def invert(images: Tensor, amount: Amount) -> Tensor:
-    """Negative; the amount does not matter."""
+    """Inverts the colours; the amount does not matter."""
     return 255 - images
 
 
@@ -31,7 +31,7 @@ def equalize(images: Tensor, amount: Amount) -> Tensor:
 
 
 def grayscale(images: Tensor, amount: Amount) -> Tensor:
-    """Shades of grey; the amount does not matter."""
+    """Turns colours into shades of grey; the amount does not matter."""
     return luma(images).to(torch.uint8).expand_as(images).contiguous()
 
 
@@ -41,7 +41,7 @@ def posterize(images: Tensor, amount: Amount) -> Tensor:
 
 
 def solarize(images: Tensor, amount: Amount) -> Tensor:
-    """Negative of values from `amount` (0 to 256) on."""
+    """Inverts the values from `amount` (0 to 256) on."""
     bright = images >= torch.as_tensor(amount, dtype=torch.float32, device=images.device)
     return images ^ bright.to(torch.uint8).mul_(255)  # 255 - x is x with all bits flipped
 
@@ -53,23 +53,23 @@ def solarize_add(images: Tensor, amount: Amount) -> Tensor:
 
 
 def brightness(images: Tensor, amount: Amount) -> Tensor:
-    """Black at 0, the image at 1, and beyond."""
+    """Blends between black (amount 0) and the image (amount 1), and extrapolates beyond."""
     return to_8_bits(images * amount)
 
 
 def contrast(images: Tensor, amount: Amount) -> Tensor:
-    """Its mean grey at 0, the image at 1, and beyond."""
+    """Blends between the mean grey (amount 0) and the image (amount 1), and extrapolates beyond."""
     mean = (luma(images).float().mean((1, 2, 3), keepdim=True) + 0.5).floor_()
     return _blend(mean, images, amount)
 
 
 def color(images: Tensor, amount: Amount) -> Tensor:
-    """Shades of grey at 0, the image at 1, and beyond."""
+    """Blends between shades of grey (amount 0) and the image (amount 1), and extrapolates beyond."""
     return _blend(luma(images).float(), images, amount)
 
 
 def sharpness(images: Tensor, amount: Amount) -> Tensor:
-    """Smoothed by (1 1 1; 1 5 1; 1 1 1) / 13 at 0, the image at 1, and beyond; the outermost pixels stay."""
+    """Blends between the image smoothed by (1 1 1; 1 5 1; 1 1 1) / 13 (0) and itself (1); the outermost pixels stay."""
     if min(images.shape[-2:]) < 3:
         return images
     inner = images[..., 1:-1, 1:-1]
@@ -83,7 +83,7 @@ def sharpness(images: Tensor, amount: Amount) -> Tensor:
 
 
 def blur(images: Tensor, amount: Amount) -> Tensor:
-    """Gaussian blur with a standard deviation of `amount` pixels, cut off at 6 pixels."""
+    """Blurs by a Gaussian with a standard deviation of `amount` pixels, cut off at 6 pixels."""
     count, channels, height, width = images.shape
     sigma = torch.as_tensor(amount, device=images.device).expand(count, 1, 1, 1).repeat_interleave(channels, 0)
     reach = min(6, height - 1, width - 1)
@@ -97,13 +97,13 @@ def blur(images: Tensor, amount: Amount) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """Brightness (n, 1, H, W), whole numbers from 0 to 255, as PIL computes its mode L (ITU-R 601-2)."""
+    """Returns the brightness (n, 1, H, W), 0 to 255 in int32, as PIL computes its mode L (ITU-R 601-2)."""
     red, green, blue = images.to(torch.int32).unbind(-3)
     return ((red * 19595 + green * 38470 + blue * 7471 + 32768) >> 16).unsqueeze(-3)
 
 
 def to_8_bits(values: Tensor) -> Tensor:
-    """Floats of any shape cut to 0 to 255, in place, and to whole numbers; by 16 bits, which the CPU is faster at."""
+    """Clamps floats to 0 to 255, in place, and truncates them to uint8; the way over int16 is faster on a CPU."""
     return values.clamp_(0, 255).to(torch.int16).to(torch.uint8)
 
 

@@ -21,7 +21,7 @@ OPERATIONS = (
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Some of 15 operations, drawn with replacement, each done with a probability and a noisy magnitude.
+    """Draws some of 15 operations with replacement, each to be done with a probability and a noisy magnitude.
 
     Attributes:
         magnitude: Of every operation (m), on a scale of 10.
@@ -63,7 +63,7 @@ class RandAugment:
         return augment
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
-        """Names and amounts of the operations that are done to one image; see `amount`."""
+        """Draws names and amounts of the operations for one image; see `amount`."""
         drawn = []
         for index in rng.integers(len(OPERATIONS), size=self.layers):
             if rng.random() >= self.probability:
@@ -78,7 +78,7 @@ class RandAugment:
         return drawn
 
     def amount(self, name: str, level: float, rng: np.random.Generator) -> float:
-        """What a level from 0 to 1 means to an operation.
+        """Translates a level from 0 to 1 into the amount of an operation.
 
         Returns:
             Degrees (rotate), pixels per pixel (shear), fraction of the side (translate), bits kept (posterize),
@@ -97,12 +97,12 @@ class RandAugment:
         return sign * reach.get(name, 0) * level
 
     def ops(self, rng: np.random.Generator, size: tuple[int, int], interpolation: str, fill: Fill) -> list[ImageOp]:
-        """Draws what is done to an image of `size` (H, W)."""
+        """Draws the operations for an image of `size` (H, W)."""
         return [as_op(*drawn, size, choose(interpolation, rng) == "bicubic", fill) for drawn in self.draw(rng)]
 
 
 def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: Fill) -> ImageOp:
-    """An operation of RandAugment; those that move pixels are affine maps. `fill` is for what moves in."""
+    """Makes an operation of RandAugment; those that move pixels are affine maps, which fill the border with `fill`."""
     moves = {
         "rotate": affine_matrix(amount, 1, (0, 0), size),
         "shear_x": (1, amount, 0, 0, 1, 0),
@@ -114,7 +114,7 @@ def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: 
 
 
 def three_augment(rng: np.random.Generator) -> list[ImageOp]:
-    """Grey, solarised or blurred, one of the three (Touvron et al. 2022, DeiT III, section 3.2)."""
+    """Draws one of grey, solarised and blurred (Touvron et al. 2022, DeiT III, section 3.2)."""
     choice = rng.integers(3)
     if choice == 0:
         return [PixelOp("grayscale", 0)]
@@ -122,13 +122,13 @@ def three_augment(rng: np.random.Generator) -> list[ImageOp]:
 
 
 def color_jitter(rng: np.random.Generator, strength: float) -> list[ImageOp]:
-    """Brightness, contrast and colour by factors in 1 ± strength, in random order, as torchvision's ColorJitter."""
+    """Draws brightness, contrast and colour by factors in 1 ± strength, in random order, like torchvision."""
     names = ("brightness", "contrast", "color")
     return [PixelOp(names[i], rng.uniform(max(0, 1 - strength), 1 + strength)) for i in rng.permutation(3)]
 
 
 def choose(interpolation: str, rng: np.random.Generator) -> str:
-    """Of "random", bilinear or bicubic, each half of the time; others are themselves."""
+    """Replaces "random" by bilinear or bicubic, each half of the time; returns other names as they are."""
     return ("bilinear", "bicubic")[rng.integers(2)] if interpolation == "random" else interpolation
 
 

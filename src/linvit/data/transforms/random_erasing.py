@@ -14,7 +14,7 @@ ASPECT = (0.3, 1 / 0.3)  # height over width, uniform in the logarithm
 
 
 def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, int]) -> Box | None:
-    """The box to be erased from an image of `size` (H, W), or None."""
+    """Draws the box to be erased from an image of `size` (H, W), or None."""
     if rng.random() >= probability:
         return None
     for _ in range(10):
