@@ -35,7 +35,7 @@ def mine(tmp_path, monkeypatch):
     """A folder with one's own mechanism in it, which works with power 1 and is not linear in v with power 2."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])  # as the command line does
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
 
