@@ -1,8 +1,8 @@
-"""Operators whose operations depend on more than the number of their elements: powers, norms, pooling, factorisations.
+"""Operators whose operations depend on more than the number of their elements: powers, norms, pooling, inverses.
 
-Factorisations count the multiply-accumulates of the usual algorithms for an m x n matrix, m >= n (Golub & Van Loan,
-"Matrix Computations", 4th edition: Chapters 3 to 5, Sections 8.3 and 8.6). Singular and eigenvalues are found by
-iteration, so their counts are estimates; their vectors are counted whether or not they are asked for.
+Inverses and singular values count the multiply-accumulates of the usual algorithms for an m x n matrix, m >= n (Golub &
+Van Loan, "Matrix Computations", 4th edition: Chapter 3 and Section 8.6). Singular values are found by iteration, so
+their count is an estimate; their vectors are counted whether or not they are asked for.
 """
 
 import math
@@ -64,20 +64,6 @@ def _pooling(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> 
     return Count(0, math.prod(sides) * out[0].numel())
 
 
-def _sorting(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
-    """N log2(n) comparisons of n elements, as if all were in one row."""
-    size = args[0].numel()
-    return Count(0, size * max(1, math.ceil(math.log2(max(1, size)))))
-
-
-def _fourier(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
-    """5 n log2(n) operations of a transform of n complex numbers, half of that if they are real."""
-    signal = max(args[0], out[0], key=lambda x: x.numel())
-    length = math.prod(signal.shape[dim] for dim in args[1])
-    real = not (args[0].is_complex() and out[0].is_complex())
-    return Count(0, round((2.5 if real else 5) * signal.numel() * math.log2(max(1, length))))
-
-
 def _fused_attention(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
     """The scaling of the queries, and the softmax: maximum, its difference, sum and quotient."""
     pairs = args[0].shape[:3].numel() * args[1].shape[2]
@@ -105,14 +91,12 @@ def _distances_one_by_one(args: Sequence[Any], kwargs: dict[str, Any], out: list
     return Count(0, 3 * entries, pairs) if order == 2 else Count(0, 2 * entries, entries + pairs)
 
 
-def _factorisation(macs: Callable[[int, int], float], solves: bool = False) -> Formula:
-    """MACs of an m x n matrix from `macs(m, n)`; with right-hand sides, m n more for each of them."""
+def _factorisation(macs: Callable[[int, int], float]) -> Formula:
+    """MACs of an m x n matrix from `macs(m, n)`, m >= n."""
 
     def count(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
         *batch, rows, columns = args[0].shape
-        m, n = max(rows, columns), min(rows, columns)
-        sides = args[1].numel() // (math.prod(batch) * rows) if solves else 0
-        return Count(math.prod(batch) * round(macs(m, n) + sides * m * n))
+        return Count(math.prod(batch) * round(macs(max(rows, columns), min(rows, columns))))
 
     return count
 
@@ -124,8 +108,6 @@ FORMULAS: dict[str, Formula] = {
     "native_layer_norm": _norm(2),
     "native_group_norm": _norm(1),
     **dict.fromkeys(["avg_pool2d", "max_pool2d_with_indices"], _pooling),
-    **dict.fromkeys(["sort", "argsort"], _sorting),
-    **dict.fromkeys(["fft_r2c", "fft_c2r", "fft_c2c"], _fourier),
     **dict.fromkeys(
         [f"scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")]
         + ["scaled_dot_product_flash_attention_for_cpu"],
@@ -136,14 +118,8 @@ FORMULAS: dict[str, Formula] = {
     "addmv": _matrix_vector(1),
     "euclidean_dist": _distances,
     "cdist_forward": _distances_one_by_one,
-    "linalg_cholesky_ex": _factorisation(lambda m, n: n**3 / 6),
-    "linalg_lu_factor_ex": _factorisation(lambda m, n: m * n**2 / 2 - n**3 / 6),
     "linalg_inv_ex": _factorisation(lambda m, n: n**3),
-    "linalg_solve_ex": _factorisation(lambda m, n: n**3 / 3, solves=True),
-    "linalg_qr": _factorisation(lambda m, n: 2 * (m * n**2 - n**3 / 3)),
-    "linalg_lstsq": _factorisation(lambda m, n: m * n**2 - n**3 / 3, solves=True),
     "linalg_pinv": _factorisation(lambda m, n: 8 * m * n**2 + 4 * n**3),  # singular vectors and their product
     "linalg_svd": _factorisation(lambda m, n: 7 * m * n**2 + 4 * n**3),
-    "linalg_eigh": _factorisation(lambda m, n: 4.5 * n**3),
 }
 """By the name of the operator without underscores at its ends."""
