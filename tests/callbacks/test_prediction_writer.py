@@ -1,12 +1,14 @@
 """The table of predictions."""
 
 import csv
+import re
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import PredictionWriter
+from linvit.callbacks.prediction_writer import file_of
 from tests.training import CLASSES, RandomImages, tiny_task, trainer
 
 NAMES = ["ant", "bee, wild", "cow", "dog", "eel", "fox", 'gnu "g"']
@@ -41,7 +43,7 @@ def test_the_folder_is_made_and_an_older_file_replaced(tmp_path, caplog):
     path = tmp_path / "new" / "folder" / "predictions.csv"
     table(path, count=19)
     assert len(table(path, count=3)) == 3
-    assert f"3 predictions: {path}" in caplog.text
+    assert f"wrote 3 predictions to {path}" in caplog.text
 
 
 def test_one_writer_may_predict_twice(tmp_path):
@@ -67,3 +69,17 @@ def test_the_shares_of_several_devices_are_merged_and_padding_counts_once(tmp_pa
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     writer.on_predict_epoch_end(runner, tiny_task())
     assert [line.split(",")[0] for line in path.read_text().splitlines()] == ["id", "0", "1", "2", "3"]
+
+
+def test_each_source_has_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a/mine", "b/mine", "my photos"):
+        (tmp_path / folder).mkdir(parents=True)
+    sources = ["digits", "hub:owner/name", "hub:other/name", "a/mine", "b/mine", "my photos"]
+    files = [file_of(source) for source in sources]
+    assert files[0] == "predictions_digits.csv"
+    assert len(set(files)) == len(sources)
+    assert re.fullmatch(r"predictions_mine_[0-9a-f]{6}\.csv", files[3])
+    assert file_of(str(tmp_path / "a" / "mine")) == files[3]
+    assert re.fullmatch(r"predictions_my_photos_[0-9a-f]{6}\.csv", files[5])
+    assert file_of(None) == "predictions.csv"

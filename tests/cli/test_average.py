@@ -68,7 +68,7 @@ def test_test_scores_both_and_predict_takes_the_one_asked_for(averaged):
         done = averaged.then("predict", f"--model.predict_with={weights}", checkpoint="best_ema")
         assert done.code == 0, done.err
         assert "is ignored" not in done.log
-        found.append((averaged.folder / "predictions.csv").read_text())
+        found.append((averaged.folder / "predictions_digits.csv").read_text())
     assert found[0] != found[1]
 
 

@@ -1,6 +1,8 @@
 """Predictions as a CSV file: id (path or index), class, probability."""
 
 import csv
+import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ class PredictionWriter(Callback):
     """Writes one row per image: its path, or its index where it has none; the class; the probability.
 
     Args:
-        path: File to write.
+        path: CSV file to write; or a folder, in which each data source has a file of its own, such as
+            `predictions_digits.csv`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,10 +49,22 @@ class PredictionWriter(Callback):
             shares = [None] * trainer.world_size
             torch.distributed.all_gather_object(shares, self._rows)
         rows = {index: row for share in shares for index, row in share.items()}
+        file_name = file_of(getattr(trainer.datamodule, "source", None))  # type: ignore[attr-defined]
+        path = self.path if self.path.suffix else self.path / file_name
         if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("w", encoding="utf-8", newline="") as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(["id", "class", "probability"])
                 writer.writerows((name, label, f"{p:.6f}") for _, (name, label, p) in sorted(rows.items()))
-        rank_zero_info(f"{len(rows)} predictions: {self.path}")
+        rank_zero_info(f"wrote {len(rows)} predictions to {path}")
+
+
+def file_of(source: str | None) -> str:
+    """The file for the predictions of a data source; two sources of one name differ in a few digits at the end."""
+    if source is None:
+        return "predictions.csv"
+    whole = str(Path(source).absolute()) if Path(source).exists() else source
+    name = re.sub(r"[^\w.-]+", "_", re.split(r"[/\\]", whole)[-1])
+    digits = "" if name == whole else f"_{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+    return f"predictions_{name}{digits}.csv"

@@ -95,7 +95,7 @@ class ClassificationTask(Task):
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes and a confusion matrix, and, in a folder for reports, the predictions."""
         folder = self.report_folder
-        writers = [] if folder is None else [PredictionWriter(folder / "predictions.csv")]
+        writers = [] if folder is None else [PredictionWriter(folder)]
         return [*super().run_callbacks(), ClassReport(folder), *writers]
 
     def published(self) -> Published | None:

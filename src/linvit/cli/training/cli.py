@@ -23,6 +23,7 @@ from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.help import short_help
 from linvit.cli.training.loggers import check_loggers, loggers_by_key, run_loggers
 from linvit.cli.training.memory import keep_memory
+from linvit.cli.training.messages import hide_library_messages
 from linvit.cli.training.parser import Parser, integers_first, readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.run_folder import check_writable, run_name
@@ -35,11 +36,9 @@ from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 
 HELP = ("-h", "--help")
-NOISE = (  # warnings about libraries' own affairs
-    r".*isinstance\(treespec, LeafSpec\)",
-    r"You have overridden `on_after_batch_transfer`",
-    r".*does not have many workers",
-    r"Your `IterableDataset` has `__len__` defined",  # and it is right: see linvit.data.sources.stream
+NO_CONFIG = (
+    "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
+    "linvit list configs names those that come with linvit"
 )
 PRINT_CONFIG = (
     "a precision of null is chosen when the run starts, and the effective peak learning rate scales with its batch: "
@@ -55,8 +54,7 @@ def train(argv: list[str]) -> None:
         print(short_help(argv[0]))
         return
     keep_memory()
-    for noise in NOISE:
-        warnings.filterwarnings("ignore", noise)
+    hide_library_messages()
     integers_first(Trainer)
     loggers_by_key(Trainer)
     (HelpCLI if explain else LinvitCLI)(
@@ -129,6 +127,9 @@ class LinvitCLI(LightningCLI):
             self.config = parser.parse_args(with_bases(argv))
         except ArgumentError as error:
             given = configs(with_bases(argv))
+            if not given and "are required" in error.message:
+                example = "quickstart" if argv[0] == "fit" else "RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt"
+                raise UserError(NO_CONFIG.format(argv[0], example)) from error
             message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
             raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
 
@@ -158,8 +159,11 @@ class LinvitCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds everything; `pretrained` is not loaded where a checkpoint replaces the weights."""
-        with nullcontext() if self.checkpoint is None else checkpoint_follows():
-            super().instantiate_classes()
+        try:
+            with nullcontext() if self.checkpoint is None else checkpoint_follows():
+                super().instantiate_classes()
+        except MisconfigurationException as error:
+            raise UserError(f"these options do not go together or do not exist: {error}") from error
 
     @property
     def resumed_run(self) -> Path | None:
@@ -181,18 +185,26 @@ class LinvitCLI(LightningCLI):
             kwargs["logger"] = False
         if config.enable_progress_bar is not False:
             kwargs["callbacks"] = with_progress_bar(config.callbacks)
+        if config.enable_checkpointing is False:  # Lightning refuses it beside callbacks that save
+            kwargs["enable_checkpointing"] = True
         try:
-            return super().instantiate_trainer(**kwargs)
-        except (ValueError, MisconfigurationException) as error:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
+        if config.enable_checkpointing is False:
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint of another model before anything starts; keeps the best moving average."""
         if self.checkpoint is not None:
             self.checkpoint.check_weights(self.model)
         if not self.is_fit:
-            self.model.report_folder = self.resumed_run or Path()
-        if self.model.ema is not None:  # in the other verbs, too, or Lightning warns that the checkpoint has it
+            anywhere = self.checkpoint is not None or self.config.subcommand == "predict"
+            self.model.report_folder = self.resumed_run or (Path() if anywhere else None)
+        # in the other verbs, too, or Lightning warns that the checkpoint has it
+        if self.model.ema is not None and self.trainer.checkpoint_callbacks:
             self._best_ema = keep_best_ema(self.settings.checkpoint)
             if self._best_ema is not None:
                 # before last.ckpt is written, which holds the best score so far
@@ -209,16 +221,24 @@ class LinvitCLI(LightningCLI):
     after_test = after_validate
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs the verb; if SIGTERM ends it, says so in words and in the exit code, which Lightning leaves 0."""
+        """Runs the verb; if SIGTERM or Ctrl-C ends it, says so in words and in the exit code, and how to resume it."""
         try:
             super()._run_subcommand(subcommand)
+        except SystemExit as error:  # Lightning's, after Ctrl-C
+            if self.is_fit and self.trainer.interrupted:
+                self._say_how_to_resume("Ctrl-C")
+                raise SystemExit(128 + signal.SIGINT) from error
+            raise
         except (SIGTERMException, RuntimeError) as error:
             # A cluster sends SIGTERM to all processes, and torch may notice the end of its loader processes first.
             if isinstance(error, RuntimeError) and "killed by signal: Terminated" not in str(error):
                 raise
             if self.is_fit:
-                rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step))
+                self._say_how_to_resume("SIGTERM")
             raise SystemExit(128 + signal.SIGTERM) from error
+
+    def _say_how_to_resume(self, ended_by: str) -> None:
+        rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step, ended_by))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""

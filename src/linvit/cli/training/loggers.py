@@ -20,7 +20,7 @@ PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "co
 Loggers = Logger | str | list[Logger | str] | bool | None
 
 
-SCORES = ("train/", "val/", "test/")
+SCORES = ("final/", "train/", "val/", "test/")
 OTHERS = "vitals"
 
 

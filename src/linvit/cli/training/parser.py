@@ -19,7 +19,8 @@ from linvit.tasks.old_checkpoints import RENAMED_OPTIONS
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
 NOISE = re.compile(
-    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (Namespace|NestedArg|\{)|"
+    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (\[?Namespace|NestedArg|\{)|"
+    r"Subclass types expect|a class path \(str\)|a dict with|"
     r"Expected a <class 'NoneType'>|See .*--help)"
 )
 NONE = re.compile(r"^(--[\w.]+)=None$")
@@ -27,6 +28,19 @@ SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_ev
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
 )
+
+
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "dict": "a mapping, {name: value, ...}",
+    "collections.abc.Mapping": "a mapping, {name: value, ...}",
+    **dict.fromkeys(("list", "tuple", "set", "collections.abc.Sequence"), "a list, [...]"),
+}
+CLASS = re.compile(r"(?:an? )?<class '([\w.]+)'>")
+LITERAL = re.compile(r"(?:an? )?typing\.Literal\[([^]]*)\]")
 
 
 class Parser(LightningArgumentParser):
@@ -46,7 +60,7 @@ class Parser(LightningArgumentParser):
 def readable(message: str) -> str:
     """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
-    kept = [line for line in lines if line.strip() and not NOISE.match(line.strip())]
+    kept = [_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip())]
     unknown = UNKNOWN.search(message)
     if unknown is None:
         return "\n".join(kept)
@@ -61,6 +75,16 @@ def readable(message: str) -> str:
     owners += [getattr(callbacks, name) for name in callbacks.__all__]
     names = {option.rpartition(".")[2] for owner in owners for option in options_of(owner)} | set(SECTIONS)
     return "\n".join(kept) + "." + did_you_mean(name, names)
+
+
+def _in_words(line: str) -> str:
+    """A line with types of Python in words."""
+    line = CLASS.sub(lambda match: TYPES.get(match[1], match[1]), line)
+    line = LITERAL.sub(lambda match: f"one of {match[1].replace(chr(39), '')}", line)
+    line = re.sub(
+        r"Expected a path but \S+ either not accessible or invalid", "Expected a file, and there is none", line
+    )
+    return line.replace("a dot import path string", "the path of a class, package.module.Class")
 
 
 def integers_first(trainer: type[Trainer]) -> None:
