@@ -1,6 +1,7 @@
 """The moving average of the weights: its formula, and the four ways in which others broke theirs."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -65,6 +66,52 @@ def test_integers_are_copied_and_a_first_update_does_not_take_over():
     average.update(network)
     assert average.network.num_batches_tracked.item() == 7
     assert average.network.running_mean.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_a_redrawn_projection_is_copied_and_stays_orthogonal():
+    """An average of Performer's random matrices is none: its rows are shorter, and no longer orthogonal."""
+    torch.manual_seed(0)
+    performer = linvit.create_attention(
+        {"name": "performer", "nb_features": 8, "redraw_interval": 1, "ortho_scaling": 1, "seed": 3},
+        dim=8,
+        num_heads=1,
+        grid=linvit.Grid((2, 2)),
+    ).train()
+    performer.weight = nn.Parameter(torch.ones(1))
+    average = ModelEma(performer, 0.9)
+    for _ in range(5):
+        q, k, v = torch.randn(3, 1, 1, 4, 8)
+        performer(q, k, v, linvit.Grid((2, 2)))
+        average.update(performer)
+    rows = average.network.projection_matrix
+    assert torch.equal(rows, performer.projection_matrix)
+    assert torch.allclose(rows @ rows.mT, 8 * torch.eye(8), atol=1e-4)
+    assert average.network.passes.item() == 5
+
+
+def test_running_statistics_are_averaged_and_other_buffers_copied():
+    network = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    network.register_buffer("table", torch.zeros(3))
+    average = ModelEma(network, 0.9)
+    network.table.fill_(1.0)
+    network[0].running_var.fill_(2.0)
+    average.update(network)
+    assert average.network.table.tolist() == [1.0] * 3
+    assert average.network[0].running_var.tolist() == pytest.approx([1.1] * 2)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))], ids=["copy", "pickle"]
+)
+def test_a_task_with_an_average_can_be_copied(tmp_path, copied):
+    task = tiny_task(ema_decay=DECAY, lr=1e-2, warmup_epochs=0)
+    fit(task, tmp_path)
+    other = copied(task)
+    assert other.ema.updates == task.ema.updates == 2
+    other.ema.update(other.network)
+    task.ema.update(task.network)
+    pairs = zip(other.state_dict().values(), task.state_dict().values(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_it_needs_no_gradient_and_no_optimiser(tmp_path):

@@ -19,7 +19,7 @@ from linvit.optim import parameter_groups
 from linvit.registry import backbones, takes
 from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
 from linvit.tasks.model_ema import ModelEma, check_ema_support
-from linvit.tasks.old_checkpoints import today, upgrade
+from linvit.tasks.old_checkpoints import refuse_old_names, today, upgrade
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import checkpoint_follows, start_from
 from linvit.tasks.published import Published
@@ -89,6 +89,7 @@ class Task(LightningModule):
         check_choice("predict_with", predict_with, ["raw", "ema"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
+        refuse_old_names(optimisation)
         self.optimisation = Optimisation(**optimisation)
         self.save_hyperparameters()
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults

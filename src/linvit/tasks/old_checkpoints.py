@@ -1,11 +1,13 @@
 """Checkpoints of earlier versions: options and weights that have other names today."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from linvit.errors import UserError
 
 RENAMED_OPTIONS = {
     "lr_batch": "lr_base_batch_size",
@@ -17,6 +19,19 @@ RENAMED_OPTIONS = {
     "mix_switch": "mixup_switch_prob",
 }
 BEFORE, NOW = "backbone.", "network."  # what the names of the weights started with, and start with
+
+
+def refuse_old_names(options: Iterable[str]) -> None:
+    """Raises a `UserError` for an option that has another name today."""
+    for name in options:
+        if name in RENAMED_OPTIONS:
+            raise UserError(f"a task takes no option '{name}'. {new_name(name)}")
+
+
+def new_name(option: str) -> str:
+    """A sentence with the name of today of an option, and those of the others that were renamed with it."""
+    others = ", ".join(f"{old} is {new}" for old, new in RENAMED_OPTIONS.items() if old != option)
+    return f"It is called '{RENAMED_OPTIONS[option]}' now, and {others}"
 
 
 def upgrade(checkpoint: dict[str, Any]) -> bool:

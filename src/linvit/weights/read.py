@@ -134,7 +134,9 @@ def _weights(
     if all(below.values()):  # a task's weights and their average lie side by side
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
-    return Weights(below[branch] or plain, source, ".".join(path), others, img_size, file)
+    state = below[branch] or plain
+    state = _below("backbone.", state) or state  # of a network with a head
+    return Weights(state, source, ".".join(path), others, img_size, file)
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:

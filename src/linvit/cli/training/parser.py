@@ -15,7 +15,7 @@ from linvit.cli.training.options import options_of, subclasses
 from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
 from linvit.tasks import Task
-from linvit.tasks.old_checkpoints import RENAMED_OPTIONS
+from linvit.tasks.old_checkpoints import RENAMED_OPTIONS, new_name
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
 NOISE = re.compile(
@@ -69,8 +69,7 @@ def readable(message: str) -> str:
         return "\n".join(kept) + "." + did_you_mean(first, SECTIONS)
     name = (rest or first).rpartition(".")[2]
     if name in RENAMED_OPTIONS:
-        others = ", ".join(f"{old} is {new}" for old, new in RENAMED_OPTIONS.items() if old != name)
-        return "\n".join(kept) + f". It is called '{RENAMED_OPTIONS[name]}' now, and {others}"
+        return "\n".join(kept) + f". {new_name(name)}"
     owners = [Trainer, ModelCheckpoint, *subclasses(Task), *subclasses(ImageData)]
     owners += [getattr(callbacks, name) for name in callbacks.__all__]
     names = {option.rpartition(".")[2] for owner in owners for option in options_of(owner)} | set(SECTIONS)

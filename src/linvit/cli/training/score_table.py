@@ -9,7 +9,7 @@ def score_table(scores: Mapping[str, float], images: int, known: Published | Non
     """The scores, those of the moving average after those of the weights, and the published ones beside ours.
 
     Args:
-        scores: By tag, such as test/top1 or test/ema_top1, in the order in which the task logs them.
+        scores: By tag, such as test/loss or test/ema_loss, in the order in which the task logs them.
         images: How many images they are over.
         known: The published scores, if there are any to compare with.
     """

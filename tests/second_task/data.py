@@ -1,0 +1,41 @@
+"""Digits whose pixels are labelled: 1 is ink, 0 is paper, 255 (outside of the image) is ignored."""
+
+from typing import Any
+
+import torch
+
+from linvit.data.base import ImageData
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
+
+
+class WithMask:
+    """A transform of samples that have a mask, made from the decoded image."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        mask = (sample["image"].float().mean(0) > 96).to(torch.uint8)  # (h, w)
+        return self.transform({**sample, "mask": mask}, seed)
+
+
+class InkData(ImageData):
+    """Images and masks.
+
+    Args:
+        rotate: Largest rotation of a training sample in degrees.
+        **data: Arguments of `ImageData`.
+    """
+
+    num_classes = 2
+    class_names = ("paper", "ink")
+
+    def __init__(self, rotate: float = 10, **data: Any) -> None:
+        super().__init__(**data)
+        augmentation = Augmentation(crop_scale=None, rotate=rotate)
+        self.train_transform = WithMask(TrainTransform(self.size, augmentation, self.mean))
+        self.eval_transform = WithMask(EvalTransform(self.size, "center", 1.0, self.mean))
+
+    def targets(self, split: str) -> dict[str, Any]:
+        """None is in the table: masks are made from the images."""
+        return {}
