@@ -40,7 +40,6 @@ def test_each_class_has_its_row(tmp_path, verb, stage, names):
     assert header == ["class", "images", "top1"]
     assert [row[0] for row in rows] == (names or [str(i) for i in range(CLASSES)])
     assert [row[1:] for row in rows] == by_hand(task, 19)
-    assert report.images == 19
     assert Image.open(tmp_path / "new" / f"{stage}_confusion.png").size[0] > 100
 
 
@@ -60,7 +59,6 @@ def test_training_reports_its_last_validation_of_both_kinds_of_weights(tmp_path)
     assert header == ["class", "images", "top1", "ema_top1"]
     assert [row[1:3] for row in rows] == by_hand(task, 19)
     assert [[row[1], row[3]] for row in rows] == by_hand(task.ema, 19)
-    assert report.images == 19
     log = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in log.Images("val/confusion")] == [6]
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
-from linvit.callbacks import ClassReport
+from linvit.callbacks import ClassReport, ImageCount
 from linvit.data.loading.sampler import EvalSampler
 from tests.training import RandomImages, tiny_task
 
@@ -43,7 +43,7 @@ def run(folder, devices, checkpoint=None):
     torch.manual_seed(0)
     # Batch norm: buffers, which DistributedDataParallel would exchange in every forward pass.
     task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32, ema_decay=0.5)
-    report = ClassReport(Path(folder) / "report")
+    report, counter = ClassReport(Path(folder) / "report"), ImageCount()
     runner = Trainer(
         accelerator="cpu",
         devices=devices,
@@ -54,7 +54,7 @@ def run(folder, devices, checkpoint=None):
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[report],
+        callbacks=[report, counter],
     )
     found = {}
     if checkpoint is None:
@@ -66,7 +66,7 @@ def run(folder, devices, checkpoint=None):
     (found["validated"],) = runner.validate(
         task, datamodule=Odd(), ckpt_path=checkpoint, weights_only=True, verbose=False
     )
-    found["images"] = report.images
+    found["images"] = counter.images
     found["rank"] = runner.global_rank
     return found
 

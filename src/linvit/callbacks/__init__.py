@@ -1,4 +1,4 @@
-"""What a run shows of itself while it trains."""
+"""Callbacks: what a run logs, and the reports that it writes."""
 
 from linvit.callbacks.attention_rank import AttentionRank
 from linvit.callbacks.bad_images import BadImageCount

@@ -1,4 +1,4 @@
-"""Says at the end of an epoch how many images were skipped."""
+"""A warning at the end of an epoch in which images were skipped."""
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -6,10 +6,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 
 class BadImageCount(Callback):
-    """Warns after each training epoch in which bad images were skipped, and tells where they are named."""
+    """Warns after each training epoch in which bad images were skipped, with the file that names them."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds up all devices."""
+        """Warns of those of all devices."""
         bad = getattr(getattr(trainer, "datamodule", None), "bad_images", None)
         if bad is None:
             return

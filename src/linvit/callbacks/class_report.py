@@ -1,4 +1,4 @@
-"""What became of each class: a table of accuracies and a picture of the confusion."""
+"""The accuracy of each class as a table, and the confusion matrix as a picture."""
 
 import csv
 from pathlib import Path
@@ -16,28 +16,24 @@ from linvit.callbacks.confusion_picture import confusion_picture
 class ClassReport(Callback):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
-    In training it is the last validation that is reported, and the picture goes to TensorBoard, too. The picture is of
-    the weights that `predict_with` names.
+    Training reports its last validation, and writes the picture to TensorBoard, too. The picture is of the weights that
+    `predict_with` names.
 
     Args:
         folder: Where to write; null is the folder of the logger, and nothing is written without one.
-
-    Attributes:
-        images: How many images the last report was about, over all devices.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
-        self.images = 0
         self._seen: list[torch.Tensor] = []
-        self._kinds: tuple[str, ...] = ()
+        self._weights: tuple[str, ...] = ()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets the last epoch."""
+        """Discards the predictions of the last epoch."""
         self._seen.clear()
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets what was seen before."""
+        """Discards earlier predictions."""
         self._seen.clear()
 
     def on_validation_batch_end(
@@ -49,9 +45,9 @@ class ClassReport(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keeps labels and predictions of a batch, where they are."""
-        self._kinds = tuple(outputs)
-        self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds, B)
+        """Keeps labels and predictions of a batch, on their device."""
+        self._weights = tuple(outputs)
+        self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds of weights, B)
 
     def on_test_batch_end(
         self,
@@ -80,18 +76,18 @@ class ClassReport(Callback):
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
-        shares: list[Any] = [own]
+        parts: list[Any] = [own]
         if trainer.world_size > 1:
-            shares = [None] * trainer.world_size
-            torch.distributed.all_gather_object(shares, own)
-        shares = [share for share in shares if share is not None]
-        if not shares or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            parts = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, own)
+        parts = [part for part in parts if part is not None]
+        if not parts or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        seen = np.concatenate(shares, 1)
-        self.images = seen.shape[1]
+        seen = np.concatenate(parts, 1)
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)
         if trainer.is_global_zero and folder is not None:
-            self._write(trainer, pl_module, dict(zip(("label", *self._kinds), seen, strict=True)), Path(folder), stage)
+            named = dict(zip(("label", *self._weights), seen, strict=True))
+            self._write(trainer, pl_module, named, Path(folder), stage)
 
     def _write(
         self, trainer: Trainer, pl_module: LightningModule, seen: dict[str, np.ndarray], folder: Path, stage: str
@@ -99,7 +95,7 @@ class ClassReport(Callback):
         label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         images = np.bincount(label, minlength=classes)
         columns = {"raw": "top1", "ema": "ema_top1"}
-        right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._kinds}
+        right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._weights}
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / f"{stage}_classes.csv"
         with table.open("w", encoding="utf-8", newline="") as file:

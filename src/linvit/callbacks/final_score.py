@@ -1,17 +1,17 @@
-"""The run's settings beside what they led to, for TensorBoard's table of runs (HPARAMS)."""
+"""The run's hyper-parameters beside its scores, for TensorBoard's table of runs (HPARAMS)."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 
 class FinalScore(Callback):
-    """Writes the hyper-parameters with the last score of each kind of weights, when training has ended well.
+    """Writes the hyper-parameters with the last scores of the weights and of their average, when training has ended.
 
     The tags `final/score` and `final/ema_score` are their own: TensorBoard writes them as a curve of one point.
     """
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes."""
+        """Writes both to TensorBoard."""
         scores = {
             f"final/{name}": trainer.callback_metrics[f"val/{name}"].item()
             for name in ("score", "ema_score")

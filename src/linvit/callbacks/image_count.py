@@ -34,7 +34,7 @@ class ImageCount(Callback):
         self._own += len(batch["image"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adds up all devices."""
+        """Adds up the counts of all devices."""
         own = torch.tensor(self._own, device=pl_module.device)
         self.images = int(trainer.strategy.reduce(own, reduce_op="sum"))
 

@@ -1,4 +1,4 @@
-"""What the model will see: training and validation images after their transforms, in TensorBoard."""
+"""Training and validation images after their transforms, in TensorBoard."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -7,7 +7,9 @@ from torchvision.utils import make_grid
 
 
 class ImageGrid(Callback):
-    """Writes one grid of transformed images per split at the start of a run, without touching the random state.
+    """Writes one grid of transformed images per split at the start of a run, and leaves the random state unchanged.
+
+    The images are those of the data module's `preview`; without such a method, nothing is written.
 
     Args:
         images: Images per grid.

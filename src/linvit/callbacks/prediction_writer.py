@@ -24,7 +24,7 @@ class PredictionWriter(Callback):
         self._rows: dict[int, tuple[str, str, float]] = {}
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts with no rows."""
+        """Discards the rows of an earlier prediction."""
         self._rows.clear()
 
     def on_predict_batch_end(
@@ -44,11 +44,11 @@ class PredictionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows of all devices in the order of the data set; padded duplicates count once."""
-        shares: list[Any] = [self._rows]
+        parts: list[Any] = [self._rows]
         if trainer.world_size > 1:
-            shares = [None] * trainer.world_size
-            torch.distributed.all_gather_object(shares, self._rows)
-        rows = {index: row for share in shares for index, row in share.items()}
+            parts = [None] * trainer.world_size
+            torch.distributed.all_gather_object(parts, self._rows)
+        rows = {index: row for part in parts for index, row in part.items()}
         file_name = file_of(getattr(trainer.datamodule, "source", None))  # type: ignore[attr-defined]
         path = self.path if self.path.suffix else self.path / file_name
         if trainer.is_global_zero:

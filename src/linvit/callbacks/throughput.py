@@ -12,8 +12,8 @@ FETCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning's name for it
 class Throughput(Callback):
     """Logs the speed of training, from the start of the first step to the end of the last one, validation left out.
 
-    `images/s` counts all devices. `data_wait` is the share of the time in which training waits for its loader: while it
-    is near 0 the model sets the pace, and above about 0.1 the loader does; see `data.num_workers`.
+    `images/s` counts all devices. `data_wait` is the fraction of the time in which training waits for its loader: near
+    0, the model limits the speed; above about 0.1, the loader does; see `data.num_workers`.
 
     Args:
         window: Steps that one figure spans. An epoch that has fewer, or fewer than loggers skip between two figures
@@ -22,17 +22,17 @@ class Throughput(Callback):
 
     def __init__(self, window: int = 10) -> None:
         self.window = window
-        self._heard: Profiler | None = None
+        self._profiler: Profiler | None = None
         self._latest: dict[str, float] = {}
         self._restart()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listens to what a profiler is told: no callback is called right before a batch is fetched."""
-        self._restart()  # a run that is continued within an epoch starts none
+        """Wraps the profiler's `start` and `stop`, since no callback is called right before a batch is fetched."""
+        self._restart()  # a run that is resumed within an epoch does not start one
         profiler: Profiler = trainer.profiler  # type: ignore[attr-defined]
-        if self._heard is profiler:
+        if self._profiler is profiler:
             return
-        self._heard, start, stop = profiler, profiler.start, profiler.stop
+        self._profiler, start, stop = profiler, profiler.start, profiler.stop
 
         def starting(action_name: str) -> None:
             start(action_name)
@@ -47,7 +47,7 @@ class Throughput(Callback):
         profiler.start, profiler.stop = starting, stopping  # type: ignore[method-assign]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts anew: validation and start-up do not count."""
+        """Restarts the clock: validation and start-up do not count."""
         self._latest = {}
         self._restart()
 
@@ -56,7 +56,7 @@ class Throughput(Callback):
         self._paused = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lets the clock go on: a validation amid the epoch does not count either."""
+        """Starts the clock again: a validation within the epoch does not count either."""
         pause = time.perf_counter() - self._paused
         self._since += pause
         self._ended += pause
@@ -74,7 +74,7 @@ class Throughput(Callback):
             self._restart()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs of a short epoch."""
+        """Logs the figures of a short epoch."""
         if not self._latest and self._steps:
             self._latest = self._figures()
         elif trainer.num_training_batches >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
