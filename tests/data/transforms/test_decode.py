@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from linvit.data.transforms import decode as module
-from linvit.data.transforms.decode import JPEG, decode, decode_with_pil, decode_with_torchvision, jpeg_decoder
+from linvit.data.transforms.decode import decode, decode_with_pil, decode_with_torchvision, jpeg_decoder
 from tests.data.images import picture
 
 
@@ -97,7 +97,7 @@ def test_no_image_is_an_os_error():
 
 
 class TestChoice:
-    """torchvision's decoder is taken where it is there to stay."""
+    """torchvision's decoder is taken as long as it is there."""
 
     @pytest.fixture(autouse=True)
     def anew(self):
@@ -110,22 +110,13 @@ class TestChoice:
             warnings.simplefilter("error")
             assert decode(stored(picture(0))).shape == (3, 10, 12)
 
-    def test_torchvision_s_if_it_does_not_warn(self, monkeypatch):
-        monkeypatch.setattr(module, "decode_with_torchvision", lambda data, exif_orientation: data.startswith(JPEG))
-        assert jpeg_decoder() is module.decode_with_torchvision
+    def test_torchvision_s_if_it_is_there(self):
+        assert jpeg_decoder() is decode_with_torchvision
 
-    @pytest.mark.parametrize("lacking", ["torchvision.io", "a function", "a warning"])
+    @pytest.mark.parametrize("lacking", ["torchvision.io", "a function"])
     def test_else_pil_s(self, monkeypatch, lacking):
         if lacking == "torchvision.io":
             monkeypatch.setitem(sys.modules, "torchvision.io", None)
-        elif lacking == "a function":
-            monkeypatch.delattr("torchvision.io.decode_jpeg")
         else:
-
-            def warn(*args, **options):
-                warnings.warn("old", DeprecationWarning, stacklevel=1)
-
-            monkeypatch.setattr(
-                "torchvision.io.decode_jpeg", lambda *_, **__: warnings.warn("old", DeprecationWarning, stacklevel=1)
-            )
+            monkeypatch.delattr("torchvision.io.decode_jpeg")
         assert jpeg_decoder() is decode_with_pil
