@@ -224,11 +224,6 @@ class LinvitCLI(LightningCLI):
         """Runs the verb; if SIGTERM or Ctrl-C ends it, says so in words and in the exit code, and how to resume it."""
         try:
             super()._run_subcommand(subcommand)
-        except SystemExit as error:  # Lightning's, after Ctrl-C
-            if self.is_fit and self.trainer.interrupted:
-                self._say_how_to_resume("Ctrl-C")
-                raise SystemExit(128 + signal.SIGINT) from error
-            raise
         except (SIGTERMException, RuntimeError) as error:
             # A cluster sends SIGTERM to all processes, and torch may notice the end of its loader processes first.
             if isinstance(error, RuntimeError) and "killed by signal: Terminated" not in str(error):
@@ -236,6 +231,11 @@ class LinvitCLI(LightningCLI):
             if self.is_fit:
                 self._say_how_to_resume("SIGTERM")
             raise SystemExit(128 + signal.SIGTERM) from error
+        except SystemExit as error:  # Lightning's, after Ctrl-C; SIGTERMException is one, too
+            if self.is_fit and self.trainer.interrupted:
+                self._say_how_to_resume("Ctrl-C")
+                raise SystemExit(128 + signal.SIGINT) from error
+            raise
 
     def _say_how_to_resume(self, ended_by: str) -> None:
         rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step, ended_by))
