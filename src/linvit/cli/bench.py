@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from lightning.fabric import Fabric
 from torch.nn import functional as F
 
-from linvit.cli.bench_loaders import beyond_timm, ours, rate, timms
+from linvit.cli.bench_loaders import linvit_loader, rate, timm_loader, unknown_to_timm
 from linvit.cli.terminal import argument_parser
 from linvit.cli.training.bases import with_bases
 from linvit.cli.training.parser import Parser, readable
@@ -79,7 +79,7 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
     else:
         settings = _settings(args.config, source)
         data, workers = _data(settings)
-    data.num_workers = 0  # in this process, whose CPU seconds are counted
+    data.num_workers = 0  # in this process: its CPU seconds are counted
     data.setup("fit")
     count = len(data.train_set)
     if count < data.batch_size:
@@ -91,15 +91,15 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
     print(f"{augmentation}\n")
 
     loaders: dict[str, Callable[[], Any]] = {
-        "linvit": ours(data, replace(augmentation, augment_on="worker")),
-        "linvit, augment_on: device": ours(data, replace(augmentation, augment_on="device")),
+        "linvit": linvit_loader(data, replace(augmentation, augment_on="worker")),
+        "linvit, augment_on: device": linvit_loader(data, replace(augmentation, augment_on="device")),
     }
     folder = Path(data.source) / "train"
-    beyond = beyond_timm(folder, augmentation)
-    if beyond:
-        print(f"timm's loader is left out; it does not do {', '.join(beyond)}\n")
+    missing = unknown_to_timm(folder, augmentation)
+    if missing:
+        print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
     else:
-        loaders = {f"timm {timm.__version__}": timms(folder, data, augmentation)} | loaders
+        loaders = {f"timm {timm.__version__}": timm_loader(folder, data, augmentation)} | loaders
     rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
     rates = {name: statistics.median(one[name] for one in rounds) for name in loaders}
     base = next(iter(loaders))
@@ -139,7 +139,7 @@ def _settings(config: str, source: str | None) -> Namespace:
 
 
 def _data(settings: Namespace) -> tuple[ClassificationData, int]:
-    """The data of a configuration, and how many loader processes it asks for."""
+    """The data of a configuration, and its number of loader processes."""
     parser = Parser()
     parser.add_subclass_arguments(ImageData, "data")
     data = parser.instantiate(Namespace(data=settings.data)).data  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ def _precision(settings: Namespace | None) -> Any:
 
 
 def _device_seconds(data: ClassificationData, loader: Any, fabric: Fabric, repeats: int = 5) -> float:
-    """Seconds that a batch takes on the device after it was sent there, median."""
+    """Median of the seconds that a batch takes on the device, without its transfer."""
     batch = next(iter(loader))
     batch["image"] = fabric.to_device(batch["image"])
     return _seconds(lambda: data.on_after_batch_transfer(dict(batch), 0), fabric, repeats)
@@ -172,7 +172,7 @@ def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
 
 
 def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
-    """Times training steps of the model on one batch and says which of loader and model waits for the other."""
+    """Times training steps of the model on one batch; prints whether the loader or the model is the slower one."""
     for fact in SET_BY_DATA:
         if getattr(data, fact) is not None:
             settings.model.init_args[fact] = getattr(data, fact)

@@ -1,4 +1,4 @@
-"""The loaders that `linvit bench data` lets run against each other, each in one thread."""
+"""The loaders that `linvit bench data` compares, each in one thread."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from linvit.data.transforms.classification import Augmentation, TrainTransform
 from linvit.data.transforms.rand_augment import THREE_AUGMENT
 
 
-def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], Any]:
+def linvit_loader(data: ClassificationData, augmentation: Augmentation) -> Callable[[], Any]:
     """Makes our training loader with an augmentation."""
 
     def loader() -> Any:
@@ -23,17 +23,17 @@ def ours(data: ClassificationData, augmentation: Augmentation) -> Callable[[], A
     return loader
 
 
-def beyond_timm(folder: Path, given: Augmentation) -> list[str]:
-    """What timm's loader cannot do of a recipe: it would fail, or do something else."""
-    beyond = [] if folder.is_dir() else ["images outside a folder"]
+def unknown_to_timm(folder: Path, given: Augmentation) -> list[str]:
+    """The parts of a recipe that timm's loader cannot do: it would fail, or do something else."""
+    unknown = [] if folder.is_dir() else ["images outside a folder"]
     if given.crop_scale is None:
-        beyond.append("crop_scale: null")
+        unknown.append("crop_scale: null")
     if given.auto_augment == THREE_AUGMENT:
-        beyond.append(f"auto_augment: {THREE_AUGMENT}")
-    return beyond + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
+        unknown.append(f"auto_augment: {THREE_AUGMENT}")
+    return unknown + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 
-def timms(folder: Path, data: ClassificationData, given: Augmentation) -> Callable[[], Any]:
+def timm_loader(folder: Path, data: ClassificationData, given: Augmentation) -> Callable[[], Any]:
     """Makes timm's training loader for the same files and recipe, without the part that runs on the device."""
     # timm asks for 0 bits at the largest magnitude, which Pillow 13 refuses
     posterize = auto_augment.posterize

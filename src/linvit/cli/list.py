@@ -1,4 +1,4 @@
-"""`linvit list`: what can be named in a configuration, whose it is, and what is wrong with it."""
+"""`linvit list`: the names that a configuration can use, who owns them, and which of them are broken."""
 
 import inspect
 import json

@@ -11,7 +11,7 @@ PART = "base/"
 
 
 def overview(pattern: str) -> list[str]:
-    """A table of the experiments, and one of the parts that they are made of, whose names match a wildcard pattern."""
+    """A table of the experiments whose names match a wildcard pattern, and one of the parts that experiments share."""
     chosen = [name for name in names() if fnmatchcase(name, pattern)]
     if not chosen:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]

@@ -325,12 +325,13 @@ class TestGoingOn:
         assert code == -signal.SIGKILL, output
         return Run(root, Done(0, "", "", ""))
 
-    @pytest.mark.parametrize("group", [False, True])
-    def test_a_run_that_is_told_to_end_says_how_to_go_on(self, tmp_path, group):
-        code, output = self.ended(tmp_path, signal.SIGTERM, group)
-        assert code == 128 + signal.SIGTERM
+    @pytest.mark.parametrize(("by", "group"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)])
+    def test_a_run_that_a_signal_ends_says_how_to_go_on(self, tmp_path, by, group):
+        code, output = self.ended(tmp_path, by, group)
+        assert code == 128 + by
         assert "Traceback" not in output
-        step, command = re.search(r"ended by SIGTERM at step (\d+); .* with\n  linvit (fit .*)\n", output).groups()
+        name = "SIGTERM" if by == signal.SIGTERM else "Ctrl-C"
+        step, command = re.search(rf"ended by {name} at step (\d+); .* with\n  linvit (fit .*)\n", output).groups()
         assert int(step) >= 10
         done = linvit(*command.split(), f"--trainer.max_epochs={int(step) // 10 + 1}", cwd=tmp_path)
         assert done.code == 0, done.err

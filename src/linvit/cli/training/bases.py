@@ -12,10 +12,10 @@ FLAG = "--config"
 
 
 def with_bases(argv: Sequence[str]) -> list[str]:
-    """A command line whose every `--config NAME` is a file, which follows the files that it names under `base:`.
+    """Replaces every `--config NAME` of a command line by the files that it names under `base:`, then its own file.
 
-    These may have bases, too. What a later file says wins, key by key, so that a file need only hold what differs. In
-    the end `base` itself is taken back: what is merged stands by itself, wherever it is saved.
+    Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. At the end
+    `base` itself is set to null: the merged configuration is complete, wherever it is saved.
 
     Raises:
         UserError: If a configuration or a base is missing, or a file is, in the end, its own base.

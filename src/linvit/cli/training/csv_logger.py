@@ -1,4 +1,4 @@
-"""Curves as a table: metrics.csv, one row per step."""
+"""Writes the curves of a run as a table: metrics.csv, one row per step."""
 
 import csv
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from lightning.pytorch.utilities import rank_zero_only
 class CsvLogger(Logger):
     """Writes `metrics.csv`, a row per step and a column per tag.
 
-    Lightning's CSVLogger deletes the table of a run that is continued. This one goes on with it.
+    Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it.
 
     Args:
-        folder: Of the run.
-        purge_step: Step that the run is continued from: rows of it and later ones, which a run that was killed may have
-            left, are dropped. None keeps all.
+        folder: Folder of the run.
+        purge_step: Step from which the run is resumed. Rows of this and later steps, which a killed run may have left,
+            are deleted. None keeps all.
     """
 
     def __init__(self, folder: str | Path, purge_step: int | None = None) -> None:
@@ -29,32 +29,32 @@ class CsvLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Of the run's configuration."""
+        """Name of the run's configuration."""
         return self.file.parent.parent.name
 
     @property
     def version(self) -> str:
-        """Of the run."""
+        """Number of the run."""
         return self.file.parent.name.removeprefix("version_")
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Keeps none: config.yaml does."""
+        """Writes nothing: they are in config.yaml."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds to the row of a step; a new step sends the row before it to the file."""
+        """Adds to the row of a step; a new step writes the row before it to the file."""
         if step != self._row.get("step"):
-            self._send()
+            self._write_row()
             self._row = {"step": 0 if step is None else step}
         self._row |= metrics
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Sends the last row to the file."""
-        self._send()
+        """Writes the last row to the file."""
+        self._write_row()
 
-    def _send(self) -> None:
+    def _write_row(self) -> None:
         if len(self._row) <= 1:
             return
         if self._columns is None:
@@ -69,7 +69,7 @@ class CsvLogger(Logger):
             csv.DictWriter(file, self._columns).writerow(row)
 
     def _open(self) -> list[str]:
-        """Drops what a continued run will write again; returns the columns of the file."""
+        """Deletes the rows that a resumed run will write again; returns the columns of the file."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         if not self.file.exists():
             return []
@@ -80,17 +80,17 @@ class CsvLogger(Logger):
         return self._columns
 
     def _rows(self) -> list[dict[str, str]]:
-        """The file's rows; one that a killed run wrote in part has no value in some columns."""
+        """The rows of the file; one that a killed run wrote in part has no value in some columns."""
         if not self.file.exists():
             return []
         with self.file.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file, restval=""))
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        """Replaces the file at once, so that a run killed meanwhile loses nothing."""
-        beside = self.file.with_suffix(".part")
-        with beside.open("w", encoding="utf-8", newline="") as file:
+        """Replaces the file in one operation, so that nothing is lost if the run is killed meanwhile."""
+        part = self.file.with_suffix(".part")
+        with part.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self._columns or [])
             writer.writeheader()
             writer.writerows(rows)
-        beside.replace(self.file)
+        part.replace(self.file)

@@ -1,4 +1,4 @@
-"""Where curves go: TensorBoard and a table in the run folder, and services that are asked for by key."""
+"""The loggers of a run: TensorBoard and a table in its folder, and services that are named by a key."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -72,11 +72,11 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
     """The loggers of a training run.
 
     Args:
-        given: `trainer.logger`: null or true for TensorBoard and the table, keys of services besides these, or loggers,
-            which take their place.
+        given: `trainer.logger`: null or true for TensorBoard and the table, keys of services to add to these, or
+            loggers that replace them.
         versions: Folder of all versions of the run.
-        version: The one that is continued; None starts a new one.
-        purge_step: Step that it is continued from.
+        version: Version that is resumed; None starts a new one.
+        purge_step: Step from which it is resumed.
     """
     parts = given if isinstance(given, list) else [given]
     keys = [part for part in parts if isinstance(part, str)]

@@ -1,4 +1,4 @@
-"""Where a run lives: `checkpoints/CONFIG_NAME/version_N/` with config.yaml, event files and checkpoints/."""
+"""The folder of a run: `checkpoints/CONFIG_NAME/version_N/` with config.yaml, event files and checkpoints/."""
 
 import os
 import re
