@@ -87,7 +87,7 @@ def slow_unless_small(name):
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
-@pytest.mark.parametrize("name", map(slow_unless_small, EXPERIMENTS))
+@pytest.mark.parametrize("name", [*map(slow_unless_small, EXPERIMENTS)])
 def test_it_runs(name, tmp_path):
     data = DIGITS if name in IMAGENET else photos(tmp_path.with_suffix(".photos")) if "images" in name else []
     done = linvit("fit", f"--config={ROOT / name}", "--trainer.fast_dev_run=true", *SMALL, *data, cwd=tmp_path)
