@@ -15,7 +15,7 @@ SPEC = "{name: deit_tiny, depth: 1, embed_dim: 24, patch_size: 4}"
 
 
 def load(path, folder):
-    linvit.load_pretrained(tiny_task().backbone, path)
+    linvit.load_pretrained(tiny_task().network, path)
 
 
 def import_weights(path, folder):
@@ -59,7 +59,7 @@ class Bomb:
 
 def armed(path, mark, old):
     """A file of good weights with a bomb beside them."""
-    state = tiny_task().backbone.state_dict()
+    state = tiny_task().network.state_dict()
     content = {"model": state, "config": Bomb(mark), "optimizer": {"state": [Bomb(mark)]}}
     torch.save(content, path, _use_new_zipfile_serialization=not old)
     return state

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from linvit.errors import UserError
+from linvit.weights import torch_file
 
 RENAMED_OPTIONS = {
     "lr_batch": "lr_base_batch_size",
@@ -54,7 +55,7 @@ def today(path: Any) -> Any:
     """A checkpoint's path, or, if it is an old file on this machine, its content with the names of today, in memory."""
     if not isinstance(path, str | Path) or not Path(path).is_file():
         return path
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    checkpoint = torch_file.load(Path(path), objects=False)
     if not upgrade(checkpoint):
         return path
     content = BytesIO()
