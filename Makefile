@@ -30,9 +30,9 @@ $(RUNS)/result.txt: | .venv/installed
 	fi; \
 	echo $(BIN)/linvit fit $$*; \
 	$(BIN)/linvit fit $$* && \
-	$(BIN)/linvit test --config $$run/config.yaml --ckpt_path $$run/checkpoints/best.ckpt > $$run/test.txt && \
+	$(BIN)/linvit test --config $$run/config.yaml --ckpt_path $$run/checkpoints/best_ema.ckpt > $$run/test.txt && \
 	{ cat $$run/test.txt; echo; \
-	  echo "  trained model    $$run/checkpoints/best.ckpt"; \
+	  echo "  trained model    $$run/checkpoints/best_ema.ckpt"; \
 	  echo "  look at the run  make tensorboard, then open http://localhost:6006"; \
 	  echo "  compare          $(BIN)/linvit fit --config quickstart --model.attention=softmax"; \
 	  echo "  train it anew    rm $@ && make quickstart"; } > $@ && \

@@ -45,7 +45,7 @@ def test_it_trains_and_tests_once(folder):
     run = f"{RUNS}/version_0"
     done, calls = make(folder)
     assert done.returncode == 0, done.stderr
-    test = f"linvit test --config {run}/config.yaml --ckpt_path {run}/checkpoints/best.ckpt"
+    test = f"linvit test --config {run}/config.yaml --ckpt_path {run}/checkpoints/best_ema.ckpt"
     assert calls == ["linvit fit --config quickstart", test]
     assert "test/score 0.98" in done.stdout
     done, calls = make(folder)

@@ -2,6 +2,7 @@
 
 from linvit.callbacks.attention_rank import AttentionRank
 from linvit.callbacks.bad_images import BadImageCount
+from linvit.callbacks.best_checkpoint import BestCheckpoint
 from linvit.callbacks.class_report import ClassReport
 from linvit.callbacks.final_score import FinalScore
 from linvit.callbacks.gradient_norm import GradientNorm
@@ -14,6 +15,7 @@ from linvit.callbacks.throughput import Throughput
 __all__ = [
     "AttentionRank",
     "BadImageCount",
+    "BestCheckpoint",
     "ClassReport",
     "FinalScore",
     "GradientNorm",

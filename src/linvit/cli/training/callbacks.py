@@ -6,7 +6,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 
-from linvit.callbacks import BadImageCount, FinalScore, GradientNorm, ImageCount, Memory, Throughput
+from linvit.callbacks import BadImageCount, BestCheckpoint, FinalScore, GradientNorm, ImageCount, Memory, Throughput
 
 REFRESH = 20  # steps
 
@@ -22,7 +22,7 @@ def keep_last() -> ModelCheckpoint:
     return ModelCheckpoint(filename="last", enable_version_counter=False)
 
 
-def keep_best_ema(checkpoint: Namespace) -> ModelCheckpoint | None:
+def keep_best_ema(checkpoint: Namespace) -> BestCheckpoint | None:
     """Keeps the epoch whose moving average scored best, with the settings of `--checkpoint.*` for the weights.
 
     None if these do not monitor a score of validation.
@@ -31,7 +31,7 @@ def keep_best_ema(checkpoint: Namespace) -> ModelCheckpoint | None:
     if not monitor.startswith("val/"):
         return None
     name = {"monitor": monitor.replace("val/", "val/ema_"), "filename": f"{checkpoint.filename}_ema"}
-    return ModelCheckpoint(**{**checkpoint.as_dict(), **name})
+    return BestCheckpoint(**{**checkpoint.as_dict(), **name})
 
 
 def with_progress_bar(callbacks: Any) -> list[Callback]:

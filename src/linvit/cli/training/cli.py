@@ -16,7 +16,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from linvit.callbacks import ImageCount
+from linvit.callbacks import BestCheckpoint, ImageCount
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
@@ -104,7 +104,7 @@ class LinvitCLI(LightningCLI):
         parser.add_argument(
             "--base", type=str | list[str] | None, help="In a configuration: files that it starts from, relative to it."
         )
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/score",
