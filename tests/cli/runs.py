@@ -14,6 +14,8 @@ QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TINY = {  # the quickstart in about a second
     "model.backbone": "{name: deit_nano, depth: 1}",
     "model.warmup_epochs": 0.5,
+    "model.ema_decay": "null",
+    "model.predict_with": "raw",
     "data.batch_size": 16,
     "trainer.accelerator": "cpu",
     "trainer.max_epochs": 2,
