@@ -97,7 +97,9 @@ def _check_all(quick: bool) -> int:
         print(f"{_table(report)}\n", flush=True)
         if not report.passed:
             failed.append(f"{name} ({', '.join(report.failures)})")
-    print(f"{len(names) - len(failed)} of {len(names)} passed" + (f"; failed: {'; '.join(failed)}" if failed else ""))
+    print(f"{len(names) - len(failed)} of {len(names)} passed")
+    if failed:
+        print(reflow(f"failed: {'; '.join(failed)}"))
     return int(bool(failed))
 
 

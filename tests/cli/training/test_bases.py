@@ -42,10 +42,12 @@ def test_the_files_that_were_named(write):
     assert configs(["fit", "--config", "a.yaml", "--model.lr=1", "--config", "b.yaml"]) == ["a.yaml", "b.yaml"]
     assert configs(["fit", "--config", "a.yaml", "--config=b.yaml"]) == ["a.yaml", "b.yaml"]
     assert configs(["fit", "--config=a.yaml", "--config", "b.yaml"]) == ["a.yaml", "b.yaml"]
+    assert configs(["fit", "-c", "a.yaml"]) == ["a.yaml"]
 
 
 def test_names_become_files(write):
     own = write("run.yaml", "base: base/data/digits")
+    assert with_bases(["-c", "base/strategy/ddp"]) == ["--config", str(FOLDER / "base/strategy/ddp.yaml")]
     digits, ddp = str(FOLDER / "base/data/digits.yaml"), str(FOLDER / "base/strategy/ddp.yaml")
     assert with_bases([f"--config={own}", "--config", "base/strategy/ddp"]) == [
         *("--config", digits, "--config", own, "--config", ddp, "--base=null")

@@ -8,7 +8,7 @@ import jsonargparse
 from linvit.cli.configs import config_file, find, near
 from linvit.errors import UserError
 
-FLAG = "--config"
+FLAG, SHORT = "--config", "-c"
 
 
 def with_bases(argv: Sequence[str]) -> list[str]:
@@ -36,7 +36,7 @@ def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
     arguments = iter(argv)
     for argument in arguments:
-        if argument == FLAG:
+        if argument in (FLAG, SHORT):
             yield argument, next(arguments, "")
         else:
             yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None

@@ -102,7 +102,9 @@ class LinvitCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds `--checkpoint.*` and links the facts of the data to the model."""
         parser.add_argument(
-            "--base", type=str | list[str] | None, help="In a configuration: files that it starts from, relative to it."
+            "--base",
+            type=str | list[str] | None,
+            help="In a configuration: files or names that it starts from.",
         )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -115,6 +117,7 @@ class LinvitCLI(LightningCLI):
         )
         for name in SET_BY_DATA:
             source = partial(self._from_data, name)
+            source.__name__ = name  # type: ignore[attr-defined]  # the help has it
             parser.link_arguments("data", f"model.init_args.{name}", source, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

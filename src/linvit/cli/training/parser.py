@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser
 
 from linvit import callbacks
+from linvit.cli.terminal import reflow
 from linvit.cli.training.options import options_of, subclasses
 from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
@@ -24,6 +25,7 @@ NOISE = re.compile(
     r"Expected a <class 'NoneType'>|See .*--help)"
 )
 NONE = re.compile(r"^(--[\w.]+)=None$")
+USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal
 SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
@@ -47,7 +49,11 @@ class Parser(LightningArgumentParser):
     """Takes no abbreviations (`--trainer.max_epoch` is a mistake, not `max_epochs`) and raises instead of exiting."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, "usage": USAGE, **kwargs})
+
+    def format_help(self, *formatter: Any) -> str:
+        """The help, no line of it wider than the terminal."""
+        return reflow(super().format_help(*formatter)) + "\n"
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """Reads `=None` as `=null`: as None jsonargparse hands on the null of `--data.augmentation.crop_scale=null`."""
