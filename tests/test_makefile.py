@@ -1,6 +1,7 @@
 """`make quickstart` goes on after an interruption. A script stands for linvit, so nothing is installed or trained."""
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -36,7 +37,14 @@ def folder(tmp_path):
 def make(folder):
     """`make quickstart`, and the calls of linvit that it made."""
     (folder / "calls").unlink(missing_ok=True)
-    done = subprocess.run(["make", "quickstart"], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["make", "quickstart"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
     calls = folder / "calls"
     return done, calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
 

@@ -1,5 +1,6 @@
 """`fit`, `validate`, `test` and `predict`: a whole run, going on with it, and every mistake a user can make."""
 
+import contextlib
 import csv
 import os
 import re
@@ -237,7 +238,8 @@ class TestScore:
         assert "is ignored" not in run.then("test", *flags(trainer__limit_test_batches=1)).log
 
     def test_the_original_config_will_do(self, run, tested):
-        done = linvit("test", f"--config={QUICKSTART}", f"--ckpt_path={run.checkpoint('best')}", cwd=run.root)
+        saved = [f"--ckpt_path={run.checkpoint('best')}", "--model.predict_with=raw"]
+        done = linvit("test", f"--config={QUICKSTART}", *saved, cwd=run.root)
         assert self.score(done, "test/score") == pytest.approx(tested, abs=1e-6)
 
 
@@ -309,6 +311,7 @@ class TestGoingOn:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
             )
         checkpoint = Run(root, Done(0, "", "", "")).checkpoint("last")
         deadline = time.monotonic() + 120
@@ -316,7 +319,11 @@ class TestGoingOn:
             time.sleep(0.05)
         time.sleep(0.5)
         (os.killpg if group else os.kill)(process.pid, by)
-        return process.wait(), (root / "output").read_text()
+        try:
+            return process.wait(timeout=120), (root / "output").read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     @pytest.fixture(scope="class")
     @classmethod
