@@ -5,7 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from linvit.registry import backbones, parameters_of
+from linvit.registry import backbones
+from linvit.signatures import parameters_of
 from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from linvit import Grid
-from linvit.registry import attentions, backbones, parameters_of
+from linvit.registry import attentions, backbones
+from linvit.signatures import parameters_of
 from linvit.testing import Verdict, check_attention, check_backbone, parametrize_with_checks
 from linvit.testing.backbone.members import ARGUMENTS
 from tests.families import WIDTHS_AND_DEPTHS, families, kinds, small

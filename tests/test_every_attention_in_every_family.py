@@ -5,7 +5,8 @@ import torch
 
 import linvit
 from linvit import Attention
-from linvit.registry import attentions, backbones, parameters_of
+from linvit.registry import attentions, backbones
+from linvit.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import own_names, perturb, randn
 

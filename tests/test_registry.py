@@ -10,8 +10,10 @@ import pytest
 from torch import nn
 
 import linvit
-from linvit import Grid, UserError, registry
-from linvit.registry import Entry, Registry, attentions, backbones, parameters_of, takes
+from linvit import Grid, UserError, entries
+from linvit.entries import Entry
+from linvit.registry import Registry, attentions, backbones
+from linvit.signatures import parameters_of, takes
 from tests.plugin.distributions import python, write_distribution
 
 SIZES = {"dim": 24, "num_heads": 3, "grid": Grid((2, 2))}
@@ -27,12 +29,12 @@ def install(tmp_path, monkeypatch):
     def install(name, version, entry_points, **modules):
         write_distribution(tmp_path, name, version, entry_points, **modules)
         importlib.invalidate_caches()
-        registry._announced.cache_clear()
+        entries.announced.cache_clear()
 
     yield install
     monkeypatch.undo()
     importlib.invalidate_caches()
-    registry._announced.cache_clear()
+    entries.announced.cache_clear()
     for module in set(sys.modules) - before:
         if getattr(sys.modules[module], "__file__", None) and str(tmp_path) in sys.modules[module].__file__:
             del sys.modules[module]

@@ -1,24 +1,19 @@
 """Names of attention mechanisms, backbones and heads, and how a spec becomes an object.
 
 A name comes from an entry point (`linvit.attentions`, `linvit.backbones`, `linvit.heads`) or from a decorator in the
-running program. An entry point is `name = "package.module:Class"`, or `family = "package.module"` for all names that
-the module assigns from `preset`. linvit's own names are entry points like anybody else's. Nothing is imported before it
-is used: entry points are read from package metadata and presets from the source of their module, so listing names
-imports no torch.
+running program. linvit's own names are entry points like anybody else's. Nothing is imported before it is used, so
+listing names imports no torch.
 """
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib.metadata import EntryPoint, entry_points
-from operator import attrgetter
 from typing import Any, TypeVar
 
-from linvit import source
+from linvit.entries import Entry, announced
 from linvit.errors import UserError, did_you_mean
+from linvit.signatures import parameters_of, signature
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -39,50 +34,6 @@ def preset(constructor: Callable[..., Any], **options: Any) -> functools.partial
         >>> swin_tiny = linvit.preset(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
     """
     return functools.partial(constructor, **options)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A name, and who registers it."""
-
-    name: str
-    target: str  # "package.module:Class"
-    owner: str  # "linvit", "linvit-cosine 0.2", or the module that used the decorator
-    registered: Callable[..., Any] | None = None  # the object itself, when a decorator brought it
-
-    def load(self, kind: str) -> Callable[..., Any]:
-        """Imports the object; what a plug-in raises on import, `SystemExit` too, becomes a `UserError`."""
-        if self.registered is not None:
-            return self.registered
-        module, _, attribute = self.target.partition(":")
-        try:
-            loaded = importlib.import_module(module)
-            loaded = attrgetter(attribute)(loaded) if attribute else loaded
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a plug-in may even call sys.exit
-            if self.owner == "linvit":
-                raise
-            if self.target == self.name:
-                raise UserError(
-                    f"{kind} class '{self.name}' cannot be imported: {type(error).__name__}: {error}. "
-                    f"Check the path 'package.module:Class', and that its package is installed"
-                ) from error
-            raise UserError(
-                f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
-                f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
-            ) from error
-        if not attribute:
-            raise UserError(
-                f"the entry point '{self.name}' of {self.owner} names the module '{module}', which defines no {kind}. "
-                f"Write NAME = linvit.preset(CLASS, option=value) in it, or name a class: '{module}:Class'"
-            )
-        if not callable(loaded):
-            raise UserError(
-                f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
-                f"Mend the entry point '{self.target}' or uninstall {self.owner}."
-            )
-        return loaded  # type: ignore[no-any-return]
 
 
 class Registry:
@@ -128,7 +79,7 @@ class Registry:
     def entries(self) -> dict[str, list[Entry]]:
         """Returns every name with all its entries, sorted by name; nothing is imported."""
         found: dict[str, list[Entry]] = {}
-        for entry in _announced(self.group):
+        for entry in announced(self.group):
             found.setdefault(entry.name, []).append(entry)
         for name, entry in self._registered.items():
             found[name] = [other for other in found.get(name, []) if other.target != entry.target] + [entry]
@@ -172,7 +123,7 @@ class Registry:
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
-        parameters, takes_any = _signature(constructor)
+        parameters, takes_any = signature(constructor)
         supplied = [argument for argument in self.supplied if argument in context]
         lacking = [argument for argument in supplied if argument not in parameters]
         if lacking:
@@ -249,65 +200,6 @@ class Registry:
             f"{self.kind} spec {dict(spec)!r} has no name. Write {{{written}}}, "
             f"or on the command line --model.{self.kind}.name={name}"
         )
-
-
-def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
-    """Returns parameters of a constructor and defaults, including those that `**kwargs` forward to its parents."""
-    return _signature(constructor)[0]
-
-
-def takes(constructor: Callable[..., Any], option: str) -> bool:
-    """Returns whether a constructor has this parameter, or `**kwargs` that no parent's signature restricts."""
-    parameters, takes_any = _signature(constructor)
-    return takes_any or option in parameters
-
-
-def _signature(constructor: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """Returns parameters with their defaults, and whether the constructor takes others too."""
-    if isinstance(constructor, functools.partial):
-        parameters, takes_any = _signature(constructor.func)
-        return dict(list(parameters.items())[len(constructor.args) :]) | constructor.keywords, takes_any
-    found: dict[str, Any] = {}
-    forwards = False
-    for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
-        if isinstance(owner, type) and "__init__" not in vars(owner):
-            continue
-        if owner is object or (owner.__module__, owner.__qualname__) == ("torch.nn.modules.module", "Module"):
-            break  # whatever their signatures say, they take nothing
-        forwards = False
-        signature = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner)
-        for parameter in signature.parameters.values():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                forwards = forwards or parameter.kind is parameter.VAR_KEYWORD
-            elif parameter.name != "self":
-                found.setdefault(parameter.name, parameter.default)
-        if not forwards:
-            break
-    return found, forwards
-
-
-@functools.cache
-def _announced(group: str) -> tuple[Entry, ...]:
-    """Reads the entry points of a group without importing them: a class each, or the presets of a module."""
-    found: list[Entry] = []
-    for point in entry_points(group=group):
-        owner = "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version)
-        module, attribute = _target(point)
-        presets = [] if attribute else source.presets(module)
-        found += [Entry(name, f"{module}:{name}", owner) for name in presets]
-        if not presets:
-            found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
-    return tuple(found)
-
-
-def _target(point: EntryPoint) -> tuple[str, str]:
-    """Splits an entry point into module and class, without spaces and `[extras]`; a malformed one stays."""
-    match = point.pattern.match(point.value)
-    return (match["module"], match["attr"] or "") if match else (point.value, "")
-
-
-def _owner(distribution: str, version: str) -> str:
-    return distribution if distribution == "linvit" else f"{distribution} {version}"
 
 
 attentions = Registry(

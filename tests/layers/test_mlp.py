@@ -8,7 +8,8 @@ from linvit import UserError
 from linvit.layers.block import Block
 from linvit.layers.mbconv import MBConv
 from linvit.layers.mlp import Mlp, feed_forward
-from linvit.registry import backbones, parameters_of
+from linvit.registry import backbones
+from linvit.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import perturb, randn
 

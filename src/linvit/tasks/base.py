@@ -16,7 +16,8 @@ from linvit.callbacks.image_grid import ImageGrid
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups
-from linvit.registry import backbones, takes
+from linvit.registry import backbones
+from linvit.signatures import takes
 from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.old_checkpoints import refuse_old_names, today, upgrade

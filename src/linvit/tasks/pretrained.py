@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from linvit.errors import UserError, check_choice
-from linvit.registry import parameters_of
+from linvit.signatures import parameters_of
 from linvit.weights.load import load_pretrained
 
 _checkpoint_follows = ContextVar("checkpoint_follows", default=False)

@@ -7,7 +7,8 @@ from typing import Any
 
 from linvit.image_size import image_size
 from linvit.model_info import model_info
-from linvit.registry import Spec, backbones, parameters_of
+from linvit.registry import Spec, backbones
+from linvit.signatures import parameters_of
 
 
 @dataclass(frozen=True)

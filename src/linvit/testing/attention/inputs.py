@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.registry import Spec, attentions, parameters_of
+from linvit.registry import Spec, attentions
+from linvit.signatures import parameters_of
 from linvit.testing.report import Advice
 
 NOMINAL = Grid((14, 14))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.registry import Spec, backbones, parameters_of, takes
+from linvit.registry import Spec, backbones
+from linvit.signatures import parameters_of, takes
 from linvit.testing.attention.inputs import disturb, normal
 
 CLASSES = 7

@@ -1,0 +1,85 @@
+"""Where a registered name comes from: an entry point of an installed package, or a decorator in the running program.
+
+An entry point is `name = "package.module:Class"`, or `family = "package.module"` for all names that the module assigns
+from `linvit.preset`. Nothing is imported before it is used: entry points are read from package metadata, and presets
+from the source of their module.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from typing import Any
+
+from linvit import source
+from linvit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name, and who registers it."""
+
+    name: str
+    target: str  # "package.module:Class"
+    owner: str  # "linvit", "linvit-cosine 0.2", or the module that used the decorator
+    registered: Callable[..., Any] | None = None  # the object itself, when a decorator brought it
+
+    def load(self, kind: str) -> Callable[..., Any]:
+        """Imports the object; what a plug-in raises on import, `SystemExit` too, becomes a `UserError`."""
+        if self.registered is not None:
+            return self.registered
+        module, _, attribute = self.target.partition(":")
+        try:
+            loaded = importlib.import_module(module)
+            loaded = attrgetter(attribute)(loaded) if attribute else loaded
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in may even call sys.exit
+            if self.owner == "linvit":
+                raise
+            if self.target == self.name:
+                raise UserError(
+                    f"{kind} class '{self.name}' cannot be imported: {type(error).__name__}: {error}. "
+                    f"Check the path 'package.module:Class', and that its package is installed"
+                ) from error
+            raise UserError(
+                f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
+                f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
+            ) from error
+        if not attribute:
+            raise UserError(
+                f"the entry point '{self.name}' of {self.owner} names the module '{module}', which defines no {kind}. "
+                f"Write NAME = linvit.preset(CLASS, option=value) in it, or name a class: '{module}:Class'"
+            )
+        if not callable(loaded):
+            raise UserError(
+                f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
+                f"Mend the entry point '{self.target}' or uninstall {self.owner}."
+            )
+        return loaded  # type: ignore[no-any-return]
+
+
+@functools.cache
+def announced(group: str) -> tuple[Entry, ...]:
+    """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
+    found: list[Entry] = []
+    for point in entry_points(group=group):
+        owner = "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version)
+        module, attribute = _target(point)
+        presets = [] if attribute else source.presets(module)
+        found += [Entry(name, f"{module}:{name}", owner) for name in presets]
+        if not presets:
+            found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
+    return tuple(found)
+
+
+def _target(point: EntryPoint) -> tuple[str, str]:
+    """Splits an entry point into module and class, without spaces and `[extras]`; a malformed one stays."""
+    match = point.pattern.match(point.value)
+    return (match["module"], match["attr"] or "") if match else (point.value, "")
+
+
+def _owner(distribution: str, version: str) -> str:
+    return distribution if distribution == "linvit" else f"{distribution} {version}"
