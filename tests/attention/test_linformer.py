@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.linformer import LinformerAttention
-from linvit.backbones.base import tie_mechanisms
+from linvit.backbones.initialise import tie_mechanisms
 from tests.attention.test_focused import cubic_resize
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn

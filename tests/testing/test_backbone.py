@@ -11,7 +11,7 @@ from linvit.testing import Verdict, check_backbone
 from linvit.testing.backbone.behaviour import copies
 from linvit.testing.backbone.check import CONTRACT
 from linvit.testing.backbone.images import Subject
-from linvit.testing.backbone.shape import shapes
+from linvit.testing.backbone.shape import classifier, shapes
 from linvit.testing.backbone.training import gradients, layer_groups
 from tests.testing.helpers import backbone_lines, clauses, verdicts
 from tests.testing.wrong_backbones import Sound
@@ -43,6 +43,12 @@ def test_layers_may_share_a_parameter() -> None:
     subject = Subject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
     assert layer_groups(subject).verdict is Verdict.PASS
     assert copies(subject).verdict is Verdict.PASS
+
+
+def test_a_model_may_have_two_classifiers() -> None:
+    subject = Subject({**TINY, "class_token": True, "global_pool": "token", "distilled": True}, None, 16, quick=True)
+    assert classifier(subject).verdict is Verdict.PASS
+    assert layer_groups(subject).verdict is Verdict.PASS
 
 
 def test_callables() -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
+from linvit.backbones.classifier import classifier
+from linvit.backbones.features import feature_indices
+from linvit.backbones.initialise import init_vit, tie_mechanisms
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
 
@@ -205,52 +207,8 @@ class Backbone(nn.Module):
         }
 
 
-def classifier(num_features: int, num_classes: int) -> nn.Module:
-    """Builds a linear classifier with initial values, or the identity for 0 classes."""
-    head = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
-    init_vit(head)
-    return head
-
-
 def check_stages(count: int, **options: Sequence[Any]) -> None:
     """Raises a `UserError` unless each option lists `count` values, one per stage."""
     for name, values in options.items():
         if len(values) != count:
             raise UserError(f"{name} must list {count} values, one per stage; got {list(values)}")
-
-
-def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | int]]:
-    """Returns the `feature_info` of stages with these channels; the first has this stride, each next twice as much."""
-    return [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride * 2**i} for i, dim in enumerate(dims)]
-
-
-def init_vit(module: nn.Module) -> None:
-    """Gives linear layers a vision transformer's initial values; mechanisms keep theirs."""
-    if isinstance(module, Attention):
-        return
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    for child in module.children():
-        init_vit(child)
-
-
-def tie_mechanisms(network: nn.Module) -> None:
-    """Lets mechanisms use parameters of earlier layers, as Linformer's `share: layerwise` does; see `Attention.tie`."""
-    mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
-    for i, mechanism in enumerate(mechanisms):
-        mechanism.tie(mechanisms[:i])
-
-
-def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list those in it."""
-    if indices is None:
-        return list(range(count))
-    if isinstance(indices, int):
-        indices = range(-indices, 0)
-    if not indices or not all(-count <= index < count for index in indices):
-        raise UserError(
-            f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
-        )
-    return [index % count for index in indices]

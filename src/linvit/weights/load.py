@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
+from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
 from linvit.weights.layouts.families import LAYOUTS, OWN
 from linvit.weights.layouts.layout import Layout
@@ -113,8 +114,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
     """The prefixes of the classifiers' parameters."""
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()  # type: ignore[operator]
-    found = classifier if isinstance(classifier, tuple | list) else (classifier,)
+    found = classifiers(model)
     named = (f"{name}." for name, module in model.named_modules() if any(module is one for one in found))
     return (*named, "head.", "head_dist.")
 

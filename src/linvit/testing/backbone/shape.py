@@ -8,6 +8,7 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
+from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
 from linvit.registry import attentions
 from linvit.testing.attention.inputs import EXACT, relative_error
@@ -176,7 +177,7 @@ def classifier(subject: Subject) -> Finding:
             return failed(f"reset_classifier({classes}) leaves the classifier as it was")
     if not torch.equal(out, pooled):
         return failed("reset_classifier(0) gives another feature than forward_head(pre_logits=True)")
-    if any(True for _ in model.get_classifier().parameters()):
+    if any(True for part in classifiers(model) for _ in part.parameters()):
         return failed("get_classifier() has parameters after reset_classifier(0)")
     bare = subject.build(num_classes=0, dtype=torch.float32)(x)
     if bare.shape != pooled.shape:

@@ -9,6 +9,7 @@ import timm.optim
 import torch
 from torch import Tensor, nn
 
+from linvit.backbones.classifier import classifiers
 from linvit.testing.attention.inputs import EXACT, normal, relative_error
 from linvit.testing.backbone.images import CLASSES, Subject, images
 from linvit.testing.report import Finding, failed, not_declared, passed
@@ -95,7 +96,7 @@ def layer_groups(subject: Subject) -> Finding:
     for (before, high), (name, low) in itertools.pairwise(ordered):
         if low < high:
             return failed(f"{name} has the rate {low:g} after {before} with {high:g}")
-    head = [scales[id(parameter)] for parameter in model.get_classifier().parameters()]
+    head = [scales[id(parameter)] for part in classifiers(model) for parameter in part.parameters()]
     if not head or min(head) != 1:
         return failed(f"the classifier's rates are {head}")
     rates = sorted({scale for _, scale in ordered})
