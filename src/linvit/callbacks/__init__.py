@@ -8,6 +8,7 @@ from linvit.callbacks.final_score import FinalScore
 from linvit.callbacks.gradient_norm import GradientNorm
 from linvit.callbacks.image_count import ImageCount
 from linvit.callbacks.image_grid import ImageGrid
+from linvit.callbacks.last_checkpoint import LastCheckpoint
 from linvit.callbacks.memory import Memory
 from linvit.callbacks.prediction_writer import PredictionWriter
 from linvit.callbacks.throughput import Throughput
@@ -21,6 +22,7 @@ __all__ = [
     "GradientNorm",
     "ImageCount",
     "ImageGrid",
+    "LastCheckpoint",
     "Memory",
     "PredictionWriter",
     "Throughput",

@@ -4,9 +4,18 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, TQDMProgressBar
 
-from linvit.callbacks import BadImageCount, BestCheckpoint, FinalScore, GradientNorm, ImageCount, Memory, Throughput
+from linvit.callbacks import (
+    BadImageCount,
+    BestCheckpoint,
+    FinalScore,
+    GradientNorm,
+    ImageCount,
+    LastCheckpoint,
+    Memory,
+    Throughput,
+)
 
 REFRESH = 20  # steps
 
@@ -14,12 +23,7 @@ REFRESH = 20  # steps
 def default_callbacks() -> list[Callback]:
     """What every run logs, and what keeps its last state."""
     logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, FinalScore(), keep_last()]
-
-
-def keep_last() -> ModelCheckpoint:
-    """Writes last.ckpt after every epoch; `save_last` of the callback that keeps the best does not."""
-    return ModelCheckpoint(filename="last", enable_version_counter=False)
+    return [*logging, FinalScore(), LastCheckpoint()]
 
 
 def keep_best_ema(checkpoint: Namespace) -> BestCheckpoint | None:

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from linvit.callbacks import BestCheckpoint, ImageCount
+from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
@@ -211,8 +211,8 @@ class LinvitCLI(LightningCLI):
             self._best_ema = keep_best_ema(self.settings.checkpoint)
             if self._best_ema is not None:
                 # before last.ckpt is written, which holds the best score so far
-                names = [getattr(callback, "filename", None) for callback in self._callbacks]
-                self._callbacks.insert(names.index("last"), self._best_ema)
+                last = next(i for i, callback in enumerate(self._callbacks) if isinstance(callback, LastCheckpoint))
+                self._callbacks.insert(last, self._best_ema)
 
     def after_validate(self) -> None:
         """Prints the scores."""
