@@ -31,7 +31,7 @@ class AttentionRank(Callback):
     with a non-finite entry is counted under `nonfinite/` instead.
 
     Args:
-        every_n_steps: Optimiser steps between two looks.
+        every_n_steps: Optimiser steps between two measurements.
         channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), "mean" (the
             map averaged over channels), or "all" (min, mean and max over the channels).
         rtol: Relative tolerance of the rank; null is max(N, M) times the float64 epsilon.
@@ -57,12 +57,12 @@ class AttentionRank(Callback):
         self._eager = ExitStack()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says once what cannot be looked at."""
+        """Warns if the model has no attention to measure."""
         if not mechanisms(pl_module):
             rank_zero_warn("AttentionRank: the model has no linvit attention, so no rank is logged")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Listens in on the coming forward pass if a look is due."""
+        """Records the coming forward pass if a measurement is due."""
         step = trainer.global_step
         due = step % self.every_n_steps == 0 and step != self._last_step
         if trainer.is_global_zero and due and mechanisms(pl_module):
@@ -72,25 +72,25 @@ class AttentionRank(Callback):
                 self._eager.enter_context(torch.compiler.set_stance("force_eager"))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs what was heard, before the optimiser changes the parameters it was heard with."""
+        """Measures what was recorded, before the optimiser changes the parameters, and logs the results."""
         if self._recorder is None:
             return
-        self._stop_listening()
+        self._stop_recording()
         values: dict[str, float] = {}
         for layer, call in self._recorder.calls.items():
             try:
                 values |= self._measure(layer.removeprefix("network.").removeprefix("backbone."), call)
-            except Exception as error:  # looking must never end a run
+            except Exception as error:  # a measurement must never end a run
                 rank_zero_warn(f"AttentionRank: {layer} cannot be measured: {type(error).__name__}: {error}")
         self._recorder = None
         for logger in trainer.loggers:
             logger.log_metrics(values, step=self._last_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leaves no hook behind."""
-        self._stop_listening()
+        """Removes the hooks."""
+        self._stop_recording()
 
-    def _stop_listening(self) -> None:
+    def _stop_recording(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
         self._eager.close()
@@ -123,7 +123,7 @@ class AttentionRank(Callback):
         return values
 
     def _factors(self, call: Call) -> tuple[Tensor, Tensor] | None:
-        """The thin factors, if there are any, of the maps that `channel` asks for: (h, N, r), or (h, d, N, r)."""
+        """The thin factors, if there are any, of the maps that `channel` selects: (h, N, r), or (h, d, N, r)."""
         factors = call.factors()
         if factors is None or not call.mechanism.channelwise or self.channel == "all":
             return factors

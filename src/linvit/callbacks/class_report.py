@@ -32,10 +32,6 @@ class ClassReport(Callback):
         """Discards the predictions of the last epoch."""
         self._seen.clear()
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discards earlier predictions."""
-        self._seen.clear()
-
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -49,17 +45,7 @@ class ClassReport(Callback):
         self._weights = tuple(outputs)
         self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds of weights, B)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """As in validation."""
-        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports the last validation."""
