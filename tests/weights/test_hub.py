@@ -3,7 +3,7 @@
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 import linvit
 from linvit.weights import hub
@@ -19,7 +19,7 @@ def calls(tmp_path, monkeypatch):
     def fetch(repository, file, revision=None):
         asked.append((repository, file, revision))
         if file not in there:
-            raise RemoteEntryNotFoundError.__new__(RemoteEntryNotFoundError)
+            raise EntryNotFoundError.__new__(EntryNotFoundError)
         return str(tmp_path / "weights.bin")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
