@@ -65,12 +65,13 @@ def cosine(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory, cosine):
-    """The folder of linvit-cosine, copied, with five broken plug-ins in it."""
+    """The folder of linvit-cosine, copied, with five broken plug-ins in it, and one whose entry points are malformed."""
     folder = tmp_path_factory.mktemp("broken") / "site"
     shutil.copytree(cosine, folder)
     for name, (code, _, _) in BROKEN.items():
         entry_points = f"[linvit.attentions]\n{name} = {name}:Mine\n"
         write_distribution(folder, f"linvit-{name.replace('_', '-')}", "0.1", entry_points, **{name: code})
+    write_distribution(folder, "linvit-malformed", "0.1", "[linvit.attentions]\nno sign of equality\n")
     return folder
 
 
@@ -171,7 +172,8 @@ def test_broken_plugins_do_not_harm_the_list(broken):
     )
     done = python("-c", code, path=broken)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith(f"linvit: warning: the plug-ins of linvit-malformed 0.1 in '{broken}' are skipped: ")
     for name in [*linvit.list_attentions(), *linvit.list_backbones(), "cosine"]:
         assert "broken" not in line_of(name, done.stdout)
     for name, (_, remark, _) in BROKEN.items():

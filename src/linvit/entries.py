@@ -7,9 +7,10 @@ from the source of their module.
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from operator import attrgetter
 from typing import Any
 
@@ -64,9 +65,10 @@ class Entry:
 @functools.cache
 def announced(group: str) -> tuple[Entry, ...]:
     """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
+    skip_malformed_entry_points()
     found: list[Entry] = []
     for point in entry_points(group=group):
-        owner = "unknown" if point.dist is None else _owner(point.dist.name, point.dist.version)
+        owner = _owner(point.dist)
         module, attribute = _target(point)
         presets = [] if attribute else source.presets(module)
         found += [Entry(name, f"{module}:{name}", owner) for name in presets]
@@ -81,5 +83,34 @@ def _target(point: EntryPoint) -> tuple[str, str]:
     return (match["module"], match["attr"] or "") if match else (point.value, "")
 
 
-def _owner(distribution: str, version: str) -> str:
-    return distribution if distribution == "linvit" else f"{distribution} {version}"
+def _owner(distribution: Distribution | None) -> str:
+    """Name and version of a distribution, as far as its metadata can be read."""
+    try:
+        name, version = (None, None) if distribution is None else (distribution.name, distribution.version)
+    except Exception:  # a file of any content
+        return "unknown"
+    return name if name == "linvit" else f"{name} {version}" if name else "unknown"
+
+
+@functools.cache
+def skip_malformed_entry_points() -> None:
+    """Makes this process skip a distribution whose `entry_points.txt` cannot be read, with a line that names it.
+
+    Everything in Python that looks for entry points reads those of all distributions, and one that is malformed ends
+    it: torch looks for them when it is imported, Lightning when a trainer is made.
+    """
+    read = Distribution.entry_points.fget  # type: ignore[attr-defined]
+    named: set[str] = set()
+
+    def readable(distribution: Distribution) -> EntryPoints:
+        try:
+            return read(distribution)  # type: ignore[no-any-return]
+        except Exception as error:  # a file of any content
+            where = f"{_owner(distribution)} in '{distribution.locate_file('')}'"
+            if where not in named:
+                named.add(where)
+                reason = f"its entry_points.txt is malformed ({type(error).__name__})"
+                print(f"linvit: warning: the plug-ins of {where} are skipped: {reason}", file=sys.stderr)
+            return EntryPoints()
+
+    Distribution.entry_points = property(readable)  # type: ignore[assignment]

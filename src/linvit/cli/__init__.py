@@ -5,6 +5,7 @@ import os
 import sys
 from importlib.metadata import version
 
+from linvit.entries import skip_malformed_entry_points
 from linvit.errors import UserError
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -97,6 +98,7 @@ def _prepare() -> None:
     By default they spin, so that two processes on the same cores spend most of their time on waiting. OpenMP reads the
     setting when torch is imported, and loader processes inherit it.
     """
+    skip_malformed_entry_points()  # before torch, which they would stop
     if not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if "" not in sys.path:

@@ -2,9 +2,10 @@
 
 import argparse
 
+from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.registry import attentions, backbones
 from linvit.testing import check_attention, check_backbone
 from linvit.testing.report import Report
@@ -53,7 +54,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="leave out torch.compile, torch.export and the largest sizes"
     )
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (default: %(default)g)"
+    )
     args = parser.parse_args(argv)
+    check_number("--timeout", args.timeout, above=0)
 
     if args.backbone is not None:
         return _check_backbone(args)
@@ -61,12 +66,14 @@ def main(argv: list[str]) -> int:
         if getattr(args, option) is not None:
             raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
     if args.name is not None:
-        report = check_attention(read_spec(attentions, args.name, args.options), quick=args.quick)
+        spec = read_spec(attentions, args.name, args.options)
+        check_import(attentions, attentions.parse(spec)[0], args.timeout)
+        report = check_attention(spec, quick=args.quick)
         print(_table(report))
         return int(not report.passed)
     if args.options is not None:
         raise UserError(f"--options are for one mechanism. Write linvit check NAME --options {args.options!r}")
-    return _check_all(args.quick)
+    return _check_all(args.quick, args.timeout)
 
 
 def _check_backbone(args: argparse.Namespace) -> int:
@@ -76,6 +83,7 @@ def _check_backbone(args: argparse.Namespace) -> int:
             f"'{args.name}' is a mechanism; with --backbone write --attention {args.name}, or check them one by one"
         )
     spec = read_spec(backbones, args.backbone, args.options)
+    check_import(backbones, backbones.parse(spec)[0], args.timeout)
     attention = None if args.attention is None else read_value("--attention", args.attention)
     size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
     report = check_backbone(spec, attention, **size, quick=args.quick)
@@ -83,12 +91,13 @@ def _check_backbone(args: argparse.Namespace) -> int:
     return int(not report.passed)
 
 
-def _check_all(quick: bool) -> int:
+def _check_all(quick: bool, timeout: float) -> int:
     """Every registered mechanism; one that cannot be imported fails, and the others go on."""
     failed = []
     names = attentions.names()
     for name in names:
         try:
+            check_import(attentions, name, timeout)
             report = check_attention(name, quick=quick)
         except UserError as error:
             print(f"{name}: FAILED\n  {error}\n", flush=True)

@@ -1,15 +1,13 @@
 """`linvit list`: the names that a configuration can use, who owns them, and which of them are broken."""
 
 import inspect
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from linvit import source
+from linvit.cli.import_check import TIMEOUT, why_not
 from linvit.cli.list_configs import one, overview
 from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.entries import Entry
@@ -36,15 +34,6 @@ EPILOG = """examples:
                                               process of its own
 """
 
-# Runs in a process of its own: a plug-in may exit, hang or crash. The answer is the last line that it prints.
-CHECK = """
-import json, sys
-from linvit.cli.list import REGISTRIES, reason_to_reject
-reason = reason_to_reject(REGISTRIES[sys.argv[1]], sys.argv[2])
-print()
-print(json.dumps({"reason": reason}), flush=True)
-"""
-
 
 def main(argv: list[str]) -> int:
     """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0.
@@ -60,7 +49,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--check", action="store_true", help="import every plug-in and report; exit code 1 if one fails"
     )
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="for one import (default: 60)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="for one import (default: %(default)g)"
+    )
     args = parser.parse_intermixed_args(argv)  # linvit list attentions --timeout 5 hydra
     check_number("--timeout", args.timeout, above=0)
 
@@ -85,17 +76,6 @@ def main(argv: list[str]) -> int:
     chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
     print("\n\n".join("\n".join(_section(kind, registry, args.filter)) for kind, registry in chosen.items()))
     return _check(chosen, args.filter, args.timeout) if args.check else 0
-
-
-def reason_to_reject(registry: Registry, name: str) -> str | None:
-    """Imports a registered name; returns why it cannot be used, or None if it can."""
-    try:
-        registry.get(name)
-    except UserError as error:
-        cause = error.__cause__
-        reason = f"{type(cause).__name__}: {cause}" if cause else str(error)
-        return reason.partition("\n")[0]
-    return None
 
 
 def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
@@ -188,32 +168,10 @@ def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
         print("  no plug-ins to check: all names are linvit's own")
         return 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = list(pool.map(lambda plugin: _reason(plugin[0], plugin[1], timeout), foreign))
+        reasons = list(pool.map(lambda plugin: why_not(REGISTRIES[plugin[0]], plugin[1], timeout), foreign))
     rows = [
         (f"  {REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
         for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
     ]
     print("\n".join(table(rows)))
     return int(any(reasons))
-
-
-def _reason(kind: str, name: str, timeout: float) -> str | None:
-    """Why a fresh process cannot import a name, or None."""
-    paths = os.pathsep.join(sys.path)  # so that it sees the packages that are listed here
-    try:
-        process = subprocess.run(
-            [sys.executable, "-P", "-c", CHECK, kind, name],
-            env={**os.environ, "PYTHONPATH": paths},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
-        reason: str | None = json.loads(process.stdout.splitlines()[-1])["reason"]
-    except subprocess.TimeoutExpired:
-        return f"its import takes more than {timeout:g} s (--timeout)"
-    except (ValueError, IndexError, KeyError, TypeError):
-        last = process.stderr.strip().rpartition("\n")[2]
-        return f"its import ends the process with code {process.returncode}{last and f': {last}'}"
-    return reason

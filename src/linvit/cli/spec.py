@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jsonargparse
-
+from linvit.cli import yaml_text
 from linvit.errors import UserError
 from linvit.registry import Registry, Spec
 
@@ -29,8 +28,10 @@ def read_mapping(what: str, text: str) -> Mapping[str, Any]:
 
 
 def read_value(what: str, text: str) -> Any:
-    """JSON or YAML, read as a configuration is: `1e-6` is a number."""
+    """JSON or YAML, read as a configuration is."""
     try:
-        return jsonargparse.get_loader("yaml")(text)
+        return yaml_text.load(text, what)
+    except UserError:
+        raise
     except Exception as error:  # the loader's own kinds
         raise UserError(f"{what} {text!r} is neither JSON nor YAML. {HINT}") from error

@@ -67,6 +67,25 @@ def test_a_circle_is_shown(write):
         with_bases(["--config", first])
 
 
+def test_a_base_of_several_files_is_read_once(write):
+    """Twice at each of 25 levels would be 2^25 readings."""
+    names = [write("level_0.yaml", "seed_everything: 1")]
+    for level in range(1, 26):
+        for side in "ab":
+            bases = names[-1:] if level == 1 else [f"level_{level - 1}{other}.yaml" for other in "ab"]
+            names.append(write(f"level_{level}{side}.yaml", f"base: [{', '.join(bases)}]"))
+    top = write("top.yaml", "base: [level_25a.yaml, level_25b.yaml]")
+    read = with_bases(["--config", top])
+    assert read[1:-1:2] == [*names, top]
+
+
+def test_bases_of_bases_have_a_limit(write):
+    for level in range(60):
+        write(f"{level}.yaml", f"base: {level + 1}.yaml")
+    with pytest.raises(UserError, match=r"0.yaml' has bases of bases more than 50 deep"):
+        with_bases(["--config", write("0.yaml", "base: 1.yaml")])
+
+
 @pytest.mark.parametrize("named", ["3", "{a: 1}", "[1, 2]"])
 def test_a_base_that_is_no_file_name_is_refused(write, named):
     with pytest.raises(UserError, match="must be a file or a list of files"):

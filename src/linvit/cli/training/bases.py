@@ -1,28 +1,33 @@
 """Configurations that start from others: the files under a configuration's `base:` are read before it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-import jsonargparse
-
+from linvit.cli import yaml_text
 from linvit.cli.configs import config_file, find, near
 from linvit.errors import UserError
 
 FLAG, SHORT = "--config", "-c"
+DEEPEST = 50  # bases of bases
 
 
 def with_bases(argv: Sequence[str]) -> list[str]:
     """Replaces every `--config NAME` of a command line by the files that it names under `base:`, then its own file.
 
-    Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. At the end
-    `base` itself is set to null: the merged configuration is complete, wherever it is saved.
+    Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
+    several files is read once, before the first of them. At the end `base` itself is set to null: the merged
+    configuration is complete, wherever it is saved.
 
     Raises:
-        UserError: If a configuration or a base is missing, or a file is, in the end, its own base.
+        UserError: If a configuration or a base is missing or unreadable, or a file is, in the end, its own base.
     """
     expanded: list[str] = []
     for argument, config in _arguments(argv):
-        expanded += [argument] if config is None else _chain(config_file(config), ())
+        if config is None:
+            yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
+            expanded.append(argument)
+        else:
+            expanded += [part for path in _chain(config_file(config), (), {}) for part in (FLAG, str(path))]
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
 
@@ -42,13 +47,19 @@ def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
 
 
-def _chain(path: Path, below: tuple[Path, ...]) -> list[str]:
-    """`--config` for the bases of a file, then for itself."""
-    if path.resolve() in below:
+def _chain(path: Path, below: tuple[Path, ...], chain: dict[Path, Path]) -> Collection[Path]:
+    """The bases of a file, then itself, each once, added to `chain`: what a file is, and how it was named."""
+    own = path.resolve()
+    if own in below:
         circle = " -> ".join(map(str, (*below, path)))
         raise UserError(f"configuration '{path}' is its own base: {circle}. Take one of them out of 'base:'")
-    bases = [part for base in _bases(path) for part in _chain(base, (*below, path.resolve()))]
-    return [*bases, FLAG, str(path)]
+    if len(below) > DEEPEST:
+        raise UserError(f"configuration '{below[0]}' has bases of bases more than {DEEPEST} deep, such as '{path}'")
+    if own not in chain:
+        for base in _bases(path):
+            _chain(base, (*below, own), chain)
+        chain[own] = path
+    return chain.values()
 
 
 def _bases(path: Path) -> list[Path]:
@@ -56,8 +67,11 @@ def _bases(path: Path) -> list[Path]:
 
     What is no YAML mapping the parser reports.
     """
+    text = yaml_text.read(path)
     try:
-        content = jsonargparse.get_loader("yaml")(path.read_text(encoding="utf-8"))
+        content = yaml_text.load(text, f"'{path}'")
+    except UserError:
+        raise
     except Exception:  # whatever is wrong with it
         return []
     named = content.get("base") if isinstance(content, dict) else None

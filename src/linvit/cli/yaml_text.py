@@ -1,0 +1,79 @@
+"""YAML from a file or the command line, checked before anything is built from it."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+
+from linvit.errors import UserError
+
+MAX_BYTES = 10 * 2**20  # of a file
+MAX_DEPTH = 100  # lists and mappings within each other; at about 50,000 the loader overflows the stack
+MAX_VALUES = 100_000  # after every alias is replaced by what it stands for
+SHORT = 2 * MAX_DEPTH  # characters that can be neither deep nor large
+
+
+def read(path: Path) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        UserError: If it is too large or no UTF-8.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"'{path}' is no configuration: it is larger than {MAX_BYTES:,} bytes")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{path}' is no configuration: it is not UTF-8 text ({error.reason})") from error
+
+
+def load(text: str, what: str) -> Any:
+    """The value of a YAML text, read as a configuration is: `1e-6` is a number.
+
+    Raises:
+        UserError: If `check` refuses it.
+        Exception: Of the loader's kinds, if it is no YAML.
+    """
+    check(text, what)
+    return jsonargparse.get_loader("yaml")(text)
+
+
+def check(text: str, what: str) -> None:
+    """Raises a `UserError` if a text nests too deeply or stands for too much; one that is no YAML the loader reports.
+
+    Args:
+        text: The YAML.
+        what: What the message calls it.
+    """
+    if len(text) < SHORT and "*" not in text:
+        return
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor of each open list or mapping, and its values so far
+    sizes: dict[str | None, int] = {}  # values below each anchor
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            match event:
+                case yaml.CollectionStartEvent(anchor=anchor):
+                    open_.append((anchor, 1))
+                    if len(open_) > MAX_DEPTH:
+                        raise UserError(f"{what} nests lists and mappings more than {MAX_DEPTH} deep")
+                    continue
+                case yaml.CollectionEndEvent():
+                    anchor, size = open_.pop()
+                    sizes[anchor] = size
+                case yaml.AliasEvent(anchor=anchor):
+                    if anchor in dict(open_):
+                        raise UserError(f"{what} repeats '&{anchor}' within itself, by '*{anchor}'")
+                    size = sizes.get(anchor, 1)
+                case yaml.ScalarEvent(value=value):
+                    if value[:1] in ("[", "{"):  # the parser reads such text as YAML, too
+                        check(value, what)
+                    size = 1
+                case _:
+                    continue
+            outer, count = open_[-1]
+            open_[-1] = outer, count + size
+            if count + size > MAX_VALUES:
+                raise UserError(f"{what} holds more than {MAX_VALUES:,} values, repetitions by * included")
+    except yaml.YAMLError:
+        return
