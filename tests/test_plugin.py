@@ -65,7 +65,7 @@ def cosine(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory, cosine):
-    """The folder of linvit-cosine, copied, with five broken plug-ins in it, and one whose entry points are malformed."""
+    """The folder of linvit-cosine, copied, with five broken plug-ins, and one whose entry points are malformed."""
     folder = tmp_path_factory.mktemp("broken") / "site"
     shutil.copytree(cosine, folder)
     for name, (code, _, _) in BROKEN.items():
