@@ -223,7 +223,9 @@ class TestInATrainer:
         assert not [warning for warning in recwarn if "warm-up" in str(warning.message)]
 
     def test_a_run_without_an_end_is_the_users_mistake(self, tmp_path):
-        with pytest.raises(linvit.UserError, match=r"needs an end to decay to: set trainer\.max_epochs or trainer\.max_steps"):
+        with pytest.raises(
+            linvit.UserError, match=r"needs an end to decay to: set trainer\.max_epochs or trainer\.max_steps"
+        ):
             fit(tiny_task(), tmp_path, max_epochs=-1)
 
     @pytest.mark.parametrize("lr_base_batch_size", [None, 512])
