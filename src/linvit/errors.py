@@ -13,6 +13,13 @@ class UserError(Exception):
     """
 
 
+def mistake_behind(error: BaseException | None) -> UserError | None:
+    """The user's mistake behind an exception that a library may have wrapped."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    return error
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Returns `" Did you mean 'focused'?"` for the nearest known name, or an empty string if none is near."""
     known = list(known)

@@ -11,6 +11,7 @@ from linvit.callbacks.image_grid import ImageGrid
 from linvit.callbacks.last_checkpoint import LastCheckpoint
 from linvit.callbacks.memory import Memory
 from linvit.callbacks.prediction_writer import PredictionWriter
+from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.callbacks.throughput import Throughput
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "LastCheckpoint",
     "Memory",
     "PredictionWriter",
+    "StopOnSignal",
     "Throughput",
 ]

@@ -6,7 +6,8 @@ import sys
 from importlib.metadata import version
 
 from linvit.entries import skip_malformed_entry_points
-from linvit.errors import UserError
+from linvit.errors import UserError, mistake_behind
+from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
 PLAIN = {  # plain functions: main(argv) -> exit code
@@ -68,11 +69,12 @@ def main(argv: list[str] | None = None) -> int:
             known = ", ".join([*VERBS, *PLAIN])
             raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
         else:
-            from linvit.cli.training.cli import train
+            with STOP.caught():  # while torch is imported, too
+                from linvit.cli.training.cli import train
 
-            train(argv)
+                train(argv)
     except Exception as error:
-        mistake = _mistake(error)
+        mistake = mistake_behind(error)
         if mistake is None:
             raise
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
@@ -93,20 +95,15 @@ def _plain(verb: str, argv: list[str]) -> int:
 
 
 def _prepare() -> None:
-    """Lets OpenMP's threads sleep while they wait, unless the user has set how they wait; makes local modules known.
+    """Sets what torch reads when it is imported, unless the user has set it; makes local modules known.
 
-    By default they spin, so that two processes on the same cores spend most of their time on waiting. OpenMP reads the
-    setting when torch is imported, and loader processes inherit it.
+    OpenMP's threads sleep while they wait. By default they spin, so that two processes on the same cores spend most of
+    their time on waiting. Loader processes inherit the setting. Of the messages of torch's C++ code only errors are
+    shown: when a rank has ended, the others would warn of it in a hundred lines.
     """
     skip_malformed_entry_points()  # before torch, which they would stop
     if not any(name in os.environ for name in WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "" not in sys.path:
         sys.path.append("")  # the current folder, for classes such as --model.attention=my_module:MyAttention
-
-
-def _mistake(error: BaseException | None) -> UserError | None:
-    """The user's mistake behind an exception that a library may have wrapped."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__
-    return error

@@ -14,6 +14,7 @@ from linvit.callbacks import (
     ImageCount,
     LastCheckpoint,
     Memory,
+    StopOnSignal,
     Throughput,
 )
 
@@ -21,9 +22,9 @@ REFRESH = 20  # steps
 
 
 def default_callbacks() -> list[Callback]:
-    """What every run logs, and what keeps its last state."""
+    """What every run logs, and what keeps its last state and saves it at a signal."""
     logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, FinalScore(), LastCheckpoint()]
+    return [*logging, FinalScore(), StopOnSignal(), LastCheckpoint()]
 
 
 def keep_best_ema(checkpoint: Namespace) -> BestCheckpoint | None:

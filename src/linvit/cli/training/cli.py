@@ -1,6 +1,5 @@
 """`linvit fit | validate | test | predict`: one LightningCLI."""
 
-import signal
 import warnings
 from argparse import ArgumentError
 from contextlib import nullcontext
@@ -14,23 +13,25 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
+from linvit.cli.training.endings import in_words
 from linvit.cli.training.help import short_help
 from linvit.cli.training.loggers import check_loggers, loggers_by_key, run_loggers
 from linvit.cli.training.memory import keep_memory
 from linvit.cli.training.messages import hide_library_messages
 from linvit.cli.training.parser import Parser, integers_first, readable
 from linvit.cli.training.precision import default_precision
+from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
-from linvit.cli.training.run_summary import interrupted, run_summary
+from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.data.base import ImageData
 from linvit.errors import UserError
+from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
@@ -106,6 +107,12 @@ class LinvitCLI(LightningCLI):
             type=str | list[str] | None,
             help="In a configuration: files or names that it starts from.",
         )
+        parser.add_argument(
+            "--requeue_exit_code",
+            type=int,
+            default=STOP.requeue_exit_code,
+            help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
+        )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.set_defaults(
             {
@@ -145,6 +152,7 @@ class LinvitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Checks the output folder; settles the precision; has the checkpoint loaded safely."""
         self.settings.weights_only = True
+        STOP.requeue_exit_code = self.settings.requeue_exit_code
         check_loggers(self.settings.trainer.logger)
         if self.settings.trainer.precision is None:  # written down, so that a resumed run keeps it
             self.settings.trainer.precision = default_precision(self.settings.trainer.accelerator)
@@ -197,6 +205,7 @@ class LinvitCLI(LightningCLI):
         if config.enable_checkpointing is False:
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
+        self._ranks = Ranks(trainer)
         return trainer
 
     def after_instantiate_classes(self) -> None:
@@ -224,24 +233,9 @@ class LinvitCLI(LightningCLI):
     after_test = after_validate
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs the verb; if SIGTERM or Ctrl-C ends it, says so in words and in the exit code, and how to resume it."""
-        try:
+        """Runs the verb; says in words what ends it."""
+        with in_words(self.trainer, self._ranks):
             super()._run_subcommand(subcommand)
-        except (SIGTERMException, RuntimeError) as error:
-            # A cluster sends SIGTERM to all processes, and torch may notice the end of its loader processes first.
-            if isinstance(error, RuntimeError) and "killed by signal: Terminated" not in str(error):
-                raise
-            if self.is_fit:
-                self._say_how_to_resume("SIGTERM")
-            raise SystemExit(128 + signal.SIGTERM) from error
-        except SystemExit as error:  # Lightning's, after Ctrl-C; SIGTERMException is one, too
-            if self.is_fit and self.trainer.interrupted:
-                self._say_how_to_resume("Ctrl-C")
-                raise SystemExit(128 + signal.SIGINT) from error
-            raise
-
-    def _say_how_to_resume(self, ended_by: str) -> None:
-        rank_zero_info(interrupted(Path(str(self.trainer.log_dir)), self.trainer.global_step, ended_by))
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""

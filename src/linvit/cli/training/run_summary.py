@@ -26,13 +26,13 @@ def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Pa
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 
-def interrupted(run: Path, step: int, by: str) -> str:
-    """What a run prints that SIGTERM or Ctrl-C ended at a step: how to go on with it."""
+def how_to_go_on(run: Path) -> str:
+    """What a run prints that something has ended: how to go on with it."""
     last = run / "checkpoints" / "last.ckpt"
     if not last.exists():
-        return f"ended by {by} at step {step}, before there was a checkpoint"
+        return "there is no checkpoint yet to go on from"
     command = f"linvit fit --config {shown(run / 'config.yaml')} --ckpt_path {shown(last)}"
-    return f"ended by {by} at step {step}; go on from the last checkpoint with\n  {command}"
+    return f"go on from the last checkpoint with\n  {command}"
 
 
 def shown(path: Path) -> Path:

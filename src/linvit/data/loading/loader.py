@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from linvit.signals import outlive_signals
+
 
 def make_loader(
     samples: Dataset[Any],
@@ -31,6 +33,7 @@ def make_loader(
         collate_fn=collate,
         generator=torch.Generator(),  # without one it would draw from torch's global generator
         persistent_workers=num_workers > 0,
+        worker_init_fn=outlive_signals,
         pin_memory=torch.cuda.is_available(),
     )
     if isinstance(samples, IterableDataset):  # Lightning sets the epoch through the sampler

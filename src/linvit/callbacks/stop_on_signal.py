@@ -1,0 +1,119 @@
+"""Saves and ends a run that a signal has asked to stop."""
+
+import signal
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from linvit.callbacks.last_checkpoint import LastCheckpoint
+from linvit.signals import STOP, Stopped
+
+
+class StopOnSignal(Callback):
+    """Ends training at the first optimiser step, or the first batch of validation, after a signal.
+
+    All ranks agree on it, whichever has received the signal: they exchange a number after every optimiser step and
+    every batch of validation. That takes place on the processor, so no GPU is waited for.
+
+    The state of the run is saved. A validation that was cut short leaves no score: the run that goes on from there
+    starts it anew.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._step = 0
+        self._rounds: list[int] = []
+        self._stopped: Stopped | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keeps Lightning from handling signals: it would wait for all ranks within the handler of one of them."""
+        trainer._signal_connector.register_signal_handlers = _no_handlers  # type: ignore[method-assign]
+        if stage == "fit" and trainer.world_size > 1:
+            self._group = torch.distributed.new_group(backend="gloo")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From now on there is something to save."""
+        self._step = trainer.global_step
+        STOP.deferred = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Saves after an optimiser step, unless validation comes first."""
+        if trainer.global_step != self._step and not _validation_is_next(trainer):
+            self._step = trainer.global_step
+            self._save_if_asked(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Ends the run when what the step has logged is written."""
+        if self._stopped is not None:
+            raise self._stopped
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same after the last step of an epoch."""
+        if self._stopped is not None:
+            raise self._stopped
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Agrees on how many batches all ranks have."""
+        if STOP.deferred:
+            progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            progress.total.reset_on_restart()  # forgets the mark of `_start_validation_anew`
+            batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
+            self._rounds = self._agree(batches, "MIN")
+            self._end_if_asked(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Ends the run within validation."""
+        if STOP.deferred and batch_idx < self._rounds[dataloader_idx]:
+            self._end_if_asked(trainer)
+
+    def _end_if_asked(self, trainer: Trainer) -> None:
+        """Saves within validation, and ends the run."""
+        if self._stopped is None:
+            self._save_if_asked(trainer, validating=True)
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _save_if_asked(self, trainer: Trainer, validating: bool = False) -> None:
+        (by,) = self._agree([STOP.received or 0], "MAX")
+        if not by:
+            return
+        self._stopped = Stopped(signal.Signals(by), trainer.global_step)
+        if validating:
+            _start_validation_anew(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, LastCheckpoint):
+                callback.save(trainer)
+
+    def _agree(self, values: list[int], operation: str) -> list[int]:
+        """The smallest or largest of all ranks, for each of the values."""
+        if self._group is None:
+            return values
+        tensor = torch.tensor(values)
+        torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation), group=self._group)
+        return [int(value) for value in tensor]
+
+
+def _no_handlers() -> None:
+    """Stands in for Lightning's method that handles signals."""
+
+
+def _validation_is_next(trainer: Trainer) -> bool:
+    loop: Any = trainer.fit_loop
+    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def _start_validation_anew(trainer: Trainer) -> None:
+    """Marks validation as being in its first batch, so that a run which goes on from here starts with validation."""
+    progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    for count in (progress.total, progress.current):
+        count.ready = count.started = 1
+        count.processed = count.completed = 0

@@ -1,0 +1,52 @@
+"""How a run ends that a signal or an error ends: its last words and its exit code."""
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.cli.training.ranks import Ranks
+from linvit.cli.training.run_summary import how_to_go_on, shown
+from linvit.errors import mistake_behind
+from linvit.signals import STOP, Stopped, name
+
+LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: (\w+)|exited unexpectedly)")
+
+
+@contextmanager
+def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
+    """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
+    try:
+        yield
+    except Stopped as stop:
+        rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
+        raise SystemExit(STOP.exit_code(stop.by)) from None
+    except Exception as error:
+        loader = LOADER.search(str(error))
+        if loader is not None and loader[2] == "Terminated" and STOP.received is not None:
+            # the cluster's signal has reached all processes, and these loaders are not linvit's
+            STOP.leave(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
+        if trainer.world_size == 1 and loader is None:
+            raise
+        mistake = mistake_behind(error)
+        own = str(mistake or (loader and f"loader process: {error}") or f"{type(error).__name__}: {error}")
+        if mistake is None:
+            own += _written(ranks)
+        if trainer.world_size == 1:
+            ranks.say(own)
+            raise SystemExit(1) from error
+        ranks.explain(error, own)
+        STOP.leave(1 if mistake is None else 2)
+
+
+def _written(ranks: Ranks) -> str:
+    """Writes the traceback of the current exception to the run's folder, or prints it; says where it is."""
+    if ranks.run is None or not ranks.run.is_dir():
+        traceback.print_exc()
+        return ""
+    path = ranks.run / f"traceback_rank_{ranks.rank}.txt"
+    path.write_text(traceback.format_exc(), encoding="utf-8")
+    return f"; its traceback is in {shown(path)}"

@@ -1,0 +1,158 @@
+"""The processes of a run: each notices when another has ended, and one of them says which and why."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies.launchers import subprocess_script
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore
+
+from linvit.cli.training.run_summary import how_to_go_on
+from linvit.signals import STOP
+
+LAUNCHER = "LINVIT_LAUNCHER"  # variable with the process that has started the others on this machine
+GRACE = 10.0  # seconds in which a rank can end by itself after another has ended
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
+
+
+class Ranks(Callback):
+    """Ends all ranks of a run when one has ended, and finds out which it was.
+
+    torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in the store by
+    which torch's processes have found one another, and the others answer from a thread, whatever they wait for. Those
+    that do not answer have been killed.
+
+    Attributes:
+        rank: Which one this is.
+        run: Folder of a run that trains, or None.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rank, self.world = trainer.global_rank, trainer.world_size
+        self.run: Path | None = None
+        self._where_rank_0 = ""
+        trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
+        if self.world == 1:
+            return
+        # Lightning's own thread would kill them all, this process included, without a word
+        subprocess_script._launch_process_observer = self._watch_children  # type: ignore
+        launcher = int(os.environ.setdefault(LAUNCHER, str(os.getpid())))
+        if launcher != os.getpid():
+            self._in_thread(self._watch_launcher, launcher)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Says where this rank is, and listens from now on."""
+        folder = trainer.log_dir  # which asks rank 0, and that may be gone later
+        self.run = Path(folder) if folder is not None and stage == "fit" else None
+        self.rank = trainer.global_rank
+        if self.world > 1:
+            store = _store()
+            store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
+            self._where_rank_0 = store.get("where0").decode()  # the store may end with it
+            self._in_thread(self._answer, store.clone())
+
+    def explain(self, error: Exception, own: str) -> None:
+        """Says why this rank ends, unless another rank does; `own` is what it has to say of itself."""
+        text = f"{self._name(self.rank)}: {own}"
+        try:
+            store = _store()
+            store.set("failed", "")
+            if _lost_contact(error) and (missing := self._missing(store)):
+                text = self._ended(missing)
+            if store.add("spoken", 1) > 1:
+                return
+        except RuntimeError:  # the store has ended with rank 0
+            if self.rank != 1:
+                return
+            text = self._ended([0])
+        except ValueError:  # the ranks have not found one another yet
+            pass
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Prints why the run has ended, and how to go on with it."""
+        go_on = "" if self.run is None else f"{how_to_go_on(self.run)}\n"
+        os.write(2, f"\nlinvit: error: {text}\n{go_on}".encode())
+
+    def _missing(self, store: PrefixStore) -> list[int]:
+        """The ranks that do not answer; none if another rank has said why the run ends."""
+        deadline, missing = time.monotonic() + GRACE / 2, set(range(self.world)) - {self.rank}
+        while missing and time.monotonic() < deadline and not store.add("spoken", 0):
+            time.sleep(0.2)
+            missing = {rank for rank in missing if not store.check([f"here{rank}"])}
+        return sorted(missing)
+
+    def _answer(self, store: PrefixStore) -> None:
+        """Answers when a rank has failed, and ends this rank if it does not end by itself."""
+        try:
+            while not store.check(["failed"]):
+                time.sleep(1)
+            store.set(f"here{self.rank}", "")
+        except RuntimeError:
+            pass  # rank 0 has ended
+        time.sleep(GRACE)
+        STOP.leave(1)
+
+    def _watch_children(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        STOP.children = processes
+        self._in_thread(self._wait_for_children)
+
+    def _wait_for_children(self) -> None:
+        while not (failed := [process for process in STOP.children if process.poll()]):
+            time.sleep(0.5)
+        code = failed[0].returncode
+        if STOP.is_exit_code(code):
+            STOP.leave(code, "ended by a signal to another rank")
+        time.sleep(GRACE)
+        if code < 0:  # else it has said why
+            self.say(self._ended([STOP.children.index(failed[0]) + 1]))
+        STOP.leave(1)
+
+    @staticmethod
+    def _watch_launcher(launcher: int) -> None:
+        """Ends this rank when the process that has started it is gone."""
+        while os.getppid() == launcher:
+            time.sleep(1)
+        time.sleep(GRACE)
+        STOP.leave(1)
+
+    def _ended(self, ranks: Sequence[int]) -> str:
+        """How other ranks have ended, as far as that is known."""
+        return "; ".join(f"{self._name(rank)} was killed{self._by(rank)}" for rank in ranks)
+
+    def _by(self, rank: int) -> str:
+        child = STOP.children[rank - 1] if 1 <= rank <= len(STOP.children) else None
+        code = None if child is None else child.poll()
+        by = f" by {signal.Signals(-code).name}" if code and code < 0 else ""
+        return by + (", perhaps for want of memory" if by in ("", " by SIGKILL") else "")
+
+    def _name(self, rank: int) -> str:
+        try:
+            where = self._where_rank_0 if rank == 0 else _store().get(f"where{rank}").decode()
+        except (RuntimeError, ValueError):  # there is no store any more, or not yet
+            where = ""
+        return f"rank {rank} ({where})" if where else f"rank {rank}"
+
+    @staticmethod
+    def _in_thread(function: Callable[..., Any], *arguments: Any) -> None:
+        threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
+def _store() -> PrefixStore:
+    """The store that all ranks share. Raises a `ValueError` before they have found one another."""
+    return PrefixStore("linvit", distributed_c10d._get_default_store())
+
+
+def _lost_contact(error: Exception) -> bool:
+    """Whether an error says that another rank is gone."""
+    lost = isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in LOST)
+    return isinstance(error, RuntimeError) and lost

@@ -1,0 +1,143 @@
+"""Signals that ask a run to stop: SIGTERM, SIGUSR1, SIGHUP and Ctrl-C.
+
+This module imports no torch, so that they are caught from the first moment.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name)]
+SAME = 1.0  # seconds; launchers and `timeout` pass a signal on that the process group has had already
+WORKER_SECONDS = 30  # that a loader process lives on after SIGTERM
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables by which launchers number processes
+
+
+class Stopped(BaseException):
+    """Ends a run that a signal has asked to stop, when its state is saved."""
+
+    def __init__(self, by: signal.Signals, step: int) -> None:
+        super().__init__(f"ended by {name(by)} at step {step}")
+        self.by = by
+
+
+class StopSignals:
+    """Catches the signals that ask this process to stop.
+
+    A thread reads them from a socket which Python's own handler writes to. So a signal is noticed at once, also while
+    the main thread waits in C++ code for another rank.
+
+    Attributes:
+        received: The first signal that came, or None.
+        deferred: Whether the run notices `received` by itself and saves its state. Otherwise, and at a second signal,
+            this process ends at once.
+        requeue_exit_code: Exit code of a run under SLURM that a signal other than Ctrl-C has ended.
+        children: Processes that end with this one.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.deferred = False
+        self.requeue_exit_code = 128 + signal.SIGTERM
+        self.children: list[subprocess.Popen[Any]] = []
+        self._before: dict[int, Any] = {}
+        self._noticed = 0.0
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catches the signals within a block. Those that are ignored, as after `nohup`, stay so."""
+        self.received, self.deferred, self.children = None, False, []
+        if threading.current_thread() is not threading.main_thread():
+            yield  # where Python has no handlers
+            return
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        caught = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        self._before = {number: signal.signal(number, _nothing) for number in caught}
+        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(descriptor)
+            self.release()
+            writer.close()  # which ends the thread
+
+    def release(self) -> None:
+        """Gives the signals the handlers back that they had before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def forget(self) -> None:
+        """In a process that was forked from this one: its signals are not ours."""
+        if self._before:
+            signal.set_wakeup_fd(-1)
+            self.release()
+
+    def exit_code(self, by: signal.Signals) -> int:
+        """130 for Ctrl-C, 143 for the others, or under SLURM what `requeue_exit_code` says."""
+        if by == signal.SIGINT:
+            return 128 + signal.SIGINT
+        return self.requeue_exit_code if "SLURM_JOB_ID" in os.environ else 128 + signal.SIGTERM
+
+    def is_exit_code(self, code: int) -> bool:
+        """Whether a rank that a signal has ended may end with this exit code."""
+        return code in [self.exit_code(by) for by in SIGNALS]
+
+    def leave(self, code: int, message: str = "") -> None:
+        """Ends this process and its children now, without any cleaning up that could wait for another process."""
+        if message and all(os.environ.get(variable, "0") == "0" for variable in RANKS):
+            os.write(2, f"\nlinvit: {message}\n".encode())
+        for child in self.children:
+            child.kill()
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        os._exit(code)
+
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while number := reader.recv(1):
+                if number[0] in self._before:
+                    self._notice(signal.Signals(number[0]))
+
+    def _notice(self, by: signal.Signals) -> None:
+        first = self.received is None
+        if first:
+            self.received, self._noticed = by, time.monotonic()
+        if not self.deferred:
+            self.leave(self.exit_code(by), f"ended by {name(by)}")
+        elif not first and time.monotonic() - self._noticed > SAME:
+            self.leave(self.exit_code(by), f"ended at once by a second {name(by)}, without saving")
+
+
+def name(by: signal.Signals) -> str:
+    """What users call a signal."""
+    return "Ctrl-C" if by == signal.SIGINT else by.name
+
+
+def outlive_signals(worker: int = 0) -> None:
+    """Lets a loader process go on when a signal reaches all processes of a run, which needs it up to the next step."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(WORKER_SECONDS))
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The thread does what is to be done."""
+
+
+STOP = StopSignals()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=STOP.forget)

@@ -1,0 +1,110 @@
+"""A run that a signal stops saves its state at that step, says how to go on, and goes on as if nothing had been."""
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from linvit.callbacks.stop_on_signal import StopOnSignal
+from linvit.signals import STOP
+from tests.cli.runs import QUICKSTART, Run, events, linvit, tiny
+
+EPOCH = 10  # steps
+
+
+class Send(Callback):
+    """Sends this process a signal in a hook, at a step, and waits until it is noticed."""
+
+    def __init__(self, signal: str, hook: str, step: int):
+        self.signal, self.step = signal, step
+        setattr(self, hook, self.send)
+
+    def send(self, trainer, *args, **kwargs):
+        if trainer.global_step != self.step or trainer.sanity_checking:
+            return
+        signal.raise_signal(getattr(signal, self.signal))
+        while STOP.received is None:
+            time.sleep(0.001)
+        self.step = None
+
+
+def stopped(root, by, hook, step, *arguments, verb="fit"):
+    """The tiny quickstart, which gets a signal."""
+    callback = [
+        f"--trainer.callbacks+={__name__}.Send",
+        *(f"--trainer.callbacks.{name}={value}" for name, value in [("signal", by), ("hook", hook), ("step", step)]),
+    ]
+    return linvit(verb, f"--config={QUICKSTART}", *tiny(), *callback, *arguments, cwd=root)
+
+
+def go_on(root):
+    """Goes on with the run."""
+    run = Run(root, None)
+    done = linvit("fit", f"--config={QUICKSTART}", *tiny(), f"--ckpt_path={run.checkpoint('last')}", cwd=root)
+    assert done.code == 0, done.err
+    return events(run.folder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The curves of a run that was not stopped."""
+    root = tmp_path_factory.mktemp("whole")
+    assert linvit("fit", f"--config={QUICKSTART}", *tiny(), cwd=root).code == 0
+    return events(Run(root, None).folder)
+
+
+@pytest.mark.parametrize(
+    ("by", "hook", "step", "saved"),
+    [
+        ("SIGINT", "on_train_batch_start", 13, 14),
+        ("SIGUSR1", "on_train_batch_end", EPOCH, EPOCH),  # validation is next
+        ("SIGHUP", "on_validation_batch_end", EPOCH, EPOCH),
+    ],
+)
+def test_it_saves_and_goes_on(tmp_path, whole, by, hook, step, saved):
+    if not hasattr(signal, by):
+        pytest.skip(f"this system has no {by}")
+    done = stopped(tmp_path, by, hook, step)
+    assert done.code == (130 if by == "SIGINT" else 143), done.err
+    assert f"ended by {'Ctrl-C' if by == 'SIGINT' else by} at step {saved}\n" in done.log
+    run = Run(tmp_path, done)
+    assert torch.load(run.checkpoint("last"), weights_only=True)["global_step"] == saved
+    if saved == EPOCH:  # its validation was cut short, or not begun
+        assert "val/score" not in events(run.folder)
+        assert not run.checkpoint("best").exists()
+    curves = go_on(tmp_path)
+    assert [step for step, _ in curves["train/loss"]] == [step for step, _ in whole["train/loss"]]
+    assert [step for step, _ in curves["val/score"]] == [step for step, _ in whole["val/score"]]
+    assert saved > EPOCH or curves["val/score"] == whole["val/score"]
+
+
+def test_under_slurm_the_exit_code_is_the_one_that_requeues(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert stopped(tmp_path, "SIGTERM", "on_train_batch_end", 1, "--requeue_exit_code=85").code == 85
+
+
+@pytest.mark.parametrize(("verb", "hook"), [("fit", "on_fit_start"), ("validate", "on_validation_start")])
+def test_before_training_and_without_it_the_process_ends_at_once(tmp_path, monkeypatch, verb, hook):
+    exits = []
+    monkeypatch.setattr(STOP, "leave", lambda code, message: exits.append((code, message)))
+    stopped(tmp_path, "SIGTERM", hook, 0, "--trainer.max_epochs=1", verb=verb)
+    assert exits == [(143, "ended by SIGTERM")]
+
+
+def test_ranks_stop_within_the_batches_that_all_of_them_have(monkeypatch):
+    """A rank may have a batch more to validate than another: in it nobody would answer."""
+    callback = StopOnSignal()
+    asked = []
+    monkeypatch.setattr(callback, "_agree", lambda values, operation: asked.append(operation) or [2])
+    monkeypatch.setattr(callback, "_end_if_asked", lambda trainer: asked.append("stop"))
+    monkeypatch.setattr(STOP, "deferred", True)
+    loop = SimpleNamespace(val_loop=SimpleNamespace(batch_progress=SimpleNamespace(total=torch.optim)))
+    monkeypatch.setattr(loop.val_loop.batch_progress, "total", SimpleNamespace(reset_on_restart=lambda: None))
+    trainer = SimpleNamespace(num_val_batches=[3], fit_loop=SimpleNamespace(epoch_loop=loop))
+    callback.on_validation_start(trainer, None)
+    for batch in range(3):
+        callback.on_validation_batch_end(trainer, None, None, None, batch)
+    assert asked == ["MIN", "stop", "stop", "stop"]
