@@ -30,7 +30,13 @@ def opens_text_without_encoding(call):
     """Whether a call opens, reads or writes a text file in the encoding of the machine."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
     owner = getattr(getattr(call.func, "value", None), "id", None)
-    if name not in ("open", "read_text", "write_text", "fdopen") or owner in ("Image", "fsspec", "tarfile", "zipfile"):
+    if name not in ("open", "read_text", "write_text", "fdopen") or owner in (
+        "Image",
+        "fsspec",
+        "os",
+        "tarfile",
+        "zipfile",
+    ):
         return False
     modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     modes += [word.value.value for word in call.keywords if word.arg == "mode"]

@@ -1,10 +1,19 @@
 """What is kept to go on from."""
 
+import errno
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from linvit.callbacks import LastCheckpoint
+import linvit
+from linvit.callbacks import BestCheckpoint, LastCheckpoint
+from linvit.callbacks import last_checkpoint as module
+from linvit.checkpointing import AtomicCheckpointIO
 from tests.training import fit, tiny_task
 
 
@@ -16,8 +25,7 @@ class SavesAt(Callback):
         self.kept = None
 
     def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            self.last.save(trainer)
+        if trainer.global_step == self.step and self.last.save(trainer):
             self.kept = torch.load(self.last.best_model_path, weights_only=True)
 
 
@@ -48,3 +56,84 @@ def test_fast_dev_run_leaves_nothing(tmp_path):
 
 def test_its_state_is_found_in_checkpoints_of_lightning_s_class():
     assert LastCheckpoint().state_key == ModelCheckpoint(filename="last").state_key
+
+
+class Disk:
+    """Counts the checkpoints that are written, and refuses some of them."""
+
+    def __init__(self, monkeypatch, *refused):
+        self.count, self.refused, self.save = 0, refused, AtomicCheckpointIO.save_checkpoint
+        monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", lambda *args, **_: self(*args))
+
+    def __call__(self, plugin, checkpoint, path):
+        self.count += 1
+        if self.count in self.refused:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        self.save(plugin, checkpoint, path)
+
+
+def step_of(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def test_the_run_goes_on_if_it_cannot_save(tmp_path, monkeypatch):
+    Disk(monkeypatch, 2)
+    last = LastCheckpoint()
+    with pytest.warns(UserWarning, match=r"step 4: checkpoint .*last\.ckpt' could not be saved: .* No space left"):
+        trainer = run(tmp_path, last, max_epochs=3)
+    assert trainer.global_step == 6
+    assert last.failure is None
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 2
+
+
+def test_it_tries_again_at_the_end(tmp_path, monkeypatch):
+    disk, last = Disk(monkeypatch, 3), LastCheckpoint()
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, last, max_epochs=3)
+    assert (disk.count, last.failure) == (4, None)
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+
+
+def test_what_failed_to_the_end_is_known(tmp_path, monkeypatch):
+    Disk(monkeypatch, 3, 4)
+    last = LastCheckpoint()
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, last, max_epochs=3)
+    assert re.fullmatch(r".*No space left on device: '.*last.ckpt'", last.failure)
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+
+
+def test_it_tries_again_within_the_epoch(tmp_path, monkeypatch):
+    disk, last = Disk(monkeypatch, 1), LastCheckpoint()
+    monkeypatch.setattr(module, "RETRY", 0.0)
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, last, SavesAt(last, step=1), max_epochs=1, limit_train_batches=2)
+    assert (disk.count, last.failure) == (3, None)
+    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 1  # before the epoch's own
+
+
+def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):
+    Disk(monkeypatch, 2)
+    best = BestCheckpoint(tmp_path, monitor="train/loss", mode="max", filename="best", save_on_train_epoch_end=True)
+    scores = iter([0.5, 0.9, 0.7])
+    task = tiny_task()
+    task.on_train_epoch_end = lambda: task.log("train/loss", next(scores))
+    with pytest.warns(UserWarning, match="could not be saved"):
+        fit(task, tmp_path, callbacks=[best], enable_checkpointing=True, max_epochs=3)
+    assert best.best_model_score == pytest.approx(0.7)
+    assert step_of(tmp_path / "best.ckpt") == 6
+    assert best.failure is None
+
+
+def test_a_disk_without_room_for_two_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+    with pytest.raises(linvit.UserError, match=r"has 100 kB left, and a checkpoint of this model takes about \d+ kB"):
+        run(tmp_path, LastCheckpoint())
+
+
+def test_what_a_killed_run_left_unfinished_is_gone(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".last.ckpt.77.tmp").write_bytes(bytes(100))
+    run(tmp_path, LastCheckpoint())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [".lock", "last.ckpt"]

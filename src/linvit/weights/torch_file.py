@@ -17,6 +17,7 @@ import torch
 from torch.serialization import safe_globals
 
 from linvit.errors import UserError
+from linvit.weights import checksum
 
 MAX_STAND_INS = 200  # every one costs another pass over the pickle
 UNKNOWN = re.compile(r"GLOBAL (\S+) was not an allowed global")
@@ -31,10 +32,11 @@ def load(path: Path, *, objects: bool = True) -> Any:
         objects: Whether the file may hold objects of other classes. They are replaced by stand-ins.
 
     Raises:
-        UserError: If the file is incomplete, is not one of `torch.save`, unpacks to more than its size, is a
+        UserError: If the file is incomplete or damaged, is not one of `torch.save`, unpacks to more than its size, is a
             TorchScript program, or holds objects that are not allowed or cannot be replaced.
     """
     check_archive(path)
+    checksum.verify(path)
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     fills: dict[str, type | None] = {}  # the name of each stand-in, and the container that the file fills it as

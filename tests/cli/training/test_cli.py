@@ -40,7 +40,8 @@ class TestFit:
         assert [path.name for path in (run.root / "checkpoints").iterdir()] == ["quickstart"]
         found = {re.sub(r"tfevents.*", "tfevents", name) for name in files(run.folder)}
         others = {"hparams.yaml", "predictions_digits.csv", "test_classes.csv", "test_confusion.png"}  # of other verbs
-        kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt"}
+        kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"}
+        kept |= {"checkpoints/.lock"}
         told = {"metrics.csv", "val_classes.csv", "val_confusion.png"}
         assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}
 

@@ -1,0 +1,101 @@
+"""Checkpoint callbacks whose files are whole, and whose failures end no run."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from linvit.checkpointing import AtomicCheckpointIO
+from linvit.checkpointing.atomic_file import publish, remove, temporary
+from linvit.checkpointing.checkpoint_io import is_remote
+
+WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
+
+
+class NotSavedError(Exception):
+    """A checkpoint was not saved; all ranks raise it alike."""
+
+
+class CrashSafeCheckpoint(ModelCheckpoint):
+    """Lightning's `ModelCheckpoint`, which writes by `AtomicCheckpointIO`, and does not end the run when it cannot.
+
+    If a checkpoint cannot be written, because the disk is full or read-only, it says so, takes back what it noted of
+    it (the best score), and tries again the next time.
+
+    Attributes:
+        failure: Why the last attempt to save failed, or None if it did not.
+        failed_at: When it failed, by `time.monotonic()`.
+    """
+
+    failure: str | None = None
+    failed_at = 0.0
+
+    @property
+    def state_key(self) -> str:
+        """Lightning's, so that checkpoints written with its own class can be resumed."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Replaces Lightning's own plug-in for files; another that the user chose stays."""
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        with self._taking_back():
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+    def _save_last_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        with self._taking_back():
+            super()._save_last_checkpoint(trainer, monitor_candidates)
+
+    @contextmanager
+    def _taking_back(self) -> Iterator[None]:
+        """Restores what was noted before, such as the best score, if the block cannot save."""
+        noted, step = deepcopy(self.state_dict()), self._last_global_step_saved
+        try:
+            yield
+        except NotSavedError:
+            self.load_state_dict(noted)
+            self._last_global_step_saved = step
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Saves; every save of Lightning's class comes here.
+
+        Raises:
+            NotSavedError: On all ranks, if one could not write.
+        """
+        path = Path(filepath)
+        in_folder = isinstance(trainer.strategy, WRITE_FOLDERS) and not is_remote(filepath)
+        prepared = temporary(path) if in_folder else path
+        reason = None
+        try:
+            super()._save_checkpoint(trainer, str(prepared) if in_folder else filepath)
+        except (OSError, CheckpointException) as error:
+            reason = str(error)
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
+        if in_folder and trainer.is_global_zero:
+            try:
+                if reason is None:
+                    publish(prepared, path)
+                remove(prepared)
+            except OSError as error:
+                reason = str(error)
+        self._last_checkpoint_saved = filepath
+        self.failure = trainer.strategy.broadcast(reason)
+        if self.failure is not None:
+            self.failed_at = time.monotonic()
+            rank_zero_warn(
+                f"step {trainer.global_step}: checkpoint '{filepath}' could not be saved: {self.failure}. What lay "
+                f"there before is as it was. The run goes on, and saves again as soon as it can"
+            )
+            raise NotSavedError(self.failure)

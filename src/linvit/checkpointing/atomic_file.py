@@ -1,0 +1,95 @@
+"""Files and folders that appear whole or not at all, and replace others in one operation."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""When a last.ckpt is replaced, the one before is kept under the other name."""
+
+TEMPORARY = ".tmp"
+
+
+def temporary(path: Path) -> Path:
+    """Where this process prepares what will lie at `path`: beside it, on the same disk, so that a rename is enough."""
+    return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails.
+
+    Raises:
+        OSError: If it cannot be written, with the reason. What lay at `path` is then as it was.
+    """
+    prepared = temporary(path)
+    try:
+        with prepared.open("w+b") as file:
+            yield file
+            size = file.seek(0, os.SEEK_END)
+            file.flush()
+            os.fsync(file.fileno())
+        if prepared.stat().st_size != size:  # some network file systems say so only here
+            raise OSError(errno.EIO, f"only {prepared.stat().st_size} of {size} bytes were written")
+        publish(prepared, path)
+    finally:
+        prepared.unlink(missing_ok=True)
+
+
+def publish(prepared: Path, path: Path) -> None:
+    """Renames a complete file or folder to `path`, and waits until the disk has it.
+
+    A kill in between leaves the old one or the new one; of a folder, which no rename can replace, it may leave only
+    the one before, `PREVIOUS`.
+    """
+    if path.name == LAST and path.exists():
+        _keep(path, path.with_name(PREVIOUS))
+    elif path.is_dir():
+        shutil.rmtree(path)
+    os.replace(prepared, path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Waits until the disk has the names in a folder. Windows cannot be asked to."""
+    if os.name != "nt":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Deletes what dead processes left unfinished in a folder that no living one writes to; returns what it was."""
+    stale = sorted(folder.glob(f".*{TEMPORARY}"))
+    for path in stale:
+        remove(path)
+    return stale
+
+
+def remove(path: Path) -> None:
+    """Deletes a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Gives a file the name `kept` as well, or a folder instead."""
+    if path.is_dir() or kept.is_dir():
+        remove(kept)
+    link = temporary(kept)
+    with suppress(OSError):  # not every file system has links
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+    if link.exists():
+        os.replace(link, kept)
+        link.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+    else:
+        os.replace(path, kept)
