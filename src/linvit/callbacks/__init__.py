@@ -4,6 +4,7 @@ from linvit.callbacks.attention_rank import AttentionRank
 from linvit.callbacks.bad_images import BadImageCount
 from linvit.callbacks.best_checkpoint import BestCheckpoint
 from linvit.callbacks.class_report import ClassReport
+from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.final_score import FinalScore
 from linvit.callbacks.gradient_norm import GradientNorm
 from linvit.callbacks.image_count import ImageCount
@@ -19,6 +20,7 @@ __all__ = [
     "BadImageCount",
     "BestCheckpoint",
     "ClassReport",
+    "ExactResume",
     "FinalScore",
     "GradientNorm",
     "ImageCount",

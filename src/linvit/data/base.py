@@ -233,11 +233,11 @@ class ImageData(LightningDataModule):
         devices = 1 if self.trainer is None else self.trainer.num_devices
         check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
         if isinstance(self.train_set, Stream):
-            return self._loader(self.train_set, None)
+            return self._loader(self.train_set, None, training=True)
         rank, world_size = self._place
         length = len(self.train_set)
         sampler = TrainSampler(length, self._seed, rank, world_size, self.repeated_aug, self.batch_size)
-        return self._loader(self.train_set, sampler)
+        return self._loader(self.train_set, sampler, training=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Makes batches of all validation samples, in order."""
@@ -288,5 +288,8 @@ class ImageData(LightningDataModule):
             check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
         return self._loader(samples, None if isinstance(samples, Stream) else EvalSampler(len(samples), *self._place))
 
-    def _loader(self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None) -> DataLoader[Any]:
-        return make_loader(samples, self.batch_size, self.num_workers, partial(collate, ragged=self.ragged), sampler)
+    def _loader(
+        self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None, training: bool = False
+    ) -> DataLoader[Any]:
+        combine = partial(collate, ragged=self.ragged)
+        return make_loader(samples, self.batch_size, self.num_workers, combine, sampler, training)

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
@@ -189,9 +190,13 @@ class Task(LightningModule):
         return outputs
 
     def configure_callbacks(self) -> list[Callback]:
-        """Those of `run_callbacks` that the trainer does not have already."""
+        """Exact resuming, and those of `run_callbacks`, as far as the trainer does not have them already."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [own for own in self.run_callbacks() if not any(isinstance(other, type(own)) for other in present)]
+        return [
+            own
+            for own in [ExactResume(), *self.run_callbacks()]
+            if not any(isinstance(other, type(own)) for other in present)
+        ]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW with warm-up and cosine; warns of a total batch size that the learning rate was not chosen for."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import DistributedSampler
 
+from linvit.data.loading.position import Layout, Position, remaining, resumed
 from linvit.data.loading.seeds import SeededIndex, sample_seeds
 from linvit.errors import UserError
 
@@ -25,6 +26,10 @@ class TrainSampler(DistributedSampler[SeededIndex]):
         world_size: Processes.
         repeated_aug: Copies of each sample; 1 is plain shuffling.
         batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
+
+    Attributes:
+        layout: Ranks and batch size.
+        position: Where the epoch goes on that this process resumes; None starts every epoch at its beginning.
     """
 
     def __init__(
@@ -37,19 +42,37 @@ class TrainSampler(DistributedSampler[SeededIndex]):
         self.num_replicas = world_size
         self.repeated_aug = repeated_aug
         self.epoch = 0
-        per_rank = length // world_size
-        self.num_samples = per_rank // batch_size * batch_size or per_rank
+        self.layout = Layout(world_size, 1, batch_size)
+        self.position: Position | None = None
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        """Yields the samples of this rank in the current epoch."""
+        """Yields the samples of this rank in the current epoch, those that are left of one that is resumed."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
-        places = np.arange(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
+        start, left, done = self._rest()
+        places = np.arange(start + self.rank, start + left, self.num_replicas)[done * self.layout.batch_size :]
         rows = order[places // self.repeated_aug]
         seeds = sample_seeds(rows * self.repeated_aug + places % self.repeated_aug, self.seed, self.epoch)
         return (SeededIndex(row, seed) for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True))
 
     def __len__(self) -> int:
-        return self.num_samples
+        """Samples of this rank in a whole epoch."""
+        return self.layout.samples(self.length) // self.num_replicas
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What the order follows from, besides the epoch and the layout."""
+        return {"samples": self.length, "seed": self.seed, "repeated_aug": self.repeated_aug}
+
+    @property
+    def batches_done(self) -> int:
+        """Of the batches of this rank in the current epoch, those that are left out because they had their turn."""
+        _, left, done = self._rest()
+        return self.layout.steps(self.layout.samples(self.length)) - self.layout.steps(left) + done
+
+    def _rest(self) -> tuple[int, int, int]:
+        """The place in the epoch at which this layout starts, its samples from there, and its batches so far."""
+        phases, done = resumed(self.position, self.epoch, self.layout)
+        return *remaining(self.length, phases, self.layout), done
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):

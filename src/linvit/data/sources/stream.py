@@ -8,6 +8,10 @@ every rank read everything. Where files do not (tar, JSON), whole shards are dea
 Training: every rank does floor(total / (ranks x batch)) batches; what is over is left out of that epoch, another part
 of the data each time. A process whose rows run out early, because images are skipped or shards are short, begins them
 again. Evaluation: every row once; ranks may differ by one row.
+
+In training the n-th sample of a loader process has the n-th row of its share, after shuffling; in the place of a row
+without a usable image stands the next row that has one. So an epoch goes on anywhere without a look at what was
+trained on: where files contain their number of rows, skipped rows are not even read.
 """
 
 from collections.abc import Iterator
@@ -17,15 +21,16 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from linvit.data.loading.position import Layout, Position, resumed
 from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Sample, SampleReader
+from linvit.data.sources.lanes import Epoch, Lane, cut, given, length
 from linvit.data.sources.read import BadImageError
-from linvit.data.sources.shards import ROWS, Part, Shards, assign, permutation, whole, worker_batches
+from linvit.data.sources.rows import StreamRows
+from linvit.data.sources.shards import ROWS, Shards, assign, permutation, whole, worker_batches
 from linvit.data.sources.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
-
-READ = 64  # rows that are taken from the stream at once
 
 
 class Stream(IterableDataset[Sample]):
@@ -46,6 +51,10 @@ class Stream(IterableDataset[Sample]):
         seed: Of training; None is evaluation: in order, every row once.
         buffer: Rows that each loader process holds to choose from at random, as undecoded files.
         total: Rows of the split, where the files do not contain it.
+
+    Attributes:
+        layout: Ranks, loader processes and batch size.
+        position: Where the epoch goes on that this process resumes; None starts every epoch at its beginning.
     """
 
     def __init__(
@@ -62,25 +71,22 @@ class Stream(IterableDataset[Sample]):
         buffer: int = 1,
         total: int | None = None,
     ) -> None:
-        self.workers = max(num_workers, 1)
-        check_consumers(shards, world_size, self.workers, seed is not None, source)
+        self.layout = Layout(world_size, max(num_workers, 1), batch_size)
+        check_consumers(shards, world_size, self.layout.workers, seed is not None, source)
         self.shards = shards
-        self.rows = reader.columns_of(shards.rows)
+        self.rows = StreamRows(reader.columns_of(shards.rows), shards.counts is not None, buffer)
         self.reader = reader
-        self.batch_size = batch_size
         self.rank = rank
-        self.world_size = world_size
         self.bad = bad
         self.source = source
         self.seed = seed
-        self.buffer = buffer
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
+        self.position: Position | None = None
         self.length: int | None = None
         if seed is not None:
-            rows = total_of(shards, total, source)
-            bad.start(rows)
-            per_rank = rows // world_size
-            self.length = per_rank // batch_size * batch_size or per_rank
+            self.total = total_of(shards, total, source)
+            bad.start(self.total)
+            self.length = self.layout.samples(self.total) // world_size
         elif shards.counts is not None:
             rows = sum(shards.counts)
             self.length = (rank + 1) * rows // world_size - rank * rows // world_size
@@ -95,83 +101,80 @@ class Stream(IterableDataset[Sample]):
         """Sets the epoch of the next pass, in this process and its loader processes."""
         self.epoch.fill_(epoch)
 
+    @property
+    def identity(self) -> dict[str, int]:
+        """What the order of training follows from, besides the epoch and the layout."""
+        order = {"samples": self.total, "shards": self.shards.rows.num_shards, "shuffle_buffer": self.rows.buffer}
+        return order | {"seed": self.seed or 0}
+
+    @property
+    def batches_done(self) -> int:
+        """Of the batches of this rank in the current epoch, those that are left out because they had their turn."""
+        before, done = resumed(self.position, int(self.epoch), self.layout)
+        if not before:
+            return done
+        left = self.layout.rest(length(self._epoch(int(self.epoch)).left(before)), self.total)
+        return self.layout.steps(self.layout.samples(self.total)) - self.layout.steps(left) + done
+
     def __iter__(self) -> Iterator[Sample]:
-        """Yields the samples of this loader process."""
-        epoch = int(self.epoch)
-        worker = get_worker_info()
-        parts, wanted = self._mine(epoch, 0 if worker is None else worker.id)
+        """Yields the samples of this loader process, those that are left of an epoch that is resumed."""
+        epoch, info = int(self.epoch), get_worker_info()
+        process = 0 if info is None else info.id
         if self.seed is None:
-            yield from self._samples(parts, epoch)
+            yield from self._in_order(process)
             return
-        given = 0
-        while given < wanted:
-            before = given
-            for sample in self._samples(parts, epoch):
-                yield sample
-                given += 1
-                if given == wanted:
-                    return
-            if given == before:
-                raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
+        before, done = resumed(self.position, epoch, self.layout)
+        worker = (process + done) % self.layout.workers  # the loader starts with process 0
+        lanes = self._epoch(epoch).deal(before, self.layout, self.rank, worker)
+        for lane in cut(lanes, given(self.layout, worker, done)):
+            yield from self._training(lane, epoch)
 
-    def _mine(self, epoch: int, worker: int) -> tuple[list[Part], int]:
-        """Returns what a loader process reads, and how many samples it gives."""
-        seed = None if self.seed is None else (self.seed, epoch)
-        order = permutation(self.shards.rows.num_shards, seed)
-        first = last = 0
-        if self.length is not None:
-            first, last = worker_batches(-(-self.length // self.batch_size), worker, self.workers)
-            first, last = min(first * self.batch_size, self.length), min(last * self.batch_size, self.length)
+    def _epoch(self, epoch: int) -> Epoch:
+        assert self.seed is not None
+        return Epoch(self.shards, permutation(self.shards.rows.num_shards, (self.seed, epoch)), self.total)
+
+    def _in_order(self, worker: int) -> Iterator[Sample]:
+        """Yields the share of a loader process in evaluation; an image that cannot be decoded ends the run."""
+        order, workers = permutation(self.shards.rows.num_shards, None), self.layout.workers
         if self.shards.counts is None:
-            consumer = self.rank * self.workers + worker
-            return whole(order, consumer, self.world_size * self.workers), last - first
-        rows = sum(self.shards.counts)
-        begin = self.rank * rows // self.world_size if seed is None else self.rank * len(self)
-        return assign(self.shards, order, begin + first, begin + last), last - first
-
-    def _samples(self, parts: list[Part], epoch: int) -> Iterator[Sample]:
-        """Yields samples; images that cannot be decoded end the run or are left out, as `bad` says."""
-        for number, row in self._shuffled(self._rows(parts), epoch, parts):
-            counted = self.shards.counts is not None
-            place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
-            seed = 0 if self.seed is None else int(sample_seeds(np.array([number]), self.seed, epoch)[0])
+            parts = whole(order, self.rank * workers + worker, self.layout.ranks * workers)
+        else:
+            begin, size = self.rank * sum(self.shards.counts) // self.layout.ranks, self.layout.batch_size
+            first, last = worker_batches(-(-len(self) // size), worker, workers)
+            first, last = min(first * size, len(self)), min(last * size, len(self))
+            parts = assign(self.shards, order, begin + first, begin + last)
+        for number, row in self.rows.read(parts):
             try:
-                sample = self.reader(row, number, place, seed)
+                yield self._sample(number, row, 0)
             except BadImageError as error:
                 self.bad.record(error, number)
-                continue
-            yield sample
 
-    def _rows(self, parts: list[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields undecoded rows with their numbers in the split."""
-        for part in parts:
-            stream = self.rows.shard(num_shards=self.rows.num_shards, index=part.shard)
-            number = part.first
-            left = None if part.stop is None else part.stop - part.start
-            for table in (stream.skip(part.start) if part.start else stream).iter(READ):  # not split by loader process
-                for row in (table if left is None else table.slice(0, left)).to_pylist():
-                    yield number, row
-                    number += 1
-                if left is not None:
-                    left -= min(left, len(table))
-                    if left == 0:
-                        break
+    def _training(self, lane: Lane, epoch: int) -> Iterator[Sample]:
+        """Yields the samples of a lane, each with the seed of its own row.
 
-    def _shuffled(
-        self, rows: Iterator[tuple[int, dict[str, Any]]], epoch: int, parts: list[Part]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the rows through a buffer, in which each takes the place of a random other one."""
-        if self.seed is None or not parts:
-            yield from rows
-            return
-        rng = np.random.default_rng([self.seed, epoch, parts[0].first])
-        held: list[tuple[int, dict[str, Any]]] = []
-        for row in rows:
-            if len(held) < self.buffer:
-                held.append(row)
-                continue
-            place = int(rng.integers(self.buffer))
-            yield held[place]
-            held[place] = row
-        rng.shuffle(held)
-        yield from held
+        Raises:
+            UserError: If no image can be used, or more are bad than may be skipped.
+        """
+        left, seeds = lane.stop - lane.start, []
+        found = True
+        for rows in self.rows.passes(lane, (self.seed or 0, epoch)):
+            found, before = False, found
+            for number, row in rows:
+                seeds.append(int(sample_seeds(np.array([number]), self.seed or 0, epoch)[0]))
+                try:
+                    samples = [self._sample(number, row, seed) for seed in seeds]
+                except BadImageError as error:
+                    self.bad.record(error, number)
+                    continue
+                yield from samples[:left]
+                left, found = left - len(samples), True
+                seeds.clear()
+                if left <= 0:
+                    return
+            if not found and not before:
+                raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
+
+    def _sample(self, number: int, row: dict[str, Any], seed: int) -> Sample:
+        counted = self.shards.counts is not None
+        place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
+        return self.reader(row, number, place, seed)

@@ -1,0 +1,84 @@
+"""A resumed run is the run that was not interrupted."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from linvit.callbacks.loop_state import settle
+from linvit.callbacks.random_state import random_state, set_random_state
+
+RANDOM_STATE = "random_state"  # in a checkpoint
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A loader that can go on in the middle of an epoch."""
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the epoch that had their turn, in the present numbers of ranks and of samples per batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch has come."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lets the next pass go on there."""
+
+    def end_epoch(self) -> None:
+        """Leaves out the rest of that pass."""
+
+
+class ExactResume(Callback):
+    """Saves what a run needs to go on exactly where a checkpoint was written, and restores it.
+
+    Weights, optimiser, schedule, moving average, gradient scaler and callbacks are in every checkpoint of Lightning.
+    This adds the states of the random generators of each rank, and sees to it that the loader goes on after the batches
+    that were trained on and that Lightning's loops leave nothing out. Gradients are not saved, so checkpoints are to be
+    written after an optimiser step, not in the middle of accumulation.
+
+    On another number of ranks each goes on with the generators of the rank that had its number, modulo how many there
+    were.
+    """
+
+    def __init__(self) -> None:
+        self._generators: dict[str, Tensor] | None = None
+        self._loader: dict[str, Any] = {}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Adds the generators of all ranks (ranks, n), and makes the state of the loops one to go on from."""
+        state = random_state(pl_module.device)
+        gathered = {name: trainer.strategy.all_gather(part.to(pl_module.device)) for name, part in state.items()}
+        checkpoint[RANDOM_STATE] = {name: part.reshape(-1, *state[name].shape).cpu() for name, part in gathered.items()}
+        settle(checkpoint["loops"]["fit_loop"], trainer, isinstance(trainer.train_dataloader, Resumable))
+        batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
+        if batches % window and batches != trainer.num_training_batches:
+            rank_zero_warn(
+                f"a checkpoint is written amid the accumulation of {window} batches. It has no gradients, so a run "
+                f"that is resumed from it differs slightly from this one; write it after an optimiser step"
+            )
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keeps both until training starts: what comes before draws random numbers, and Lightning makes the loader."""
+        self._generators = checkpoint.get(RANDOM_STATE)
+        if trainer.state.fn == TrainerFn.FITTING:
+            loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+            self._loader = loaders[0] if loaders else {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restores both."""
+        if self._generators is not None:
+            rank = trainer.global_rank % len(self._generators["torch"])
+            set_random_state({name: part[rank] for name, part in self._generators.items()}, pl_module.device)
+        if not trainer.fit_loop.restarted_mid_epoch:
+            trainer.fit_loop.epoch_loop.restarting = False
+        elif self._loader and isinstance(trainer.train_dataloader, Resumable):
+            trainer.train_dataloader.load_state_dict(self._loader)
+            progress = vars(trainer.fit_loop.epoch_loop.batch_progress.current)
+            later = trainer.train_dataloader.batches_done - progress["processed"]  # not 0 in another layout
+            progress.update({name: value + later for name, value in progress.items()})
+            if progress["processed"] >= trainer.num_training_batches:  # trainer.limit_train_batches
+                trainer.train_dataloader.end_epoch()
+        self._generators, self._loader = None, {}
