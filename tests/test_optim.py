@@ -1,4 +1,4 @@
-"""Parameter groups and the learning-rate schedule, by themselves and as a task hands them to AdamW."""
+"""Parameter groups by themselves, and with the schedule as a task hands them to AdamW."""
 
 import pytest
 import torch
@@ -7,11 +7,12 @@ from torch import nn
 
 import linvit
 from linvit import UserError
-from linvit.optim import WarmupCosine, parameter_groups
+from linvit.optim import parameter_groups
+from linvit.schedules import WarmupCosine
 from linvit.tasks.total_batch import total_batch_size
+from tests.test_schedules import END, PEAK, START, schedule
 from tests.training import TINY, batches, fit, tiny_task, trainer
 
-PEAK, START, END = 1e-3, 1e-6, 1e-5
 OPTIONS = {"lr": PEAK, "warmup_lr": START, "min_lr": END, "warmup_epochs": 1}
 
 
@@ -61,74 +62,24 @@ def test_every_parameter_of_a_task_is_in_one_group_once(attention):
     assert not [name for name in found[0.05] if name.endswith("bias") or ".norm" in name]
 
 
+def test_fragments_of_names_decide_alone_what_is_not_decayed():
+    """As mmcv's optimiser constructor reads them: vectors are decayed where their names do not match."""
+    model = nn.ModuleDict(
+        {"tables": Table(), "linear": nn.Linear(3, 2), "norm1": nn.LayerNorm(4), "bn": nn.BatchNorm2d(4)}
+    )
+    every = [name for name, _ in model.named_parameters()]
+    found = names_of(model, parameter_groups(model, 1, 0.05, no_decay=["norm", "table"]))
+    spared = [name for name in every if name.startswith(("tables.", "norm1"))]
+    assert found == {0.05: [name for name in every if name not in spared], 0.0: spared}
+    assert names_of(model, parameter_groups(model, 1, 0.05, no_decay=[])) == {0.05: every}
+
+
 def test_frozen_parameters_are_left_out():
     task = tiny_task()
     task.network.blocks.requires_grad_(False)
     found = names_of(task, parameter_groups(task, 1, 0.05))
     assert found[0.05] == ["network.patch_embed.proj.weight", "network.head.weight"]
     assert not [name for name in found[0.0] if ".blocks." in name]
-
-
-def schedule(warmup=20, total=300, steps_per_epoch=10, **options):
-    return WarmupCosine(PEAK, START, END, warmup, total, steps_per_epoch, **options)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "rate"),
-    [
-        (0, START),
-        (10, START + (PEAK - START) / 2),
-        (20, END + (PEAK - END) * 0.98907380),  # (1 + cos(pi 20/300)) / 2: the cosine is not shifted by the warm-up
-        (150, (PEAK + END) / 2),
-        (300, END),
-        (1000, END),
-    ],
-)
-def test_rate_at_chosen_epochs(epoch, rate):
-    assert schedule().at(epoch) == pytest.approx(rate, rel=1e-6)
-    assert schedule()(10 * epoch) == schedule().at(epoch)
-
-
-def test_the_rate_rises_through_the_warm_up_and_falls_after_it():
-    rates = [schedule()(step) for step in range(3001)]
-    assert rates[:200] == sorted(rates[:200])
-    assert rates[200:] == sorted(rates[200:], reverse=True)
-    assert max(rates) < PEAK
-
-
-def test_no_warm_up_starts_at_the_peak():
-    assert schedule(warmup=0)(0) == PEAK
-
-
-def test_a_run_that_is_all_warm_up_never_reaches_the_peak():
-    rates = [schedule(warmup=4, total=4, steps_per_epoch=1)(step) for step in range(6)]
-    assert rates == pytest.approx([START + (PEAK - START) * step / 4 for step in range(4)] + [END, END])
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("steps_per_epoch", [1, 3, 7, 1251])
-def test_per_epoch_the_rate_is_one_for_all_steps_of_an_epoch(steps_per_epoch, lag):
-    rates = schedule(steps_per_epoch=steps_per_epoch, interval="epoch", delay=lag)
-    for epoch in (0, 1, 2, 19, 20, 21, 299, 300):
-        for step in {epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch - 1}:
-            assert rates(step) == schedule().at(max(epoch - lag, 0))
-
-
-def test_a_lag_repeats_the_first_rate():
-    late, plain = schedule(delay=1), schedule()
-    assert [late(step) for step in range(5)] == [plain(step) for step in (0, 0, 1, 2, 3)]
-
-
-def test_the_scheduler_gives_every_group_its_share():
-    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": PEAK / 4}], lr=PEAK)
-    rates = schedule(warmup=2, total=6, steps_per_epoch=1)
-    scheduler = rates.scheduler(optimizer)
-    for step in range(8):
-        expected = [rates(step), rates(step) / 4]
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9)
-        optimizer.step()
-        scheduler.step()
 
 
 def rates_of(model, **options):
@@ -193,6 +144,13 @@ class TestInATrainer:
         rates = self.rates(tmp_path, count=16, **ends)
         assert rates == pytest.approx([schedule(1, 1.5, 2)(step) for step in range(3)])
 
+    def test_a_polynomial_decay_with_a_warm_up_in_steps(self, tmp_path):
+        task = tiny_task(**OPTIONS, schedule="poly", poly_power=0.9, warmup_steps=3)
+        rates = self.rates(tmp_path, count=32, task=task, max_epochs=None, max_steps=10)  # 4 steps per epoch
+        decayed = [END + (PEAK - END) * (1 - step / 10) ** 0.9 for step in range(10)]
+        warming = [1 - (1 - step / 3) * (1 - START / PEAK) for step in range(3)] + [1] * 7
+        assert rates == pytest.approx([rate * factor for rate, factor in zip(decayed, warming, strict=True)])
+
     def test_the_cool_down_stays_at_the_last_rate(self, tmp_path):
         task = tiny_task(**OPTIONS, cooldown_epochs=2)
         rates = self.rates(tmp_path, count=16, task=task, max_epochs=5)
@@ -247,7 +205,7 @@ class TestInATrainer:
     @pytest.mark.parametrize(
         ("warmup", "cooldown", "epochs", "words"),
         [
-            (9, 0, 2, r"warm-up of 9 epochs leaves no time for the cosine in a run of 2 epochs: it ends after 2\."),
+            (9, 0, 2, r"warm-up of 9 epochs leaves no time for the decay in a run of 2 epochs: it ends after 2\."),
             (2, 0, 2, r"it ends after 2\."),
             (3, 1, 3, r"in a run of 3 epochs, 1 of them cool-down: it ends after 2\. Lower --model\.warmup_epochs"),
         ],
@@ -265,7 +223,9 @@ class TestInATrainer:
         assert not [warning for warning in recwarn if "warm-up" in str(warning.message)]
 
     def test_a_run_without_an_end_is_the_users_mistake(self, tmp_path):
-        with pytest.raises(linvit.UserError, match=r"needs an end: set trainer\.max_epochs or trainer\.max_steps"):
+        with pytest.raises(
+            linvit.UserError, match=r"needs an end to decay to: set trainer\.max_epochs or trainer\.max_steps"
+        ):
             fit(tiny_task(), tmp_path, max_epochs=-1)
 
     @pytest.mark.parametrize("lr_base_batch_size", [None, 512])

@@ -13,6 +13,7 @@ from linvit.data.classification import ClassificationData
 from linvit.data.sources.labels import check_labels
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.scan import ScanResult, scan
+from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
 
 EPILOG = """examples:
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
     image = data.image_column
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     wrong = _columns(data) or _training(data)
-    found = scan(pictures, image, args.max_pixels, args.workers)
+    found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB))
     print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
     if args.output is not None:
         with args.output.open("w", encoding="utf-8", newline="") as file:

@@ -22,6 +22,7 @@ from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, SampleReader, Target, collate
 from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
+from linvit.data.sources.splits import HUB
 from linvit.data.sources.stream import Stream
 from linvit.data.sources.stream_checks import check_stream_options
 from linvit.data.transforms.on_device import denormalise, normalise
@@ -59,7 +60,7 @@ class ImageData(LightningDataModule):
         bad_images: skip puts another image in the place of a training image that cannot be decoded, raise ends the run.
             Evaluation always raises.
         max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
-        max_pixels: Images with more are refused before they are decoded.
+        max_pixels: Images with more are refused before they are decoded; WebP and JPEG 2000 from half as many on.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
 
     Attributes:
@@ -274,7 +275,8 @@ class ImageData(LightningDataModule):
         targets = {} if predict else self.targets(split)
         rows, chosen, shards = self.data_source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform
-        reader = SampleReader(self.image_column, targets, transform, self.max_pixels, self.exif_orientation)
+        on_hub = self.source.startswith(HUB)
+        reader = SampleReader(self.image_column, targets, transform, self.max_pixels, self.exif_orientation, on_hub)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
             return Images(rows, reader, bad, chosen)

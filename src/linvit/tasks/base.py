@@ -67,8 +67,8 @@ class Task(LightningModule):
     score_metric: ClassVar[str]
     """The metric that is logged as `val/score`; the higher, the better."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
-        {"betas", "cooldown_epochs", "lr_interval", "lr_delay", "lr_base_batch_size", "lr_scaling"}
-        | {"published_batch_size", "backbone_lr_scale"}
+        {"betas", "no_decay", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
+        | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
 
@@ -199,10 +199,15 @@ class Task(LightningModule):
         ]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW with warm-up and cosine; warns of a total batch size that the learning rate was not chosen for."""
+        """AdamW and its schedule; warns of a total batch size that the learning rate was not chosen for."""
         settings, schedule = self.optimisation, run_schedule(self.optimisation, self.trainer)
         groups = parameter_groups(
-            self, schedule.peak, settings.weight_decay, settings.layer_decay, settings.backbone_lr_scale
+            self,
+            schedule.peak,
+            settings.weight_decay,
+            layer_decay=settings.layer_decay,
+            backbone_lr_scale=settings.backbone_lr_scale,
+            no_decay=settings.no_decay,
         )
         optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=(settings.betas[0], settings.betas[1]))
         if self.ema is not None:

@@ -8,17 +8,21 @@ from linvit.errors import UserError, check_choice, check_number
 
 @dataclass(frozen=True)
 class Optimisation:
-    """Settings of AdamW and of the learning rate over a run: linear warm-up, then a cosine, then a cool-down.
+    """Settings of AdamW and of the learning rate over a run: linear warm-up, then a decay, then a cool-down.
 
     Every task takes them as arguments of its own (`--model.lr`). The options of the schedule are those in which the
     papers' programs differ.
 
     Attributes:
         lr: Peak learning rate, before `lr_base_batch_size` scales it. A run prints the effective one when it starts.
-        weight_decay: AdamW's weight decay; not applied to norms, biases, and what the network names
-            (`no_weight_decay`).
+        weight_decay: AdamW's weight decay.
+        no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
+            for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
         betas: AdamW's momentum terms.
+        schedule: How the learning rate decays: "cosine" or "poly".
+        poly_power: Power of the polynomial decay; 1 is linear.
         warmup_epochs: Length of the linear warm-up.
+        warmup_steps: Its length in optimiser steps, in place of `warmup_epochs`; null is none.
         warmup_lr: Learning rate of the first step.
         min_lr: Learning rate of the last step, and of the cool-down.
         cooldown_epochs: Epochs at `min_lr` at the end of the run; `trainer.max_epochs` includes them.
@@ -40,8 +44,12 @@ class Optimisation:
 
     lr: float = 1e-3
     weight_decay: float = 0.05
+    no_decay: list[str] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["cosine", "poly"] = "cosine"
+    poly_power: float = 1.0
     warmup_epochs: float = 5
+    warmup_steps: int | None = None
     warmup_lr: float = 1e-6
     min_lr: float = 1e-5
     cooldown_epochs: float = 0
@@ -61,6 +69,10 @@ class Optimisation:
             raise UserError(f"betas must be two numbers, such as [0.9, 0.999]; got {self.betas!r}")
         for beta in self.betas:
             check_number("betas", beta, at_least=0, below=1)
+        check_choice("schedule", self.schedule, ["cosine", "poly"])
+        check_number("poly_power", self.poly_power, above=0)
+        if self.warmup_steps is not None:
+            check_number("warmup_steps", self.warmup_steps, at_least=0, whole=True, note=", or null for warmup_epochs")
         check_number("lr_delay", self.lr_delay, at_least=0, whole=True)
         check_choice("lr_interval", self.lr_interval, ["step", "epoch"])
         check_choice("lr_scaling", self.lr_scaling, ["all", "peak"])

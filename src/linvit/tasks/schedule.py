@@ -1,17 +1,18 @@
 """The learning-rate schedule of a run, from the settings of the task and the length of the data."""
 
 import math
+from functools import partial
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
-from linvit.optim import WarmupCosine
+from linvit.schedules import Schedule, WarmupCosine, WarmupPoly
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.total_batch import total_batch_size
 
 
-def run_schedule(settings: Optimisation, trainer: Trainer) -> WarmupCosine:
+def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     """The learning-rate schedule of the run that a trainer is about to start.
 
     Raises:
@@ -19,14 +20,15 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> WarmupCosine:
     """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
-        raise UserError("the cosine schedule needs an end: set trainer.max_epochs or trainer.max_steps")
+        raise UserError("the learning rate needs an end to decay to: set trainer.max_epochs or trainer.max_steps")
     trainer.fit_loop.setup_data()  # only now is the number of batches known
     batches = trainer.num_training_batches if trainer.limit_train_batches else 0
     per_epoch = batches / trainer.accumulate_grad_batches
     if not math.isfinite(per_epoch):
-        if settings.warmup_epochs or settings.cooldown_epochs or settings.lr_interval == "epoch":
+        warmup_epochs = settings.warmup_epochs if settings.warmup_steps is None else 0
+        if warmup_epochs or settings.cooldown_epochs or settings.lr_interval == "epoch":
             raise UserError(
-                "epochs of data of unknown length cannot be counted; set --model.warmup_epochs=0, "
+                "epochs of data of unknown length cannot be counted; set --model.warmup_steps, "
                 "--model.cooldown_epochs=0 and --model.lr_interval=step"
             )
         per_epoch = steps  # the run as one epoch
@@ -39,17 +41,19 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> WarmupCosine:
             f"lower --model.cooldown_epochs or raise --trainer.max_epochs"
         )
     total = epochs - cooldown
-    warmup = min(settings.warmup_epochs, total)
+    wanted = settings.warmup_epochs if settings.warmup_steps is None else settings.warmup_steps / per_epoch
+    warmup = min(wanted, total)
     if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rank_zero_warn(
-            f"the warm-up of {settings.warmup_epochs:g} epochs leaves no time for the cosine in a run of {epochs:.4g} "
-            f"epochs{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
-            f"--model.warmup_epochs or raise --trainer.max_epochs"
+            f"the warm-up of {wanted:.4g} epochs leaves no time for the decay in a run of {epochs:.4g} epochs"
+            f"{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
+            f"--model.{'warmup_epochs' if settings.warmup_steps is None else 'warmup_steps'} or train for longer"
         )
     base = settings.lr_base_batch_size
     scale = 1.0 if base is None else (total_batch_size(trainer) or base) / base  # without training batches: 1
     others = scale if settings.lr_scaling == "all" else 1.0
-    return WarmupCosine(
+    shape = WarmupCosine if settings.schedule == "cosine" else partial(WarmupPoly, power=settings.poly_power)
+    return shape(
         peak=settings.lr * scale,
         start=settings.warmup_lr * others,
         end=settings.min_lr * others,

@@ -5,7 +5,7 @@ from typing import Any, cast
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from linvit.optim import WarmupCosine
+from linvit.schedules import Schedule
 from linvit.tasks.optimisation import Optimisation
 
 
@@ -19,7 +19,7 @@ def total_batch_size(trainer: Trainer) -> int:
     return batch * trainer.world_size * trainer.accumulate_grad_batches
 
 
-def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: WarmupCosine, before: int | None) -> str:
+def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: Schedule, before: int | None) -> str:
     """A warning about a total batch size that the learning rate was not chosen for, with the way out; "" for none.
 
     Args:
@@ -49,7 +49,7 @@ def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: Warmu
     return ". ".join(sentences)
 
 
-def _ends_above_peak(schedule: WarmupCosine) -> list[str]:
+def _ends_above_peak(schedule: Schedule) -> list[str]:
     """A sentence for each end of the schedule that lies above its peak."""
     ends = {"warmup_lr": (schedule.start, "falls in the warm-up"), "min_lr": (schedule.end, "rises after the warm-up")}
     if not schedule.warmup:

@@ -206,7 +206,7 @@ class TestData:
         data.bad_images.report = tmp_path / "bad_images.csv"
         assert [len(batch["label"]) for batch in data.train_dataloader()] == [8]
         assert sorted(named(data.bad_images.report)[1:]) == [
-            ["row 2 (image.png)", "not an image"],
+            ["row 2 (image.png)", "not an image of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000, AVIF"],
             ["row 5 (stored in the table)", "no image: the cell is empty"],
         ]
 

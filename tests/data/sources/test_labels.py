@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 import linvit
 from linvit.data import ClassificationData
-from linvit.data.sources.labels import check_labels, check_same_classes, check_trained_classes
+from linvit.data.sources.labels import check_labels, check_same_classes, check_trained_classes, count_classes
 from linvit.tasks import ClassificationTask
 from tests.data.images import image_folder, picture, plain_table, png, save
 
@@ -39,6 +39,14 @@ def test_the_first_rows_outside_are_named():
         "row 3 (3.jpg) has -1, row 4 (4.jpg) has None, row 5 (5.jpg) has 9, row 6 (6.jpg) has 9, and 2 more. "
         "Mend or remove these rows, or set --data.num_classes"
     )
+
+
+def test_a_label_that_would_fill_the_memory_is_asked_about():
+    rows = datasets.Dataset.from_dict({"label": [0, 10**9]})
+    said = r"largest label of data source 'x' is 1000000000. .*set --data.num_classes=1000000001"
+    with pytest.raises(linvit.UserError, match=said):
+        count_classes({"train": rows}, "label", None, "x")
+    assert count_classes({"train": rows}, "label", 10**9 + 1, "x") == 10**9 + 1
 
 
 def test_chosen_rows_are_looked_at_and_no_others():

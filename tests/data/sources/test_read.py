@@ -1,6 +1,8 @@
 """Image files: which can be used, which odd ones can too, and what is said of those that cannot."""
 
 import io
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from linvit.data.sources.read import BadImageError, load, name_of, read
-from linvit.data.transforms.decode import decode_with_pil, decode_with_torchvision
+from linvit.data.transforms.decode import FORMATS, decode_with_pil, decode_with_torchvision
 from tests.data.damaged import bomb, damaged, encoded, photo
 
 
@@ -77,6 +79,25 @@ class TestSize:
         assert read(data, "x", max_pixels=48 * 56).shape == (3, 56, 48)
         assert reason(data, max_pixels=48 * 56 - 1) == "48 x 56 pixels are more than the limit, 2687"
 
+    def test_a_heavy_format_may_have_half_the_pixels(self):
+        """PIL takes 18 bytes for a pixel of a WebP file, and 9 for one of most others."""
+        stored = {"bytes": encoded(photo(0), "WEBP"), "path": None}
+        assert read(stored, "x", max_pixels=2 * 48 * 56).shape == (3, 56, 48)
+        assert reason(stored, max_pixels=2 * 48 * 56 - 1) == "48 x 56 pixels are more than the limit for WEBP, 2687"
+
+    def test_a_format_that_is_a_program_is_not_opened(self, monkeypatch):
+        def run(*_, **__):
+            raise AssertionError("Ghostscript is called")
+
+        monkeypatch.setattr("subprocess.check_call", run)
+        eps = encoded(photo(0), "EPS")
+        assert Image.open(io.BytesIO(eps)).format == "EPS"
+        assert reason({"bytes": eps, "path": "x.jpg"}).startswith("not an image of the formats JPEG, PNG, ")
+
+    def test_every_format_is_one_that_pil_knows(self):
+        Image.init()
+        assert set(FORMATS) <= set(Image.OPEN)
+
     def test_bombs(self, monkeypatch):
         monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
         with pytest.warns(Image.DecompressionBombWarning):  # up to twice the limit PIL warns, beyond it refuses
@@ -102,11 +123,41 @@ class TestFiles:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("builtins.open", denied)
-        assert reason({"bytes": None, "path": "x.jpg"}) == "Permission denied"
+        assert reason({"bytes": None, "path": __file__}) == "Permission denied"
 
-    def test_an_address(self, tmp_path):
-        (tmp_path / "x").write_bytes(b"abc")
-        assert load({"bytes": None, "path": f"file://{tmp_path}/x"}) == b"abc"
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in this file system")
+    def test_what_is_no_regular_file_is_not_opened(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe.jpg")  # to open it would wait for a writer, for ever
+        (tmp_path / "link.jpg").symlink_to("/dev/zero")
+        for name in ("pipe.jpg", "link.jpg"):
+            assert reason({"bytes": None, "path": str(tmp_path / name)}) == "not a regular file"
+
+    def test_a_file_that_is_larger_than_any_image_is_not_read(self, tmp_path):
+        with open(tmp_path / "x.jpg", "wb") as file:
+            file.truncate(2**40)
+        assert "bytes are more than an image of max_pixels has" in reason({"bytes": None, "path": file.name})
+
+    @pytest.mark.parametrize("on_hub", [False, True])
+    @pytest.mark.parametrize(
+        "path", ["http://{}/x.jpg", "reference::http://{}/x", "zip://a.jpg::http://{}/x", "http://{}/x::hf://a"]
+    )
+    def test_an_address_is_not_asked(self, path, on_hub):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(0.2)
+            address = path.format(f"127.0.0.1:{server.getsockname()[1]}")
+            with pytest.raises(OSError, match="an address, which is not fetched: the images of this data source are"):
+                load({"bytes": None, "path": address}, on_hub=on_hub)
+            with pytest.raises(TimeoutError):
+                server.accept()
+
+    def test_a_set_of_the_hub_has_its_files_there(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr("fsspec.open", lambda path, mode: asked.append(path) or io.BytesIO(b"abc"))
+        for path in ("hf://datasets/owner/name/x.jpg", "zip://x.jpg::hf://datasets/owner/name/x.zip"):
+            assert load({"bytes": None, "path": path}, on_hub=True) == b"abc"
+            with pytest.raises(OSError, match="not fetched"):
+                load({"bytes": None, "path": path})
+        assert asked == ["hf://datasets/owner/name/x.jpg", "zip://x.jpg::hf://datasets/owner/name/x.zip"]
 
     @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)
     def test_no_image_at_all(self, nothing):

@@ -94,7 +94,7 @@ def _list(folder: str) -> Listing:
                         folders.append(name)
                 elif name.lower().endswith(EXTENSIONS):
                     images.append(name)
-                elif name in METADATA or name.lower().endswith(".zip"):
+                elif (name in METADATA or name.lower().endswith(".zip")) and entry.is_file():
                     others = True
                 elif entry.is_symlink() and not os.path.exists(entry.path):
                     broken.append(name)

@@ -40,6 +40,7 @@ class SampleReader:
         transform: A sample and its seed to the sample that is used.
         max_pixels: Images with more are refused.
         exif_orientation: Whether to turn images as their EXIF entry says.
+        on_hub: Whether the rows are of the hub, where their images may lie, too.
     """
 
     image: str
@@ -47,6 +48,7 @@ class SampleReader:
     transform: Callable[[Sample, int], Sample]
     max_pixels: int
     exif_orientation: bool
+    on_hub: bool = False
 
     def columns_of(self, rows: Rows) -> Rows:
         """Selects the columns that samples need; images stay undecoded, since `datasets` would not name a bad one."""
@@ -70,7 +72,7 @@ class SampleReader:
         """
         stored = row[self.image]
         name = name_of(stored, place)
-        sample = {"image": read(stored, name, self.max_pixels, self.exif_orientation)}
+        sample = {"image": read(stored, name, self.max_pixels, self.exif_orientation, self.on_hub)}
         sample |= {entry: target.read(row[target.column], name) for entry, target in self.targets.items()}
         return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
 

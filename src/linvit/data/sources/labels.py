@@ -9,6 +9,7 @@ from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, some
 
 SHOWN = 5  # rows that a message names
+MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mistake, unless num_classes says the same
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
@@ -64,12 +65,17 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
         source: The data source, for messages.
 
     Raises:
-        UserError: If the configuration says another number.
+        UserError: If the configuration says another number, or none and there seem to be more than `MAX_CLASSES`.
     """
     rows = splits.get("train", next(iter(splits.values())))
     feature = features_of(splits)[label]
     names = feature.names if isinstance(feature, datasets.ClassLabel) else None
     found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
+    if names is None and expected is None and found > MAX_CLASSES:
+        raise UserError(
+            f"the largest label of data source '{source}' is {found - 1}. If it is no mistake, and there are {found} "
+            f"classes, set --data.num_classes={found}"
+        )
     if expected is not None and found != expected:
         classes = "" if names is None else f" ({', '.join(names[:10])}{', ...' if found > 10 else ''})"
         raise UserError(

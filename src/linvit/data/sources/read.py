@@ -1,17 +1,22 @@
 """Image files, wherever they are stored: loaded, checked by their header, decoded."""
 
-import io
+import os
+import stat
 from typing import Any
 
 import fsspec
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from linvit.data.transforms.decode import decode
+from linvit.data.transforms.decode import FORMATS, decode, open_image
 from linvit.errors import UserError
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
+HEAVY = {"WEBP", "JPEG2000"}  # formats whose decoders take twice the memory of others: half the pixels are allowed
+OVERHEAD = 2**26  # bytes of a file that need not be pixels
+ARCHIVES = {"zip", "gzip", "tar"}  # on the hub, in which the images of a hub set may lie
+
 Stored = dict[str, Any] | None
 """An undecoded image: {"bytes": ..., "path": ...}, either of which may be None; or nothing."""
 
@@ -30,24 +35,30 @@ class BadImageError(Exception):
         self.reason = reason
 
 
-def read(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True) -> Tensor:
+def read(
+    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
+) -> Tensor:
     """Loads and decodes an image to 8-bit RGB (3, H, W).
 
     Args:
         stored: The image.
         name: What messages call it; see `name_of`.
-        max_pixels: An image with more is refused before it is decoded.
+        max_pixels: An image with more is refused before it is decoded, WebP and JPEG 2000 with more than half as many.
         exif_orientation: Whether to turn the image as its EXIF entry says.
+        on_hub: Whether the image belongs to a set of the hub, and may lie there.
 
     Raises:
         BadImageError: If it cannot be read, is no whole image, or is too large or too thin.
     """
     try:
-        data = load(stored)
-        with Image.open(io.BytesIO(data)) as picture:  # reads no more than the header
+        data = load(stored, max_pixels, on_hub)
+        with open_image(data) as picture:
             width, height = picture.size
-        if width * height > max_pixels:
-            raise OSError(f"{width} x {height} pixels are more than the limit, {max_pixels}")
+            limit, of_format = (
+                (max_pixels // 2, f" for {picture.format}") if picture.format in HEAVY else (max_pixels, "")
+            )
+        if width * height > limit:
+            raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
         return decode(data, exif_orientation)
@@ -68,21 +79,40 @@ def check_max_pixels(max_pixels: int) -> int:
     return max_pixels
 
 
-def load(stored: Stored) -> bytes:
-    """The file of an image; a path may be an address that fsspec knows.
+def load(stored: Stored, max_pixels: int = MAX_PIXELS, on_hub: bool = False) -> bytes:
+    """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there.
 
     Raises:
-        OSError: If it cannot be read, is empty, or there is none.
+        OSError: If it cannot be read, is empty, is too large for an image, or there is none.
     """
     data, path = _parts(stored)
     if data is None:
         if not path:
             raise OSError("no image: the cell is empty")
-        with fsspec.open(path, "rb") if "://" in path else open(path, "rb") as file:
-            data = file.read()
+        data = _remote(path, on_hub) if "://" in path else _local(path, OVERHEAD + 8 * max_pixels)
     if not data:
         raise OSError("an empty file")
     return data
+
+
+def _local(path: str, largest: int) -> bytes:
+    """A regular file: others, such as pipes and devices, may have no end."""
+    found = os.stat(path)
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # open() refuses a folder
+        raise OSError("not a regular file")
+    if found.st_size > largest:
+        raise OSError(f"{found.st_size} bytes are more than an image of max_pixels has")
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _remote(path: str, on_hub: bool) -> bytes:
+    *archives, last = [part.partition("://")[0] for part in path.split("::")]
+    if not on_hub or last != "hf" or not ARCHIVES.issuperset(archives):
+        where = "on the hub or this machine" if on_hub else "on this machine"
+        raise OSError(f"an address, which is not fetched: the images of this data source are files {where}")
+    with fsspec.open(path, "rb") as file:
+        return file.read()  # type: ignore[no-any-return]
 
 
 def name_of(stored: Stored, place: str) -> str:
@@ -96,7 +126,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, BadImageError):
         return error.reason
     if isinstance(error, UnidentifiedImageError):
-        return "not an image"
+        return f"not an image of the formats {', '.join(FORMATS)}"
     text = error.strerror if isinstance(error, OSError) else None
     return " ".join((text or str(error) or type(error).__name__).split())
 

@@ -1,7 +1,6 @@
 """Looks at every image of a set: what it is, whether it can be decoded, whether it is there twice."""
 
 import hashlib
-import io
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,11 +8,12 @@ from typing import NamedTuple
 
 import datasets
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from linvit.data.sources.read import Stored, load, name_of, read, reason_of
+from linvit.data.transforms.decode import open_image
 
 CHUNK = 32  # images that a process hands over at once
 
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
         width: As stored, in pixels; 0 if unknown.
         height: As stored, in pixels; 0 if unknown.
         turned: Whether EXIF says that it is to be turned.
-        frames: 1, or more of an animation, of which the first is taken.
+        animated: Whether there are several frames, of which the first is taken.
     """
 
     split: str
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     width: int = 0
     height: int = 0
     turned: bool = False
-    frames: int = 1
+    animated: bool = False
 
 
 class ScanResult:
@@ -78,7 +78,7 @@ class ScanResult:
         self.kinds[found.kind] += 1
         self.modes[found.mode] += 1
         self.turned += found.turned
-        self.animated += found.frames > 1
+        self.animated += found.animated
         self._sizes.append((found.width, found.height))
         split, name = self._first.setdefault(found.digest, (found.split, found.name))
         if split != found.split:
@@ -93,22 +93,28 @@ class ScanResult:
 class _Rows(Dataset[Finding]):
     """The rows of one split; an image is examined when its row is read."""
 
-    def __init__(self, rows: datasets.Dataset, image: str, split: str, max_pixels: int) -> None:
+    def __init__(self, rows: datasets.Dataset, image: str, split: str, max_pixels: int, on_hub: bool) -> None:
         self.rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image = image
         self.split = split
         self.max_pixels = max_pixels
+        self.on_hub = on_hub
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Finding:
         stored = self.rows[index][self.image]
-        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels)
+        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels, self.on_hub)
 
 
 def scan(
-    splits: Mapping[str, datasets.Dataset], image: str, max_pixels: int, workers: int, progress: bool = True
+    splits: Mapping[str, datasets.Dataset],
+    image: str,
+    max_pixels: int,
+    workers: int,
+    progress: bool = True,
+    on_hub: bool = False,
 ) -> ScanResult:
     """Examines every image, in several processes.
 
@@ -118,11 +124,12 @@ def scan(
         max_pixels: An image with more is bad.
         workers: Processes besides this one; 0 does everything here.
         progress: Whether to show a bar.
+        on_hub: Whether the tables are of the hub, where their images may lie, too.
     """
     found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():
-            examined = _Rows(rows, image, split, max_pixels)
+            examined = _Rows(rows, image, split, max_pixels, on_hub)
             loader: Iterable[list[Finding]] = DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list)
             for findings in loader:
                 for finding in findings:
@@ -131,20 +138,20 @@ def scan(
     return found
 
 
-def examine(stored: Stored, split: str, name: str, max_pixels: int) -> Finding:
+def examine(stored: Stored, split: str, name: str, max_pixels: int, on_hub: bool = False) -> Finding:
     """Looks at one image with the decoder of training, and at what its file says beyond the pixels."""
     digest = b""
     try:
-        data = load(stored)
+        data = load(stored, max_pixels, on_hub)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's about large images and odd metadata
             read({"bytes": data, "path": None}, name, max_pixels)
-            with Image.open(io.BytesIO(data)) as picture:
+            with open_image(data) as picture:
                 turned = picture.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1)
-                frames = getattr(picture, "n_frames", 1)
+                animated = getattr(picture, "is_animated", False)
                 kind = picture.format or ""
-                return Finding(split, name, "", digest, kind, picture.mode, *picture.size, turned, frames)
+                return Finding(split, name, "", digest, kind, picture.mode, *picture.size, turned, animated)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file makes PIL raise nearly anything, in reading its frames and tags too

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from linvit.data.sources.splits import EMBEDDED, HUB, embedded, existing, kind_of, location, named, on_hub, readable
+from linvit.data.sources.table_files import check_tables
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
@@ -63,6 +64,8 @@ def _streams(source: str) -> dict[str, Shards]:
     else:
         path = existing(source)
         kind = kind_of(path)
+        if kind is not None:
+            check_tables(path, kind)
         if kind == "saved":
             return {name: _memory_mapped(rows) for name, rows in named(_saved(path), source).items()}
         if kind is None:

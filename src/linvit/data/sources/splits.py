@@ -10,9 +10,9 @@ from typing import Literal, TypeVar
 
 import datasets
 import numpy as np
-import pyarrow
 
 from linvit.data.sources.folder import image_folder
+from linvit.data.sources.table_files import check_archives, check_tables
 from linvit.errors import UserError, did_you_mean
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
@@ -66,18 +66,18 @@ def _load(source: str) -> dict[str, datasets.Dataset]:
 
 @contextmanager
 def readable(source: str) -> Iterator[None]:
-    """Turns what `datasets` and pyarrow raise about data that cannot be had into a `UserError`."""
+    """Turns whatever `datasets` and pyarrow raise about data that cannot be had into a `UserError`."""
     try:
         yield
-    except (pyarrow.ArrowException, datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        message = str(error).rstrip(".")
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # files of any content
+        message = f"{str(error).rstrip('.') or type(error).__name__}"
         if source.startswith(HUB):
             raise UserError(
                 f"cannot get '{source}': {message}. Is the name right, is it public, and can the hub be reached?"
             ) from error
-        if isinstance(error, (pyarrow.ArrowException, datasets.exceptions.DatasetsError)):
-            raise UserError(f"cannot read the data at '{source}': {message}. Is a file incomplete?") from error
-        raise
+        raise UserError(f"cannot read the data at '{source}': {message}. Is a file incomplete?") from error
 
 
 def on_hub(source: str) -> str:
@@ -104,6 +104,8 @@ def existing(source: str) -> Path:
         UserError: If nothing is there.
     """
     path = Path(source).expanduser()
+    if path.exists() and not (path.is_dir() or path.is_file()):
+        raise UserError(f"'{source}' is neither a folder nor a regular file")
     if not path.exists():
         raise UserError(
             f"there is no data at '{source}' (looked for {path.absolute()}).{did_you_mean(source, embedded())} "
@@ -131,6 +133,8 @@ def kind_of(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
 def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     """Local data: what it is follows from what lies there."""
     kind = kind_of(path)
+    if kind is not None:
+        check_tables(path, kind)
     if kind == "saved":
         saved = datasets.load_from_disk(str(path))
         return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
@@ -144,6 +148,7 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     splits = {alias: folders[alias] for alias in aliases} or {"train": path}
     found = image_folder(path, splits)
     if found is None:
+        check_archives([*splits.values()])
         files = {name: [f"{glob.escape(str(folder))}/**"] for name, folder in splits.items()}
         return dict(datasets.load_dataset("imagefolder", data_files=files))
     return found

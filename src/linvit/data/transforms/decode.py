@@ -11,7 +11,14 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 JPEG = b"\xff\xd8\xff"
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""PIL's names of what is read. It knows many more, and some are no images but programs: EPS runs Ghostscript."""
 WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
+
+
+def open_image(data: bytes) -> Image.Image:
+    """Opens an image file of any of `FORMATS`, whatever its name says; no more than its header is read."""
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
@@ -59,7 +66,7 @@ def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
 
 def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
     """Decodes any image file by PIL; see `decode`."""
-    picture: Image.Image = Image.open(io.BytesIO(data))
+    picture = open_image(data)
     check_range(picture)
     if exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
@@ -69,7 +76,7 @@ def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
 def to_rgb(picture: Image.Image) -> Image.Image:
     """Converts an image of 8 or 16 bits to 8-bit RGB; 16-bit grey is scaled, where PIL would clip it to white."""
     if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture) / 257).astype(np.uint8))
+        picture = Image.fromarray((np.asarray(picture) // 257).astype(np.uint8))
     return picture if picture.mode == "RGB" else picture.convert("RGB")  # a conversion would copy it
 
 

@@ -1,0 +1,98 @@
+"""Learning-rate schedules by themselves."""
+
+import pytest
+import torch
+from torch import nn
+
+from linvit.schedules import WarmupCosine, WarmupPoly
+from tests.golden_files import load
+
+PEAK, START, END = 1e-3, 1e-6, 1e-5
+
+
+def schedule(warmup=20, total=300, steps_per_epoch=10, **options):
+    return WarmupCosine(PEAK, START, END, warmup, total, steps_per_epoch, **options)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rate"),
+    [
+        (0, START),
+        (10, START + (PEAK - START) / 2),
+        (20, END + (PEAK - END) * 0.98907380),  # (1 + cos(pi 20/300)) / 2: the cosine is not shifted by the warm-up
+        (150, (PEAK + END) / 2),
+        (300, END),
+        (1000, END),
+    ],
+)
+def test_rate_at_chosen_epochs(epoch, rate):
+    assert schedule().at(epoch) == pytest.approx(rate, rel=1e-6)
+    assert schedule()(10 * epoch) == schedule().at(epoch)
+
+
+def test_the_rate_rises_through_the_warm_up_and_falls_after_it():
+    rates = [schedule()(step) for step in range(3001)]
+    assert rates[:200] == sorted(rates[:200])
+    assert rates[200:] == sorted(rates[200:], reverse=True)
+    assert max(rates) < PEAK
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert schedule(warmup=0)(0) == PEAK
+
+
+def test_a_run_that_is_all_warm_up_never_reaches_the_peak():
+    rates = [schedule(warmup=4, total=4, steps_per_epoch=1)(step) for step in range(6)]
+    assert rates == pytest.approx([START + (PEAK - START) * step / 4 for step in range(4)] + [END, END])
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("steps_per_epoch", [1, 3, 7, 1251])
+def test_per_epoch_the_rate_is_one_for_all_steps_of_an_epoch(steps_per_epoch, lag):
+    rates = schedule(steps_per_epoch=steps_per_epoch, interval="epoch", delay=lag)
+    for epoch in (0, 1, 2, 19, 20, 21, 299, 300):
+        for step in {epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch - 1}:
+            assert rates(step) == schedule().at(max(epoch - lag, 0))
+
+
+def test_a_lag_repeats_the_first_rate():
+    late, plain = schedule(delay=1), schedule()
+    assert [late(step) for step in range(5)] == [plain(step) for step in (0, 0, 1, 2, 3)]
+
+
+def test_the_scheduler_gives_every_group_its_share():
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": PEAK / 4}], lr=PEAK)
+    rates = schedule(warmup=2, total=6, steps_per_epoch=1)
+    scheduler = rates.scheduler(optimizer)
+    for step in range(8):
+        expected = [rates(step), rates(step) / 4]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("name", ["sem_fpn_pvt", "upernet_swin"])
+@pytest.mark.parametrize("steps_per_epoch", [1263, 40000])
+def test_the_polynomial_decay_equals_mmcv_s(name, steps_per_epoch):
+    golden = load("dense_schedules")
+    official = golden.constructor[name]
+    base, steps, warmup = official["base"], official["max_iters"], official.get("warmup_iters", 0)
+    schedule = WarmupPoly(
+        peak=base,
+        start=base * official.get("warmup_ratio", 1),
+        end=0,
+        warmup=warmup / steps_per_epoch,
+        total=steps / steps_per_epoch,
+        steps_per_epoch=steps_per_epoch,
+        power=official["power"],
+    )
+    rates = [schedule(step) for step in golden.tensors[f"input.iter_{name}"].tolist()]
+    golden.check(f"output.{name}", 1e6 * torch.tensor(rates, dtype=torch.float64))
+
+
+def test_the_polynomial_decay_ends_at_its_end_and_stays_there():
+    schedule = WarmupPoly(PEAK, START, END, warmup=0, total=4, steps_per_epoch=10, power=0.9)
+    assert schedule(0) == PEAK
+    assert schedule(40) == schedule(50) == END
+    assert schedule(20) == pytest.approx(END + (PEAK - END) * 0.5**0.9, rel=1e-12)
