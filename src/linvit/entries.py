@@ -8,7 +8,9 @@ from the source of their module.
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from operator import attrgetter
@@ -60,6 +62,49 @@ class Entry:
                 f"Mend the entry point '{self.target}' or uninstall {self.owner}."
             )
         return loaded  # type: ignore[no-any-return]
+
+
+_named: ContextVar[frozenset[str] | None] = ContextVar("class paths that may be imported", default=None)
+
+
+@contextmanager
+def only_named(options: object) -> Iterator[None]:
+    """In this context, in which a checkpoint's options are used, class paths are imported that stand in these, too."""
+    token = _named.set(frozenset(_texts(options)))
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts within mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
+    """What a class path `package.module:Class` means.
+
+    Args:
+        kind: What it is the class of, for the message.
+        path: The path.
+        known: All registered entries.
+
+    Raises:
+        UserError: If a checkpoint names it, and neither the user nor a registered entry does; see `only_named`.
+    """
+    named = _named.get()
+    registered = (entry.target for entries in known.values() for entry in entries)
+    if named is not None and path not in named and path not in registered:
+        raise UserError(
+            f"the checkpoint names the {kind} class '{path}', and to import it would run its code. If you trust it, "
+            f"name it, too: --model.{kind}={path} on the command line, or load_from_checkpoint(..., {kind}='{path}')"
+        )
+    return Entry(path, path, f"'{path}'")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from linvit.entries import Entry, announced
+from linvit.entries import Entry, announced, by_path
 from linvit.errors import UserError, did_you_mean
 from linvit.signatures import parameters_of, signature
 
@@ -95,7 +95,7 @@ class Registry:
         Raises:
             UserError: If the name is unknown, has two owners, or its package is broken.
         """
-        owners = [Entry(name, name, f"'{name}'")] if ":" in name else self.entries().get(name, [])
+        owners = [by_path(self.kind, name, self.entries())] if ":" in name else self.entries().get(name, [])
         if not owners:
             raise UserError(self._unknown(name))
         if len(owners) > 1:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -162,6 +162,11 @@ class ImageData(LightningDataModule):
 
     def check_training(self) -> None:
         """Checks training and validation split against each other, after both were made."""
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Self:
+        """Raises a `UserError`: Lightning would unpickle the file freely, and there is nothing of the data in it."""
+        raise UserError(f"'{checkpoint_path}' holds nothing of the data; build {cls.__name__} with its arguments")
 
     @property
     def splits(self) -> Splits:

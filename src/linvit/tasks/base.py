@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
+from linvit.entries import only_named
 from linvit.errors import UserError, check_choice
 from linvit.image_size import image_size
 from linvit.optim import parameter_groups
@@ -21,10 +22,11 @@ from linvit.registry import backbones
 from linvit.signatures import takes
 from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
 from linvit.tasks.model_ema import ModelEma, check_ema_support
-from linvit.tasks.old_checkpoints import refuse_old_names, today, upgrade
+from linvit.tasks.old_checkpoints import refuse_old_names, upgrade
 from linvit.tasks.optimisation import Optimisation
-from linvit.tasks.pretrained import checkpoint_follows, start_from
+from linvit.tasks.pretrained import checkpoint_follows, start_from, without_download
 from linvit.tasks.published import Published
+from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
@@ -140,7 +142,7 @@ class Task(LightningModule):
 
     def create_backbone(self, **options: Any) -> nn.Module:
         """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
-        backbone, attention = self.hparams["backbone"], self.hparams["attention"]
+        backbone, attention = without_download(self.hparams["backbone"]), self.hparams["attention"]
         name, _ = backbones.parse(backbone)
         if attention is not None and not takes(backbones.get(name), "attention"):
             raise UserError(
@@ -226,7 +228,8 @@ class Task(LightningModule):
         }
 
     def setup(self, stage: str) -> None:
-        """Raises a `UserError` for a run in which the moving average would be wrong."""
+        """Has checkpoints opened safely; raises a `UserError` for a run in which the moving average would be wrong."""
+        guard(self.trainer.strategy, self)
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
 
@@ -252,7 +255,23 @@ class Task(LightningModule):
             self.ema.updates = checkpoint["ema_updates"]
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Lightning's, without loading `pretrained`: the checkpoint has the weights, and that file may be gone."""
-        with checkpoint_follows():
-            return super().load_from_checkpoint(today(checkpoint_path), *args, **kwargs)
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Lightning's, but nothing in a checkpoint is executed or imported, wherever it lies.
+
+        `pretrained` is not loaded: the checkpoint has the weights, and that file may be gone. A class that the
+        checkpoint names by its path ("package.module:Class") is imported if `options` name it, too.
+
+        Raises:
+            UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.
+        """
+        only_weights(weights_only, checkpoint_path)
+        with checkpoint_follows(), only_named(options), opened(checkpoint_path) as file:
+            return super().load_from_checkpoint(file, map_location, hparams_file, strict, True, **options)

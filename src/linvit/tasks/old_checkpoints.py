@@ -1,14 +1,9 @@
 """Checkpoints of earlier versions: options and weights that have other names today."""
 
 from collections.abc import Iterable, Mapping
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from linvit.errors import UserError
-from linvit.weights import torch_file
 
 RENAMED_OPTIONS = {
     "lr_batch": "lr_base_batch_size",
@@ -49,16 +44,3 @@ def upgrade(checkpoint: dict[str, Any]) -> bool:
             for name, tensor in weights.items()
         }
     return True
-
-
-def today(path: Any) -> Any:
-    """A checkpoint's path, or, if it is an old file on this machine, its content with the names of today, in memory."""
-    if not isinstance(path, str | Path) or not Path(path).is_file():
-        return path
-    checkpoint = torch_file.load(Path(path), objects=False)
-    if not upgrade(checkpoint):
-        return path
-    content = BytesIO()
-    torch.save(checkpoint, content)
-    content.seek(0)
-    return content

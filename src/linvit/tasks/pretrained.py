@@ -28,6 +28,12 @@ def checkpoint_follows() -> Iterator[None]:
         _checkpoint_follows.reset(token)
 
 
+def without_download(backbone: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """A backbone's spec without weights that it would download, if a checkpoint is about to replace them."""
+    named = isinstance(backbone, Mapping) and "pretrained" in backbone and _checkpoint_follows.get()
+    return {**backbone, "pretrained": False} if named else backbone  # type: ignore[dict-item]
+
+
 def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -> None:
     """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows.
 

@@ -11,6 +11,7 @@ from linvit.cli.training.run_folder import run_of_checkpoint
 from linvit.errors import UserError
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.old_checkpoints import upgrade
+from linvit.tasks.safe_loading import check_content
 from linvit.weights import torch_file
 
 
@@ -91,15 +92,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"there is no checkpoint at '{path}'.{found}")
     start = f"\nTo start from the weights of another program: --model.pretrained={path}, without --ckpt_path"
     try:
-        checkpoint = torch_file.load(path, objects=False)
+        checkpoint = check_content(torch_file.load(path, objects=False), path)
     except UserError as error:
         raise UserError(f"checkpoint {error}; others may lie in {path.parent}{start}") from error
-    if not isinstance(checkpoint, dict) or not {"hyper_parameters", "state_dict"} <= checkpoint.keys():
-        holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else type(checkpoint).__name__
-        raise UserError(
-            f"'{path}' is not a checkpoint of a linvit run: it holds {holds[:200]}, not hyper_parameters and "
-            f"state_dict{start}"
-        )
     upgrade(checkpoint)
     return checkpoint
 

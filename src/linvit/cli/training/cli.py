@@ -2,7 +2,7 @@
 
 import warnings
 from argparse import ArgumentError
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +30,7 @@ from linvit.cli.training.run_folder import check_writable, run_name
 from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.data.base import ImageData
+from linvit.entries import only_named
 from linvit.errors import UserError
 from linvit.signals import STOP
 from linvit.tasks import Task
@@ -88,6 +89,7 @@ class LinvitCLI(LightningCLI):
 
     checkpoint: Checkpoint | None = None
     _best_ema: ModelCheckpoint | None = None
+    _named: dict[str, Any]  # options of the model as the user gave them
 
     @property
     def settings(self) -> Namespace:
@@ -146,6 +148,7 @@ class LinvitCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Lets the checkpoint decide the model. Lightning's does less: it keeps options that the checkpoint lacks."""
         if self.settings.ckpt_path:
+            self._named = self.settings.model.as_dict()
             self.checkpoint = Checkpoint(self.settings.ckpt_path)
             self.checkpoint.decide(self.settings.model)
 
@@ -171,7 +174,10 @@ class LinvitCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds everything; `pretrained` is not loaded where a checkpoint replaces the weights."""
         try:
-            with nullcontext() if self.checkpoint is None else checkpoint_follows():
+            with ExitStack() as stack:
+                if self.checkpoint is not None:
+                    stack.enter_context(checkpoint_follows())
+                    stack.enter_context(only_named(self._named))
                 super().instantiate_classes()
         except MisconfigurationException as error:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
