@@ -5,6 +5,7 @@ from typing import Any
 
 from timm.models import group_parameters
 from torch import nn
+from torch.optim import AdamW, Optimizer
 
 
 def parameter_groups(
@@ -71,3 +72,23 @@ def _classifier(module: nn.Module) -> set[int]:
     found = module.get_classifier()  # type: ignore[operator]
     parts = found if isinstance(found, tuple | list) else (found,)
     return {id(parameter) for part in parts for parameter in part.parameters()}
+
+
+def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:
+    """AdamW. The fused one skips a step if its `found_inf` is set on the device, so that the processor need not wait.
+
+    Args:
+        groups: Of parameters.
+        lr: Of groups that name none.
+        betas: Of the moments.
+        fused: Whether one kernel does all; also for the state of a checkpoint that was written without, or with.
+    """
+    optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
+    # Else the loss scaler of 16-mixed leaves it to the optimiser to unscale, and Lightning refuses to clip before.
+    optimizer._step_supports_amp_scaling = False
+
+    def keep_fused(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "param_groups": [{**group, "fused": fused or None} for group in state["param_groups"]]}
+
+    optimizer.register_load_state_dict_pre_hook(keep_fused)
+    return optimizer

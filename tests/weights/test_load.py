@@ -222,6 +222,14 @@ class TestRefusal:
         assert "in the file" in text
         assert "in the model" in text
 
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_weights_that_are_not_finite(self, value):
+        state = FAKES["deit"].state()
+        state["blocks.1.mlp.fc1.weight"][0, 0] = value
+        assert "not finite; nothing was changed: 'blocks.1.mlp.fc1.weight'" in self.refused(
+            create(FAKES["deit"].spec), state
+        )
+
     def test_unknown_names(self):
         text = self.refused(create(FAKES["pvt"].spec), {"encoder.layer.0.w": torch.ones(3), "x": torch.ones(2)})
         assert ", ".join(layout.name for layout in LAYOUTS) in text

@@ -11,6 +11,7 @@ from linvit.callbacks.image_count import ImageCount
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.callbacks.last_checkpoint import LastCheckpoint
 from linvit.callbacks.memory import Memory
+from linvit.callbacks.non_finite import NonFiniteGuard
 from linvit.callbacks.prediction_writer import PredictionWriter
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.callbacks.throughput import Throughput
@@ -27,6 +28,7 @@ __all__ = [
     "ImageGrid",
     "LastCheckpoint",
     "Memory",
+    "NonFiniteGuard",
     "PredictionWriter",
     "StopOnSignal",
     "Throughput",

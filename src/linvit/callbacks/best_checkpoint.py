@@ -17,6 +17,8 @@ class BestCheckpoint(CrashSafeCheckpoint):
     """
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether a score is among the best, or equals the one best."""
+        """Whether a score is among the best, or equals the one best. One that is not finite never is."""
+        if current is not None and not current.isfinite():
+            return False
         equals: Any = self.save_top_k == 1 and current is not None and current == self.best_model_score
         return bool(equals) or super().check_monitor_top_k(trainer, current)

@@ -15,9 +15,10 @@ from torchmetrics import Metric
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.entries import only_named
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, some
+from linvit.finite import not_finite
 from linvit.image_size import image_size
-from linvit.optim import parameter_groups
+from linvit.optim import adamw, parameter_groups
 from linvit.registry import backbones
 from linvit.signatures import takes
 from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
@@ -211,7 +212,8 @@ class Task(LightningModule):
             backbone_lr_scale=settings.backbone_lr_scale,
             no_decay=settings.no_decay,
         )
-        optimizer = torch.optim.AdamW(groups, lr=schedule.peak, betas=(settings.betas[0], settings.betas[1]))
+        betas = (settings.betas[0], settings.betas[1])
+        optimizer = adamw(groups, schedule.peak, betas, fused=self.trainer.strategy.root_device.type == "cuda")
         if self.ema is not None:
             ema = self.ema
             optimizer.register_step_post_hook(lambda *_: ema.update(self.network))
@@ -242,7 +244,16 @@ class Task(LightningModule):
         resume_buffer_broadcasts(self)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the total batch size, and how many updates the moving average has had."""
+        """Adds the total batch size, and how many updates the moving average has had.
+
+        Raises:
+            UserError: If the weights or the optimiser's state are not finite, so that the files before them are kept.
+        """
+        if bad := not_finite(self, checkpoint):
+            raise UserError(
+                f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
+                f"before it are kept: {some(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
+            )
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from linvit.errors import UserError
-
-RUNNING_STATISTICS = ("running_mean", "running_var")  # names of the buffers of BatchNorm and its relatives
+from linvit.finite import is_running_statistic
 
 
 class ModelEma(nn.Module):
@@ -65,14 +64,10 @@ def check_ema_support(trainer: Trainer) -> None:
         )
 
 
-def _is_running_statistic(name: str) -> bool:
-    return name.rpartition(".")[2] in RUNNING_STATISTICS
-
-
 def _averaged(network: nn.Module) -> Iterator[Tensor]:
     yield from network.parameters()
-    yield from (buffer for name, buffer in network.named_buffers() if _is_running_statistic(name))
+    yield from (buffer for name, buffer in network.named_buffers() if is_running_statistic(name))
 
 
 def _copied(network: nn.Module) -> Iterator[Tensor]:
-    return (buffer for name, buffer in network.named_buffers() if not _is_running_statistic(name))
+    return (buffer for name, buffer in network.named_buffers() if not is_running_statistic(name))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention
 from linvit.backbones.classifier import classifiers
-from linvit.errors import UserError
+from linvit.errors import UserError, some
+from linvit.finite import not_finite
 from linvit.weights.layouts.families import LAYOUTS, OWN
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.projections import fit_projections
@@ -45,7 +46,8 @@ def load_pretrained(
         The names that were loaded, resized, initialised, missing and unexpected.
 
     Raises:
-        UserError: If the source cannot be read, or supplies less than `min_fraction`; the model is then as it was.
+        UserError: If the source cannot be read, is not finite, or supplies less than `min_fraction`; the model is then
+            as it was.
 
     Example:
         >>> model = linvit.create_backbone("flatten_swin_tiny", num_classes=10, img_size=384)
@@ -63,6 +65,8 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
     report.layout = layout.name
     if report.fraction < min_fraction:
         raise UserError(_refusal(report, weights, min_fraction))
+    if bad := not_finite(model, {"state_dict": values}):
+        raise UserError(f"{weights.source} holds weights that are not finite; nothing was changed: {some(bad)}")
     model.load_state_dict(values, strict=False)
     return report
 

@@ -8,7 +8,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from linvit.cli.training.run_folder import run_of_checkpoint
-from linvit.errors import UserError
+from linvit.errors import UserError, some
+from linvit.finite import not_finite
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.safe_loading import check_content
@@ -37,6 +38,7 @@ class Checkpoint:
         self.run = run_of_checkpoint(path)
         self._options: dict[str, Any] = content["hyper_parameters"]
         self._weights: dict[str, Tensor] = content["state_dict"]
+        self._optimizers: Any = content.get("optimizer_states")
 
     def decide(self, model: Namespace) -> None:
         """Writes the checkpoint's options of the model over the given ones, and says which of these are ignored."""
@@ -72,9 +74,14 @@ class Checkpoint:
         return value
 
     def check_weights(self, model: nn.Module) -> None:
-        """Raises a `UserError` that names the first differences if the weights do not fit the model."""
+        """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""
         check_same_model(self.path, self._weights, model)
-        self._weights = {}  # Lightning loads them from the file
+        if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
+            raise UserError(
+                f"checkpoint '{self.path}' is not finite: {some(bad, 3)}. Use an earlier one; others may lie in "
+                f"{Path(self.path).parent}"
+            )
+        self._weights, self._optimizers = {}, None  # Lightning loads them from the file
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

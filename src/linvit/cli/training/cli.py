@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint
+from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
@@ -103,7 +103,7 @@ class LinvitCLI(LightningCLI):
         return bool(self.config.subcommand == "fit")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds `--checkpoint.*` and links the facts of the data to the model."""
+        """Adds `--checkpoint.*` and `--non_finite.*`, and links the facts of the data to the model."""
         parser.add_argument(
             "--base",
             type=str | list[str] | None,
@@ -116,6 +116,7 @@ class LinvitCLI(LightningCLI):
             help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
         )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(NonFiniteGuard, "non_finite")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/score",

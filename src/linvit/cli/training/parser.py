@@ -26,7 +26,7 @@ NOISE = re.compile(
 )
 NONE = re.compile(r"^(--[\w.]+)=None$")
 USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal
-SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "seed_everything", "ckpt_path")
+SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "non_finite", "seed_everything", "ckpt_path")
 UNKNOWN = re.compile(
     r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
 )

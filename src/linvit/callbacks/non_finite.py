@@ -1,0 +1,199 @@
+"""Steps whose loss or gradient is not finite are skipped, and a run in which they persist is ended."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from linvit.callbacks.non_finite_report import Report, report
+from linvit.errors import UserError, check_number
+from linvit.finite import is_running_statistic
+
+REPORTS = 20  # per run; each computes a batch once more
+
+
+@dataclass
+class _Batch:
+    """A batch that was computed, and what becomes known of it when the device has done its work.
+
+    Attributes:
+        batch: The batch.
+        flags: Whether gradient and loss are not finite, bool (2,), on the CPU.
+        ready: When `flags` may be read; None is now.
+        step: Number of the optimiser step that followed; None if gradients are accumulated further.
+    """
+
+    batch: Any
+    flags: Tensor
+    ready: torch.cuda.Event | None
+    step: int | None
+
+
+class NonFiniteGuard(Callback):
+    """Skips each optimiser step whose loss or gradient is not finite, on all devices alike, and says where it is from.
+
+    A skipped step leaves the weights, the optimiser's state and the running statistics of BatchNorm as they were; the
+    schedule goes on. One micro-batch of an accumulated step is enough to skip it. The first of several skipped steps in
+    a row is reported: its batch is computed once more, to name the first layer whose output or gradient is not finite,
+    and the samples. `skipped_steps`, the number so far, is logged.
+
+    With `16-mixed` the scaler of the loss skips steps while it looks for its scale. These do not count.
+
+    Whether a step is skipped is decided on the device. A GPU's processor learns of it one batch later, so that it never
+    waits: batches are kept for so long.
+
+    Args:
+        enabled: Whether to do all that.
+        stop_after: Skipped steps in a row after which the run ends, or all steps of a run that has fewer.
+
+    Attributes:
+        skipped: Steps that were skipped so far.
+        in_a_row: Of these, the last ones in a row.
+    """
+
+    def __init__(self, enabled: bool = True, stop_after: int = 10) -> None:
+        check_number("non_finite.stop_after", stop_after, at_least=1, whole=True)
+        self.enabled = enabled
+        self.stop_after = stop_after
+        self.skipped = self.in_a_row = 0
+        self._reports = 0
+        self._first = Report("", False)
+        self._waiting: _Batch | None = None
+        self._suspect: Any = None  # first batch of the step whose gradient is not finite
+        self._loss_is_bad = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks up what is to be watched and kept."""
+        network: nn.Module = pl_module.network  # type: ignore[assignment]
+        self._statistics = [value for name, value in network.named_buffers() if is_running_statistic(name)]
+        self._kept = [value.clone() for value in self._statistics]
+        self._sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Expects no step."""
+        self._step: int | None = None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Makes the gradient of a loss that is not finite NaN, so that all devices see it; others stay bit for bit."""
+        if self.enabled:
+            self._loss = loss.detach()
+            nothing = 0 * self._loss
+            loss.register_hook(lambda gradient: gradient + nothing)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks at the gradient, whose square must not overflow either: it goes into the optimiser's state."""
+        if not self.enabled:
+            return
+        gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+        local = [cast("Any", grad).to_local() if hasattr(grad, "to_local") else grad for grad in gradients]
+        self._bad = ~get_total_norm(local).float().square().isfinite().to(pl_module.device)
+        if self._sharded:  # each device has a part of the gradient
+            bad = self._bad.float()
+            torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX)
+            self._bad = bad.bool()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Skips the step if the gradient is not finite."""
+        if not self.enabled:
+            return
+        self._step = trainer.global_step
+        self._restore_statistics()
+        if all(group.get("fused") for group in optimizer.param_groups):
+            optimizer.found_inf = self._bad.float()  # type: ignore[attr-defined]  # as torch's GradScaler sets it
+        elif self._bad:
+            optimizer.zero_grad()  # without a gradient the optimiser has nothing to do
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Counts and reports a skipped step, on a GPU that of the batch before, and logs their number.
+
+        Raises:
+            UserError: If too many were skipped in a row, or the weights themselves are not finite.
+        """
+        if not self.enabled:
+            return
+        flags = torch.stack([self._bad, ~self._loss.isfinite()]).to("cpu", non_blocking=True)
+        ready = None
+        if pl_module.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+        last = _Batch(batch, flags, ready, self._step)
+        due = last if ready is None else self._waiting
+        self._waiting = None if ready is None else last
+        self._look(trainer, pl_module, due)
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            pl_module.log("skipped_steps", float(self.skipped))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks at the last batch of the epoch, too."""
+        self._look(trainer, pl_module, self._waiting)
+        self._waiting = None
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lets go of the batches."""
+        self._waiting = self._suspect = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many steps were skipped, for the checkpoint."""
+        return {"skipped": self.skipped}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on counting."""
+        self.skipped = state_dict["skipped"]
+
+    def _restore_statistics(self) -> None:
+        """Keeps the running statistics of a good step, and puts them in the place of a bad one's."""
+        if self._statistics:
+            now, kept = (torch.cat([value.flatten() for value in values]) for values in (self._statistics, self._kept))
+            chosen = torch.where(self._bad | ~now.isfinite(), kept, now).split([v.numel() for v in self._kept])
+            for values in (self._kept, self._statistics):
+                torch._foreach_copy_(values, [c.view_as(v) for c, v in zip(chosen, values, strict=True)])
+
+    def _look(self, trainer: Trainer, task: LightningModule, last: _Batch | None) -> None:
+        if last is None:
+            return
+        if last.ready is not None:
+            last.ready.synchronize()
+        gradient_is_bad, loss_is_bad = last.flags.tolist()
+        self._loss_is_bad |= loss_is_bad
+        if gradient_is_bad and self._suspect is None:
+            self._suspect = last.batch
+        if last.step is not None:
+            if gradient_is_bad:
+                self._count(trainer, task, last.step)
+            else:
+                self.in_a_row = 0
+            self._suspect, self._loss_is_bad = None, False
+
+    def _count(self, trainer: Trainer, task: LightningModule, step: int) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        loss_is_bad = trainer.strategy.reduce_boolean_decision(self._loss_is_bad, all=False)
+        if scaler is not None and not loss_is_bad and scaler.get_scale() >= 1:
+            return  # it looks for its scale
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.in_a_row == 1 and self._reports < REPORTS:
+            self._reports += 1
+            self._first = report(trainer, task, self._suspect, layers=not self._sharded)
+            rank_zero_warn(f"step {step} is skipped: its loss or gradient is not finite. {self._first.text}")
+        if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._first.hopeless:
+            raise UserError(self._stopped(trainer, step))
+
+    def _stopped(self, trainer: Trainer, step: int) -> str:
+        why = f"loss or gradient was not finite in {self.in_a_row} steps in a row (--non_finite.stop_after)"
+        folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+        kept = f" The checkpoints in '{folder}' are from before." if folder and any(Path(folder).glob("*.ckpt")) else ""
+        precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
+        return (
+            f"training stopped at step {step}: {'the weights are not finite' if self._first.hopeless else why}. "
+            f"{self._first.text}.{kept} Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
+            f"or mend the samples that are named"
+        )

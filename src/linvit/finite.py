@@ -1,0 +1,43 @@
+"""Whether weights are finite: what may be trained, saved and loaded."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+RUNNING_STATISTICS = ("running_mean", "running_var")  # names of the buffers of BatchNorm and its relatives
+
+
+def is_running_statistic(name: str) -> bool:
+    """Whether a buffer of this name follows the data of training."""
+    return name.rpartition(".")[2] in RUNNING_STATISTICS
+
+
+def tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors of floating-point numbers in nested mappings, lists and tuples."""
+    if isinstance(values, Tensor):
+        if values.is_floating_point():
+            yield values
+    elif isinstance(values, Mapping | list | tuple):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from tensors(value)
+
+
+def is_finite(values: Any) -> bool:
+    """Whether all numbers in nested containers are finite."""
+    return all(bool(tensor.detach().isfinite().all()) for tensor in tensors(values))
+
+
+def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
+    """The names of those weights of a checkpoint that are not finite, and "optimizer_states" if these are not.
+
+    Buffers other than running statistics may be infinite, as a mask of -inf is, but not NaN.
+
+    Args:
+        model: What the checkpoint is of.
+        checkpoint: With `state_dict`, and `optimizer_states` if there are any.
+    """
+    masks = {name for name, _ in model.named_buffers() if not is_running_statistic(name)}
+    state = checkpoint["state_dict"]
+    names = [name for name in state if (state[name].isnan().any() if name in masks else not is_finite(state[name]))]
+    return names + [name for name in ("optimizer_states",) if not is_finite(checkpoint.get(name))]
