@@ -153,7 +153,10 @@ class Spoil(Callback):
 def test_weights_that_are_nan_end_the_run_at_once_and_are_not_saved(tmp_path):
     kept = ModelCheckpoint(tmp_path, "last", every_n_train_steps=1, save_weights_only=True)
     options = {"enable_checkpointing": True, "max_epochs": 3}
-    with pytest.warns(UserWarning, match="step 3"), pytest.raises(UserError, match="at step 3: the weights are not") as error:
+    with (
+        pytest.warns(UserWarning, match="step 3"),
+        pytest.raises(UserError, match="at step 3: the weights are not") as error,
+    ):
         fit(tiny_task(), tmp_path, kept, Spoil(3), **options)
     for part in (
         "'blocks.0.mlp.fc1' (Linear), for 4 of 4 samples: '12.png'",
