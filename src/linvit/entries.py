@@ -7,6 +7,7 @@ from the source of their module.
 
 import functools
 import importlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,7 +103,8 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
     if named is not None and path not in named and path not in registered:
         raise UserError(
             f"the checkpoint names the {kind} class '{path}', and to import it would run its code. If you trust it, "
-            f"name it, too: --model.{kind}={path} on the command line, or load_from_checkpoint(..., {kind}='{path}')"
+            f"name it, too: --model.{kind}={shlex.quote(path)} on the command line, or "
+            f"load_from_checkpoint(..., {kind}={path!r})"
         )
     return Entry(path, path, f"'{path}'")
 

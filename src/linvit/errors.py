@@ -5,12 +5,19 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
+from linvit.plain_text import printable
+
 
 class UserError(Exception):
     """A mistake in a name, an option, a path or a shape. The command line prints it without a traceback.
 
-    It is not a `ValueError`, because argument parsers catch those and replace the message.
+    It is not a `ValueError`, because argument parsers catch those and replace the message. What it quotes from files
+    is printable.
     """
+
+    def __str__(self) -> str:
+        """The message."""
+        return printable(super().__str__())
 
 
 def mistake_behind(error: BaseException | None) -> UserError | None:

@@ -1,6 +1,5 @@
 """The accuracy of each class as a table, and the confusion matrix as a picture."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.confusion_picture import confusion_picture
+from linvit.plain_text import CsvWriter
 
 
 class ClassReport(Callback):
@@ -85,7 +85,7 @@ class ClassReport(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / f"{stage}_classes.csv"
         with table.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
+            writer = CsvWriter(file)
             writer.writerow(["class", "images", *right])
             for i, count in enumerate(images):
                 tops = [f"{hits[i] / count:.6f}" if count else "" for hits in right.values()]

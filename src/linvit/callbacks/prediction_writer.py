@@ -1,6 +1,5 @@
 """Predictions as a CSV file: id (path or index), class, probability."""
 
-import csv
 import hashlib
 import re
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.plain_text import CsvWriter
 
 
 class PredictionWriter(Callback):
@@ -54,7 +55,7 @@ class PredictionWriter(Callback):
         if trainer.is_global_zero:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
+                writer = CsvWriter(file)
                 writer.writerow(["id", "class", "probability"])
                 writer.writerows((name, label, f"{p:.6f}") for _, (name, label, p) in sorted(rows.items()))
         rank_zero_info(f"wrote {len(rows)} predictions to {path}")

@@ -1,7 +1,6 @@
 """`linvit data check`: looks at every image of a set before hours are spent on it."""
 
 import argparse
-import csv
 import os
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.scan import ScanResult, scan
 from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
+from linvit.plain_text import CsvWriter
 
 EPILOG = """examples:
   linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     if args.output is not None:
         with args.output.open("w", encoding="utf-8", newline="") as file:
             rows = [(bad.split, bad.name, bad.reason) for bad in found.bad]
-            csv.writer(file).writerows([("split", "image", "reason"), *rows])
+            CsvWriter(file).writerows([("split", "image", "reason"), *rows])
     return int(bool(found.bad or wrong))
 
 

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -103,9 +104,8 @@ def main(argv: list[str]) -> int:
 
 def _check_output(output: Path, force: bool) -> None:
     if output.suffix != ".safetensors":
-        raise UserError(
-            f"the output is a .safetensors file; got '{output}'. Write -o {output.with_suffix('.safetensors')}"
-        )
+        option = f"-o {shlex.quote(str(output.with_suffix('.safetensors')))}"
+        raise UserError(f"the output is a .safetensors file; got '{output}'. Write {option}")
     if output.exists() and not force:
         raise UserError(f"'{output}' is there already. Name another file, or overwrite it with --force")
     if not output.absolute().parent.is_dir():

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
         if args.check or args.filter != "*":
             raise UserError(
                 f"--filter and --check are for lists, not for the one name '{args.name}'. "
-                f"Write linvit list {args.kind} --filter {args.name} --check"
+                f"Write linvit list {args.kind} --filter {shlex.quote(args.name)} --check"
             )
         print("\n".join(_one(args.kind, args.name)))
         return 0

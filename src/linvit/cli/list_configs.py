@@ -1,5 +1,6 @@
 """`linvit list configs`: the configurations that come with linvit, one of them in full, or a copy of it."""
 
+import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def one(name: str, output: Path | None) -> str:
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
     output.write_text(text, encoding="utf-8")
-    return f"wrote {output}: change it, then train with\n  linvit fit --config {output}"
+    return f"wrote {output}: change it, then train with\n  linvit fit --config {shlex.quote(str(output))}"
 
 
 def _sentence(text: str) -> str:

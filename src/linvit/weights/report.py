@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from linvit.plain_text import printable
+
 
 @dataclass
 class Report:
@@ -46,7 +48,7 @@ class Report:
             names = getattr(self, kind)
             shown = _reasons(names) if isinstance(names, dict) else "" if kind == "loaded" else first_of(names)
             lines.append(f"  {kind:<12}{len(names):>5}  {shown}".rstrip())
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def first_of(names: Iterable[str], count: int = 3) -> str:

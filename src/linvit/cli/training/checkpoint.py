@@ -1,5 +1,6 @@
 """`--ckpt_path`: a checkpoint is read safely, decides the model, and is checked before anything expensive starts."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
         found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
         raise UserError(f"there is no checkpoint at '{path}'.{found}")
-    start = f"\nTo start from the weights of another program: --model.pretrained={path}, without --ckpt_path"
+    option = f"--model.pretrained={shlex.quote(str(path))}"
+    start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     try:
         checkpoint = check_content(torch_file.load(path, objects=False), path)
     except UserError as error:

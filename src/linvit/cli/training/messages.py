@@ -2,6 +2,9 @@
 
 import logging
 import warnings
+from typing import Any
+
+from linvit.plain_text import printable
 
 WARNINGS = (
     r".*isinstance\(treespec, LeafSpec\)",
@@ -13,13 +16,21 @@ WARNINGS = (
 ADVERTISEMENT = "Tip: For seamless cloud"
 LOGGER = "lightning.pytorch.utilities.rank_zero"
 
+format_warning = warnings.formatwarning
+
 
 def hide_library_messages() -> None:
-    """Hides warnings about libraries' own affairs, and advertisements."""
+    """Hides warnings about libraries' own affairs, and advertisements; makes all others printable."""
     for warning in WARNINGS:
         warnings.filterwarnings("ignore", warning)
-    logging.getLogger(LOGGER).addFilter(_is_no_advertisement)
+    logging.getLogger(LOGGER).addFilter(_shown)
+    warnings.formatwarning = _printable
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    return ADVERTISEMENT not in record.getMessage()
+def _shown(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return ADVERTISEMENT not in record.msg
+
+
+def _printable(*arguments: Any, **options: Any) -> str:
+    return printable(format_warning(*arguments, **options))

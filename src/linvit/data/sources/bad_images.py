@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 from linvit.data.loading.seeds import sample_seed
 from linvit.data.sources.read import BadImageError
 from linvit.errors import UserError, check_choice
+from linvit.plain_text import CsvWriter, cell_of
 
 ALWAYS_ALLOWED = 5  # images that any max_fraction above 0 allows to skip: one image is much of a small set
 ATTEMPTS = 100  # replacements in a row that are tried before the data itself must be at fault
@@ -105,8 +106,8 @@ class BadImages:
         with lock, self.report.open("a+", newline="", encoding="utf-8") as file:
             file.seek(0)
             known = {line[0] for line in csv.reader(file) if line}
-            if bad.name not in known:
-                csv.writer(file).writerows(([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
+            if cell_of(bad.name) not in known:
+                CsvWriter(file).writerows(([] if known else [("image", "reason")]) + [(bad.name, bad.reason)])
 
 
 def _process() -> int:

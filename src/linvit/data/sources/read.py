@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linvit.data.transforms.decode import FORMATS, decode, open_image
 from linvit.errors import UserError
+from linvit.plain_text import printable
 
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
@@ -118,7 +119,7 @@ def _remote(path: str, on_hub: bool) -> bytes:
 def name_of(stored: Stored, place: str) -> str:
     """What messages call an image: its path, or where a table stores it ("row 3"), since paths may repeat there."""
     data, path = _parts(stored)
-    return path if path and data is None else f"{place} ({path or 'stored in the table'})"
+    return printable(path if path and data is None else f"{place} ({path or 'stored in the table'})", lines=False)
 
 
 def reason_of(error: Exception) -> str:
@@ -128,7 +129,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"not an image of the formats {', '.join(FORMATS)}"
     text = error.strerror if isinstance(error, OSError) else None
-    return " ".join((text or str(error) or type(error).__name__).split())
+    return printable(" ".join((text or str(error) or type(error).__name__).split()))
 
 
 def _parts(stored: Stored) -> tuple[bytes | None, str | None]:
