@@ -77,7 +77,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }
-    return Trainer(accelerator="cpu", default_root_dir=folder, **{**quiet, **options})
+    return Trainer(**{"accelerator": "cpu", "default_root_dir": folder, **quiet, **options})
 
 
 def fit(task: LightningModule, folder: Path, count: int = 16, **options: Any) -> Trainer:

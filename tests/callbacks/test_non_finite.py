@@ -1,6 +1,10 @@
 """Steps that are not finite: skipped without a trace, named, counted, and the end of a run if they persist."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -248,6 +252,36 @@ def test_a_fused_optimiser_skips_on_the_device(tmp_path, monkeypatch):
     assert all_finite(task)
 
 
+class Done:
+    """A GPU that has done all of its work."""
+
+    def synchronize(self):
+        pass
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_on_a_gpu_a_step_is_reported_one_batch_later(tmp_path, monkeypatch, accumulate):
+    monkeypatch.setattr("linvit.callbacks.non_finite._work_so_far", lambda device: Done())
+    task, watch = with_batch_norm(), Watch()
+    with pytest.warns(UserWarning, match=f"step {4 // accumulate} is skipped.*'17.png'"):
+        _, guard = fit(task, tmp_path, watch, bad=[17], accumulate_grad_batches=accumulate)
+    assert guard.skipped == 1
+    with pytest.warns(UserWarning, match=f"step {8 // accumulate - 1} is skipped.*'31.png'"):  # the last of the run
+        fit(with_batch_norm(), tmp_path, bad=[31], accumulate_grad_batches=accumulate)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("options", [{"precision": "bf16-mixed", "gradient_clip_val": 1.0}, {"precision": "16-mixed"}])
+def test_on_a_gpu(tmp_path, options):
+    task, watch = with_batch_norm(ema_decay=0.5), Watch()
+    with pytest.warns(UserWarning, match=r"step 2 is skipped.*'conv' \(Conv2d\), for 1 of 4 samples: '9.png'"):
+        fit(task, tmp_path, watch, bad=[9], accelerator="gpu", devices=1, **options)
+    assert watch.steps[2] == "same"
+    assert watch.steps[-1] == "changed"
+    assert all_finite(task)
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_the_state_of_an_optimiser_moves_between_fused_and_plain(before):
     weight = nn.Parameter(torch.ones(3))
@@ -300,3 +334,27 @@ def test_skipped_steps_are_counted_on_after_a_resumption(tmp_path):
 def test_stop_after_is_a_number_of_steps(given):
     with pytest.raises(UserError, match="stop_after"):
         NonFiniteGuard(stop_after=given)
+
+
+@pytest.mark.slow
+def test_a_bad_batch_of_one_rank_skips_the_step_of_all(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.callbacks.bad_rank", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1))
+    for here, there in zip(first, second, strict=True):
+        for name in ("skipped", "weights", "error", "finite"):
+            assert here[name] == there[name]
+        assert here["finite"]
+    assert [found["skipped"] for found in first] == [1, 1, 2]
+    for found, step in zip(first, (1, 0, 0), strict=True):
+        (said,) = found["warnings"]
+        assert said.startswith(f"step {step} is skipped")
+        assert "On rank 1: The first is the output of layer 'conv1.0' (Conv2d)" in said
+    assert "1 of 4 samples: '21.png'" in first[0]["warnings"][0]
+    assert "in 2 steps in a row" in first[2]["error"]
