@@ -140,3 +140,57 @@ def test_another_model_is_a_user_error(weights, message):
         check_same_model("x.ckpt", weights.state_dict(), nn.Linear(2, 3))
     assert str(error.value).startswith("checkpoint 'x.ckpt' belongs to another model: ")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer_states": []}, "optimizer_states is [], not a list with the state of an optimizer"),
+        ({"optimizer_states": None}, "optimizer_states is None, not a list"),
+        ({"optimizer_states": ...}, "optimizer_states is missing, not a list"),
+        ({"optimizer_states": [{}]}, "optimizer_states is a list, not a list with the state of an optimizer"),
+        ({"optimizer_states": [3]}, "optimizer_states is a list, not a list with the state of an optimizer"),
+        ({"lr_schedulers": []}, "lr_schedulers is [], not a list with the state of a schedule"),
+        ({"loops": None}, "loops is None, not the progress of a training run"),
+        ({"loops": {"fit_loop": {}}}, "loops is a dict, not the progress of a training run"),
+        ({"loops": ...}, "loops is missing"),
+        ({"epoch": -1}, "epoch is -1, not a whole number from 0"),
+        ({"epoch": "two"}, "epoch is 'two', not"),
+        ({"global_step": 1.5}, "global_step is 1.5, not"),
+        ({"global_step": ..., "loops": ...}, "global_step is missing, not a whole number from 0; loops is missing"),
+        ({"callbacks": [1]}, "callbacks is no mapping"),
+        ({"state_dict": {"w": 3}}, "state_dict is no mapping of names to tensors"),
+        ({"state_dict": {}}, "state_dict is no mapping of names to tensors"),
+        ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates is missing"),
+    ],
+    ids=str,
+)
+def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, message):
+    path = tmp_path / "x.ckpt"
+    content = torch.load(run.checkpoint("last"), weights_only=True) | change
+    torch.save({name: value for name, value in content.items() if value is not ...}, path)
+    with pytest.raises(linvit.UserError) as error:
+        read_checkpoint(path, resumed=True)
+    assert f"checkpoint '{path}' cannot be resumed: " in str(error.value)
+    assert message in str(error.value)
+    assert f"--model.pretrained={path}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["optimizer_states", "loops", "lr_schedulers"])
+def test_scoring_needs_the_weights_alone(run, tmp_path, name):
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    del content[name]
+    torch.save(content, tmp_path / "x.ckpt")
+    assert name not in read_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
+    path = tmp_path / "last.ckpt"
+    content = bytearray(run.checkpoint("last").read_bytes())
+    content[1000] ^= 4
+    path.write_bytes(content)
+    assert "others may lie in" in error_of(path)
+    path.with_name("previous.ckpt").touch()
+    text = error_of(path)
+    assert f"'{path}' is damaged" in text
+    assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto goes on" in text

@@ -8,6 +8,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from linvit.checkpointing.atomic_file import PREVIOUS
+from linvit.cli.training.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.cli.training.run_folder import run_of_checkpoint
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
@@ -22,24 +24,36 @@ class Checkpoint:
 
     Args:
         path: The file.
+        resumed: Whether a run goes on from it, rather than being scored.
 
     Attributes:
         path: The file.
         step: Optimiser steps that the run had done.
+        epochs: Epochs that it had finished.
+        stopped_early: Whether `EarlyStopping` had ended it.
         run: The run folder that the file lies in, or None if it lies elsewhere.
 
     Raises:
         UserError: If the file cannot be read; see `read_checkpoint`.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        content = read_checkpoint(path)
+    def __init__(self, path: str | Path, resumed: bool = False) -> None:
+        content = read_checkpoint(path, resumed)
         self.path = path
         self.step: int = content.get("global_step", 0)
+        self.epochs = epochs_done(content) or 0
+        self.stopped_early = stopped_early(content)
         self.run = run_of_checkpoint(path)
         self._options: dict[str, Any] = content["hyper_parameters"]
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
+
+    def check_epochs(self, max_epochs: int | None) -> None:
+        """Raises a `UserError` if the run has done more epochs than it shall."""
+        if max_epochs is not None and 0 <= max_epochs < self.epochs:
+            raise UserError(
+                f"checkpoint '{self.path}' has done {self.epochs} epochs, more than --trainer.max_epochs={max_epochs}"
+            )
 
     def decide(self, model: Namespace) -> None:
         """Writes the checkpoint's options of the model over the given ones, and says which of these are ignored."""
@@ -85,11 +99,16 @@ class Checkpoint:
         self._weights, self._optimizers = {}, None  # Lightning loads them from the file
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed.
 
+    Args:
+        path: The file.
+        resumed: Whether a run goes on from it, which needs more than its weights.
+
     Raises:
-        UserError: If the file is missing, incomplete, not loadable without running code, or not one of linvit's.
+        UserError: If the file is missing, incomplete, damaged, not loadable without running code, not one of linvit's,
+            or lacks something.
     """
     path = Path(path)
     if not path.is_file():
@@ -103,7 +122,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = check_content(torch_file.load(path, objects=False), path)
     except UserError as error:
-        raise UserError(f"checkpoint {error}; others may lie in {path.parent}{start}") from error
+        before = path.with_name(PREVIOUS)
+        other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
+        raise UserError(
+            f"checkpoint {error}; {other}. linvit fit --resume=auto goes on from the newest that is whole{start}"
+        ) from error
+    if wrong := list(problems(checkpoint, resumed)):
+        use = "resumed" if resumed else "used"
+        raise UserError(f"checkpoint '{path}' cannot be {use}: {'; '.join(wrong)}{start}")
     upgrade(checkpoint)
     return checkpoint
 

@@ -5,7 +5,7 @@ from argparse import ArgumentError
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -15,6 +15,8 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
+from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
+from linvit.cli.training.auto_resume import SameCheckpoint, find
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
@@ -27,7 +29,7 @@ from linvit.cli.training.parser import Parser, integers_first, readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
-from linvit.cli.training.run_summary import run_summary
+from linvit.cli.training.run_summary import how_to_go_on, run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.data.base import ImageData
 from linvit.entries import only_named
@@ -88,8 +90,10 @@ class LinvitCLI(LightningCLI):
     """LightningCLI with linvit's rules: the data sets the model's classes, a checkpoint decides the model."""
 
     checkpoint: Checkpoint | None = None
+    _run: Path | None = None
     _best_ema: ModelCheckpoint | None = None
     _named: dict[str, Any]  # options of the model as the user gave them
+    _same_checkpoint: SameCheckpoint | None = None
 
     @property
     def settings(self) -> Namespace:
@@ -108,6 +112,11 @@ class LinvitCLI(LightningCLI):
             "--base",
             type=str | list[str] | None,
             help="In a configuration: files or names that it starts from.",
+        )
+        parser.add_argument(
+            "--resume",
+            type=Literal["auto"] | None,
+            help="Of fit: auto goes on with the newest run of this configuration, or starts one.",
         )
         parser.add_argument(
             "--requeue_exit_code",
@@ -132,7 +141,7 @@ class LinvitCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses; what is wrong is a `UserError`."""
-        argv = cast("list[str]", args)
+        self.argv = argv = cast("list[str]", args)
         self.configs = configs(argv)
         if any(argument.startswith("--print_config") for argument in argv):
             rank_zero_info(PRINT_CONFIG)
@@ -148,10 +157,30 @@ class LinvitCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Lets the checkpoint decide the model. Lightning's does less: it keeps options that the checkpoint lacks."""
-        if self.settings.ckpt_path:
+        if self.settings.resume:
+            self._find_run()
+        if self.checkpoint is None and self.settings.ckpt_path:
+            self.checkpoint = Checkpoint(self.settings.ckpt_path, resumed=self.is_fit)
+        if self.checkpoint is not None:
             self._named = self.settings.model.as_dict()
-            self.checkpoint = Checkpoint(self.settings.ckpt_path)
+            if self.is_fit:
+                self.checkpoint.check_epochs(self.settings.trainer.max_epochs)
+            self._run = self._run or self.checkpoint.run
             self.checkpoint.decide(self.settings.model)
+
+    def _find_run(self) -> None:
+        """Finds the run that `--resume=auto` goes on with; a `ckpt_path` in a configuration is for a new run."""
+        if not self.is_fit:
+            raise UserError(f"--resume is for linvit fit; name the checkpoint of linvit {self.config.subcommand}")
+        if any(argument.partition("=")[0] == "--ckpt_path" for argument in self.argv):
+            raise UserError("--resume=auto finds the checkpoint itself: leave --ckpt_path out, or --resume")
+        trainer = self.settings.trainer
+        found = find(self.configs, self._root, trainer.max_epochs, trainer.max_steps)
+        self._run, self.checkpoint = found
+        self._same_checkpoint = SameCheckpoint(found)
+        self.settings.resume = None  # the saved configuration names a run, and not what to do with it
+        if self.checkpoint is not None:
+            self.settings.ckpt_path = str(self.checkpoint.path)
 
     def before_instantiate_classes(self) -> None:
         """Checks the output folder; settles the precision; has the checkpoint loaded safely."""
@@ -164,8 +193,8 @@ class LinvitCLI(LightningCLI):
             self.settings.verbose = False  # our table is printed instead
         if self.is_fit:
             check_writable(self.run_folder)
-            if self.resumed_run is not None and self.checkpoint is not None:
-                name = f"config_from_step_{self.checkpoint.step}.yaml"
+            if self.resumed_run is not None:
+                name = f"config_from_step_{self._step}.yaml" if self._step else "config.yaml"
                 self.save_config_kwargs = {"config_filename": name, "overwrite": True}  # going on from there again
         elif self.checkpoint is not None:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
@@ -186,13 +215,21 @@ class LinvitCLI(LightningCLI):
     @property
     def resumed_run(self) -> Path | None:
         """The run folder that the checkpoint lies in, or None without a checkpoint or if it lies elsewhere."""
-        return None if self.checkpoint is None else self.checkpoint.run
+        return self._run
 
     @property
     def run_folder(self) -> Path:
         """The folder of all versions of this run, or, when a run is resumed, its own folder."""
-        root = Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
-        return self.resumed_run or root / run_name(self.configs)
+        return self.resumed_run or self._root / run_name(self.configs)
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
+
+    @property
+    def _step(self) -> int:
+        """The step from which the run goes on that is resumed."""
+        return 0 if self.checkpoint is None or self.checkpoint.run is None else self.checkpoint.step
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
@@ -213,6 +250,8 @@ class LinvitCLI(LightningCLI):
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
         self._ranks = Ranks(trainer)
+        if self._same_checkpoint is not None:
+            trainer.callbacks.append(self._same_checkpoint)  # type: ignore[attr-defined]
         return trainer
 
     def after_instantiate_classes(self) -> None:
@@ -246,9 +285,15 @@ class LinvitCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
-        best = self.trainer.checkpoint_callback
+        best, run = self.trainer.checkpoint_callback, Path(str(self.trainer.log_dir))
         if isinstance(best, ModelCheckpoint) and best.best_model_path:
-            rank_zero_info(run_summary(best, self._best_ema, Path(str(self.trainer.log_dir))))
+            rank_zero_info(run_summary(best, self._best_ema, run))
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, CrashSafeCheckpoint) and callback.failure is not None:
+                raise UserError(
+                    f"training has ended, but a checkpoint could not be saved: {callback.failure}. Files of before are "
+                    f"as they were. Mend it, then {how_to_go_on(run)}"
+                )
 
     @property
     def _callbacks(self) -> list[Callback]:
@@ -258,9 +303,9 @@ class LinvitCLI(LightningCLI):
     @property
     def _version(self) -> tuple[Path, str | None, int | None]:
         """Where versions lie, the one that is resumed, and the step from which its curves go on."""
-        if self.checkpoint is None or self.resumed_run is None:
+        if self.resumed_run is None:
             return self.run_folder, None, None
-        return self.resumed_run.parent, self.resumed_run.name, self.checkpoint.step
+        return self.resumed_run.parent, self.resumed_run.name, self._step
 
     def _from_data(self, name: str, data: ImageData) -> Any:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""

@@ -1,7 +1,8 @@
 """Writes the curves of a run as a table: metrics.csv, one row per step."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ class CsvLogger(Logger):
     Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it.
 
     Args:
-        folder: Folder of the run.
+        folder: Folder of the run, or a function that returns it when the first row is written.
         purge_step: Step from which the run is resumed. Rows of this and later steps, which a killed run may have left,
             are deleted. None keeps all.
     """
 
-    def __init__(self, folder: str | Path, purge_step: int | None = None) -> None:
+    def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:
         super().__init__()
-        self.file = Path(folder) / "metrics.csv"
+        self._folder = folder
         self.purge_step = purge_step
         self._columns: list[str] | None = None  # those of the file; None until it is opened
         self._row: dict[str, float] = {}
+
+    @cached_property
+    def file(self) -> Path:
+        """The table."""
+        return Path(self._folder() if callable(self._folder) else self._folder) / "metrics.csv"
 
     @property
     def name(self) -> str:

@@ -9,7 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.cli.training.ranks import Ranks
-from linvit.cli.training.run_summary import how_to_go_on, shown
+from linvit.cli.training.run_folder import shown
+from linvit.cli.training.run_summary import how_to_go_on
 from linvit.errors import mistake_behind
 from linvit.signals import STOP, Stopped, name
 

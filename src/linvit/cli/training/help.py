@@ -52,6 +52,11 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
             "File, or name (linvit list configs); of several the last wins and names the run.",
         ),
         *_row("--ckpt_path", "FILE", "Checkpoint to continue or to score; it decides the model."),
+        *(
+            _row("--resume", "auto", "Go on with the newest run of this configuration, or start one.")
+            if verb == "fit"
+            else ()
+        ),
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),
         *_section("model", task, SET_BY_DATA),

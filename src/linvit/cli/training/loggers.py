@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from linvit.cli.training.csv_logger import CsvLogger
+from linvit.cli.training.run_folder import claim_version, next_version
 from linvit.errors import UserError, check_choice
 
 KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
@@ -30,6 +31,11 @@ class RunTensorBoardLogger(TensorBoardLogger):
     TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
     nor score goes to one group behind them: `vitals/rank/...`, `vitals/images/s`, `vitals/memory/host`.
     """
+
+    def _get_next_version(self) -> int:
+        """The version of a new run, whose folder is made at once: no other start at the same moment gets it."""
+        folder = Path(self.root_dir)
+        return claim_version(folder) if rank_zero_only.rank == 0 else next_version(folder)  # type: ignore[attr-defined]
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -90,7 +96,7 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
             default_hp_metric=False,
             purge_step=purge_step,
         )
-        loggers = [tensorboard, CsvLogger(tensorboard.log_dir, purge_step)]
+        loggers = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
     for key in keys:
         run, service = Path(str(loggers[0].log_dir or versions)), getattr(lightning.pytorch.loggers, KEYS[key])
         title = f"{versions.name}/{run.name}"

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from linvit.cli.configs import FOLDER, find
@@ -25,6 +26,37 @@ def run_name(configs: Sequence[str | Path]) -> str:
     return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem
 
 
+def run_of_config(configs: Sequence[str | Path]) -> Path | None:
+    """The run folder that the last configuration lies in, or None if it lies elsewhere."""
+    folder = Path(configs[-1]).absolute().parent if configs else Path()
+    return folder if VERSION.fullmatch(folder.name) else None
+
+
+def versions(folder: Path) -> list[Path]:
+    """The run folders `version_N` in a folder, by number."""
+    found = [path for path in folder.glob("version_*") if VERSION.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_number)
+
+
+def next_version(folder: Path) -> int:
+    """The number of the next run in a folder."""
+    return max(map(_number, versions(folder)), default=-1) + 1
+
+
+def claim_version(folder: Path) -> int:
+    """Makes the folder of the next run, which no other process that starts at the same moment gets; its number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = next_version(folder)
+        with suppress(FileExistsError):
+            (folder / f"version_{number}").mkdir()
+            return number
+
+
+def _number(version: Path) -> int:
+    return int(version.name.removeprefix("version_"))
+
+
 def _file(config: str | Path) -> Path:
     """Where a configuration lies, as far as that is known."""
     return (find(str(config)) or Path(config)).resolve()
@@ -45,3 +77,9 @@ def check_writable(folder: Path) -> None:
             f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
             f"Choose another one with --trainer.default_root_dir"
         )
+
+
+def shown(path: Path) -> Path:
+    """A path relative to the current folder if it lies in it."""
+    absolute = path.absolute()
+    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute

@@ -1,8 +1,11 @@
 """What a training run prints when it has ended: its best scores, and the commands to go on with."""
 
 from pathlib import Path
+from shlex import quote
 
 from lightning.pytorch.callbacks import ModelCheckpoint
+
+from linvit.cli.training.run_folder import shown
 
 
 def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Path) -> str:
@@ -14,31 +17,27 @@ def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Pa
         run: Folder of the run.
     """
     checkpoint = Path(best.best_model_path)
-    config, last = shown(run / "config.yaml"), shown(checkpoint.with_name("last.ckpt"))
+    config = quote(str(shown(run_config(run))))
     lines = _best(best)
     if best_ema is not None and best_ema.best_model_path:
         lines += _best(best_ema)
     lines += [
-        f"test it         linvit test --config {config} --ckpt_path {shown(checkpoint)}",
-        f"go on training  linvit fit --config {config} --ckpt_path {last} --trainer.max_epochs=MORE",
-        f"look at it      tensorboard --logdir {shown(run.parent)}",
+        f"test it         linvit test --config {config} --ckpt_path {quote(str(shown(checkpoint)))}",
+        f"go on training  linvit fit --config {config} --resume=auto --trainer.max_epochs=MORE",
+        f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
     ]
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 
 def how_to_go_on(run: Path) -> str:
-    """What a run prints that something has ended: how to go on with it."""
-    last = run / "checkpoints" / "last.ckpt"
-    if not last.exists():
-        return "there is no checkpoint yet to go on from"
-    command = f"linvit fit --config {shown(run / 'config.yaml')} --ckpt_path {shown(last)}"
-    return f"go on from the last checkpoint with\n  {command}"
+    """What a run prints that something has ended: how to go on with it, be there a checkpoint yet or not."""
+    config = run_config(run)
+    return f"go on with\n  linvit fit --config {quote(str(shown(config)))} --resume=auto" if config.exists() else ""
 
 
-def shown(path: Path) -> Path:
-    """A path relative to the current folder if it lies in it."""
-    absolute = path.absolute()
-    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
+def run_config(run: Path) -> Path:
+    """The configuration that a run was started with, or went on with last."""
+    return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / "config.yaml")
 
 
 def _best(callback: ModelCheckpoint) -> list[str]:

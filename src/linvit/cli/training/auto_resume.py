@@ -1,0 +1,96 @@
+"""`--resume=auto`: one command that starts a run, goes on with it, or says that it is finished."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from linvit.checkpointing.atomic_file import LAST, PREVIOUS
+from linvit.cli.training.checkpoint import Checkpoint
+from linvit.cli.training.run_folder import run_name, run_of_config, shown, versions
+from linvit.errors import UserError
+
+
+def run_to_resume(configs: Sequence[str], root: Path) -> Path | None:
+    """The run folder that the last configuration lies in, or else the newest run of its name; None if there is none.
+
+    Args:
+        configs: The configurations of a command line.
+        root: Where run folders go.
+    """
+    return run_of_config(configs) or next(reversed(versions(root / run_name(configs))), None)
+
+
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run that is whole and can be resumed; says which it passes over, and why.
+
+    That is last.ckpt, or else the one of most steps among the others. None if there is none.
+    """
+    folder = run / "checkpoints"
+    if (last := _whole(folder / LAST)) is not None:
+        return last
+    others = sorted(folder.glob("*.ckpt"), key=lambda path: path.name == PREVIOUS)  # of equal steps it is the better
+    found = [checkpoint for path in others if path.name != LAST and (checkpoint := _whole(path)) is not None]
+    return max(reversed(found), key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) -> bool:
+    """Whether a run has trained for all epochs or steps of its configuration, or `EarlyStopping` has ended it."""
+    epochs = max_epochs is not None and 0 <= max_epochs <= checkpoint.epochs
+    return epochs or 0 <= max_steps <= checkpoint.step or checkpoint.stopped_early
+
+
+def find(
+    configs: Sequence[str], root: Path, max_epochs: int | None, max_steps: int
+) -> tuple[Path | None, Checkpoint | None]:
+    """The run to go on with and its checkpoint; either may be None. Ends the program if there is nothing left to do."""
+    run = run_to_resume(configs, root)
+    if run is None:
+        rank_zero_info(
+            f"--resume=auto: there is no run of '{run_name(configs)}' in {shown(root)} yet, a new one starts"
+        )
+        return None, None
+    checkpoint = newest_checkpoint(run)
+    if checkpoint is None and any((run / "checkpoints").glob("*.ckpt")):
+        rank_zero_warn(f"--resume=auto: no checkpoint of {shown(run)} can be used, so a new run starts")
+        return None, None
+    if checkpoint is None:
+        rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
+    elif is_finished(checkpoint, max_epochs, max_steps):
+        rank_zero_info(
+            f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
+            f"To train it for longer, raise --trainer.max_epochs; to start anew, leave --resume out"
+        )
+        raise SystemExit(0)
+    else:
+        rank_zero_info(f"--resume=auto: {shown(run)} goes on from {Path(checkpoint.path).name}, step {checkpoint.step}")
+    return run, checkpoint
+
+
+class SameCheckpoint(Callback):
+    """Makes sure that all ranks have found what rank 0 has found: file systems of several machines may lag behind."""
+
+    def __init__(self, found: tuple[Path | None, Checkpoint | None]) -> None:
+        run, checkpoint = found
+        self.found = str(run), checkpoint and str(checkpoint.path), checkpoint and checkpoint.step
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raises a `UserError` on a rank that differs."""
+        first = trainer.strategy.broadcast(self.found)
+        if first != self.found:
+            raise UserError(
+                f"--resume=auto found {self.found} (run, checkpoint, step) on rank {trainer.global_rank}, and {first} "
+                f"on rank 0. If their file systems are one, start again: one of them was not up to date"
+            )
+
+
+def _whole(path: Path) -> Checkpoint | None:
+    if not path.exists():
+        return None
+    try:
+        return Checkpoint(path, resumed=True)
+    except UserError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]  # without advice
+        rank_zero_warn(f"--resume=auto passes over {shown(path)}: {reason}")
+        return None
