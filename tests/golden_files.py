@@ -5,12 +5,13 @@ Each file holds what an official implementation computes: parameters, inputs, ou
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -70,6 +71,51 @@ class Golden:
         for name, tensor in zip(self.meta["call"]["args"], inputs, strict=True):
             assert tensor.grad is not None
             self.check(name.replace("input", "grad_input"), tensor.grad)
+
+    def named_inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The inputs of a dense file by name; those of floating point are ready for gradients."""
+        given = {name.removeprefix("input."): self.tensors[name] for name in self.named("input.")}
+        return {
+            name: t.to(dtype, copy=True).requires_grad_() if t.is_floating_point() else t for name, t in given.items()
+        }
+
+    def check_outputs(self, outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+        """Holds the outputs of a dense file, and the gradients of its inputs; leaves parameter gradients in `.grad`."""
+        assert list(outputs) == self.meta["outputs"]
+        names = {name: "output" if name == "output" else f"output.{name}" for name in outputs}
+        for name, output in outputs.items():
+            self.check(names[name], output)
+        differentiated = self.meta["differentiated"]
+        probes = [self.tensors[names[name].replace("output", "probe", 1)] for name in differentiated]
+        total = sum((outputs[n] * probe).sum() for n, probe in zip(differentiated, probes, strict=True))
+        assert isinstance(total, Tensor)
+        total.backward()
+        for name in self.named("grad_input."):
+            self.check(name, inputs[name.removeprefix("grad_input.")].grad)
+
+    def check_parameters(self, module: nn.Module, our_name: Callable[[str], str]) -> None:
+        """Holds the gradient of every official parameter, and what BatchNorm keeps after a step of training."""
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        for name in self.named("grad_param."):
+            grad = parameters[our_name(name.removeprefix("grad_param."))].grad
+            self.check(name, grad.view_as(self.tensors[name]))
+        for name in self.named("after."):
+            self.check(name, buffers[our_name(name.removeprefix("after."))])
+
+    def regenerated(self) -> dict[str, Tensor]:
+        """The official state dict of a file whose parameters are too many to be stored, drawn by its recipe."""
+        recipe, state = self.meta["recipe"], {}
+        for name, shape, kind, a, b, seed in recipe["tensors"]:
+            draw = np.random.RandomState(seed)
+            if kind == "int64_zero":
+                state[name] = torch.zeros(shape, dtype=torch.int64)
+                continue
+            numbers = draw.standard_normal(shape) if kind == "normal" else draw.random_sample(shape)
+            state[name] = torch.from_numpy(np.asarray((a + b * numbers).astype(np.float32)))
+        for name, (total, absolute) in recipe["checksum"].items():
+            double = state[name].double()
+            assert [double.sum().item(), double.abs().sum().item()] == pytest.approx([total, absolute], rel=1e-9)
+        return state
 
 
 @cache

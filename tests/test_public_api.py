@@ -15,10 +15,12 @@ PUBLIC = [
     "AttentionLayer",
     "Backbone",
     "Grid",
+    "SegmentationHead",
     "UserError",
     "create_attention",
     "create_backbone",
     "create_head",
+    "create_segmentor",
     "full_precision",
     "list_attentions",
     "list_backbones",
@@ -47,7 +49,9 @@ def test_the_registries_read_these_groups():
     assert {registry.group: registry.kind for registry in registries} == GROUPS
 
 
-@pytest.mark.parametrize("registry", [linvit.registry.attentions, linvit.registry.backbones], ids=lambda r: r.kind)
+@pytest.mark.parametrize(
+    "registry", [linvit.registry.attentions, linvit.registry.backbones, linvit.registry.heads], ids=lambda r: r.kind
+)
 def test_every_builtin_can_be_imported(registry):
     own = own_names(registry)
     assert own

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from linvit.attention.ops.precision import full_precision
     from linvit.backbones.base import Backbone
     from linvit.backbones.replace_attention import replace_attention
+    from linvit.heads.segmentation.base import SegmentationHead
+    from linvit.heads.segmentation.segmentor import create_segmentor
     from linvit.layers.attention_layer import AttentionLayer
     from linvit.weights.load import load_pretrained
 
@@ -29,6 +31,8 @@ _LAZY = {
     "AttentionLayer": "linvit.layers.attention_layer",
     "Backbone": "linvit.backbones.base",
     "Grid": "linvit.attention.base",
+    "SegmentationHead": "linvit.heads.segmentation.base",
+    "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
     "replace_attention": "linvit.backbones.replace_attention",
@@ -39,10 +43,12 @@ __all__ = [
     "AttentionLayer",
     "Backbone",
     "Grid",
+    "SegmentationHead",
     "UserError",
     "create_attention",
     "create_backbone",
     "create_head",
+    "create_segmentor",
     "full_precision",
     "list_attentions",
     "list_backbones",

@@ -43,7 +43,7 @@ class Registry:
         kind: What is registered, for messages: "attention".
         group: The entry-point group in which packages announce theirs: "linvit.attentions".
         base: `package.module:Class` that everything registered must subclass, or None.
-        supplied: Arguments of the constructor that attention layers supply, and not the user.
+        supplied: Arguments of the constructor that attention layers or networks supply, and not the user.
     """
 
     def __init__(self, kind: str, group: str, base: str | None = None, supplied: tuple[str, ...] = ()) -> None:
@@ -119,7 +119,7 @@ class Registry:
 
         Raises:
             UserError: If the spec has no name or an unknown one, or an option that the constructor does not take, or if
-                the constructor does not take what every attention layer supplies.
+                the constructor does not take what every attention layer, or network, supplies.
         """
         name, options = self.parse(spec)
         constructor = self.get(name)
@@ -209,4 +209,9 @@ attentions = Registry(
     supplied=("dim", "num_heads", "grid", "key_dim"),
 )
 backbones = Registry("backbone", "linvit.backbones")
-heads = Registry("head", "linvit.heads")
+heads = Registry(
+    "head",
+    "linvit.heads",
+    base="linvit.heads.segmentation.base:SegmentationHead",
+    supplied=("channels", "reductions", "num_classes"),
+)

@@ -11,10 +11,12 @@ from torch import nn
 import linvit
 from linvit import Attention, AttentionLayer, Grid, UserError, replace_attention
 from linvit.layers.attention_layer import AttentionLayer as Layer
+from linvit.registry import backbones
+from linvit.signatures import parameters_of
 from tests.families import families, small
 from tests.helpers import perturb, randn
 
-OWN = sorted({*families().values()} - {"timm"})
+OWN = [name for name in sorted({*families().values()} - {"timm"}) if "attention" in parameters_of(backbones.get(name))]
 NARROW = {"name": "efficient", "key_ratio": 0.5}
 X = randn(2, 3, 64, 64, dtype=torch.float32)
 

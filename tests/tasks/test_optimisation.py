@@ -19,7 +19,7 @@ BEYOND = {
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_a_number_out_of_bounds_is_refused(name, monkeypatch):
-    monkeypatch.setattr("linvit.tasks.base.backbones.create", lambda *args, **options: pytest.fail("built"))
+    monkeypatch.setattr("linvit.tasks.base.create_backbone", lambda *args, **options: pytest.fail("built"))
     for value in [math.nan, math.inf, "1e-3", *BEYOND[name]]:
         with pytest.raises(linvit.UserError, match=f"^{name} must be a (whole )?number .*; got {value!r}$"):
             tiny_task(**{name: value})

@@ -1,6 +1,6 @@
 """The base class of backbones: timm's contract, initial values, and parameters that several layers use."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -36,9 +36,12 @@ class Backbone(nn.Module):
         feature_norms: Norms of all features but the last, in backbones for dense prediction that have them.
         norm: The final norm.
         head: The classifier.
+        dense: Options of the constructor in the models that the authors publish for dense tasks, where these differ.
+            `linvit.create_segmentor` sets them.
     """
 
     levels: ClassVar[str] = "stages"
+    dense: ClassVar[Mapping[str, Any]] = {}
     feature_info: list[dict[str, str | int]]
     feature_norms: nn.ModuleList
     norm: nn.Module
@@ -156,7 +159,8 @@ class Backbone(nn.Module):
         take = feature_indices(len(levels), indices)
         setattr(self, self.levels, levels[: max(take) + 1])
         if hasattr(self, "feature_norms"):
-            self.feature_norms = self.feature_norms[: 0 if prune_norm else max(take) + 1]
+            kept = self.feature_norms[: 0 if prune_norm else max(take) + 1]
+            self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in enumerate(kept))
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
@@ -202,7 +206,7 @@ class Backbone(nn.Module):
                 (stage + r"\.(?:embed|pos_embed|cls_token)", (0,)),
                 (stage + r"\.blocks\.(\d+)", None),
                 (stage + r"\.norm", (99999,)),
-                (r"^norm", (99999,)),
+                (r"^(?:feature_norms|norm)", (99999,)),
             ],
         }
 

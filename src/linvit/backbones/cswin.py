@@ -5,8 +5,9 @@ FLatten presets follow Han et al. 2023, "FLatten Transformer": focused attention
 stages, softmax in stripes behind them, and depths that differ from CSWin's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -50,6 +51,8 @@ class CSWin(Backbone):
         feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
             (CSWin's dense models). The last stage's is the final norm.
     """
+
+    dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
 
     def __init__(
         self,

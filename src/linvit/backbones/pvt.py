@@ -8,8 +8,9 @@ differs from its host: no class token, the mean of the patch tokens, and a final
 is `flatten_pvt_large`. Published with `drop_path_rate` 0.1 (tiny, small) and 0.3 (medium, large).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -53,7 +54,16 @@ class PVT(Backbone):
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         final_norm: Apply the final norm. False keeps its parameters, which checkpoints contain, without applying or
             training them.
+        class_position: Without a class token, keep its row in the position embeddings of stage 4, which then acts on
+            nothing: the reference for dense prediction has it, and so have its checkpoints.
     """
+
+    dense: ClassVar[Mapping[str, Any]] = {
+        "class_token": False,
+        "global_pool": "avg",
+        "final_norm": False,
+        "class_position": True,
+    }
 
     def __init__(
         self,
@@ -73,6 +83,7 @@ class PVT(Backbone):
         class_token: bool = True,
         global_pool: str = "token",
         final_norm: bool = True,
+        class_position: bool = False,
     ) -> None:
         ratios = (8, 4, 2, 1) if sr_ratios is None else sr_ratios
         sizes = {"embed_dims": embed_dims, "num_heads": num_heads, "mlp_ratios": mlp_ratios}
@@ -103,7 +114,9 @@ class PVT(Backbone):
                 )
                 for spec, rate in zip(specs[i], rates[i], strict=True)
             ]
-            self.stages.append(Stage(dim, grid, PatchEmbed(in_chans, dim, stride, stride), blocks, positions=True))
+            embed = PatchEmbed(in_chans, dim, stride, stride)
+            spare = class_position and i == 3 and not class_token
+            self.stages.append(Stage(dim, grid, embed, blocks, positions=True, spare_position=spare))
             in_chans = dim
         norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
         self.complete(norm, pyramid_info(embed_dims))
@@ -126,7 +139,13 @@ class IdleNorm(nn.LayerNorm):
 
 
 _flatten = partial(
-    PVT, attention="focused", sr_ratios=(1, 1, 1, 1), class_token=False, global_pool="avg", final_norm=False
+    PVT,
+    attention="focused",
+    sr_ratios=(1, 1, 1, 1),
+    class_token=False,
+    global_pool="avg",
+    final_norm=False,
+    class_position=False,
 )
 
 pvt_tiny = preset(PVT, depths=(2, 2, 2, 2))

@@ -23,6 +23,7 @@ class Stage(nn.Module):
         positions: Add a learnable position embedding per token of the nominal grid. For another grid those of the
             patches are interpolated (bilinear).
         norm: Norm of the stage's output; None is none.
+        spare_position: Begin the table of positions with a row that no token has.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class Stage(nn.Module):
         blocks: Iterable[nn.Module],
         positions: bool = False,
         norm: nn.Module | None = None,
+        spare_position: bool = False,
     ) -> None:
         super().__init__()
         self.grid = grid
         self.grad_checkpointing = False
         self.embed = embed
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if grid.num_prefix else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, grid.num_queries, dim)) if positions else None
+        self.pos_embed = nn.Parameter(torch.zeros(1, spare_position + grid.num_queries, dim)) if positions else None
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.Identity() if norm is None else norm
         for table in (self.cls_token, self.pos_embed):
@@ -73,6 +75,7 @@ def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing
 
 def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """Interpolates (bilinear) a position table (1, N, C) from one grid to another; positions of the prefix stay."""
+    table = table[:, -old.num_queries :]  # without a row that no token has
     if old.size == new.size:
         return table
     prefix, patches = table[:, : old.num_prefix], table[:, old.num_prefix :]

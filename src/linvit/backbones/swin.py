@@ -7,7 +7,8 @@ Parameters and numbers are those of the reference codes; the patch merging that 
 here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,6 +56,8 @@ class Swin(Backbone):
             (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
             not see them.
     """
+
+    dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
 
     def __init__(
         self,

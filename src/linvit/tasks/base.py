@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from linvit.backbones.create import create_backbone
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.entries import only_named
@@ -19,8 +20,6 @@ from linvit.errors import UserError, check_choice, some
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
-from linvit.registry import backbones
-from linvit.signatures import takes
 from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.old_checkpoints import refuse_old_names, upgrade
@@ -143,17 +142,9 @@ class Task(LightningModule):
 
     def create_backbone(self, **options: Any) -> nn.Module:
         """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
-        backbone, attention = without_download(self.hparams["backbone"]), self.hparams["attention"]
-        name, _ = backbones.parse(backbone)
-        if attention is not None and not takes(backbones.get(name), "attention"):
-            raise UserError(
-                f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; "
-                f"set --model.attention=null"
-            )
+        backbone = without_download(self.hparams["backbone"])
         options |= {"img_size": self.hparams["img_size"], "drop_path_rate": self.hparams["drop_path_rate"]}
-        if attention is not None:
-            options["attention"] = attention
-        return cast("nn.Module", backbones.create(backbone, **options))
+        return create_backbone(backbone, self.hparams["attention"], **options)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to what the network predicts."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import timm
 import timm.models
+from timm.layers import PatchEmbed
 from torch import nn
 
 from linvit.backbones.timm.attention import replace_timm_attention
@@ -25,6 +26,7 @@ def timm_backbone(
     pretrained: bool = False,
     features_only: bool = False,
     out_indices: Sequence[int] | None = None,
+    dynamic_img_size: bool = False,
 ) -> nn.Module:
     """Creates a timm model, with its own attention or with another between its q, k, v and output projections.
 
@@ -39,6 +41,7 @@ def timm_backbone(
         pretrained: Load timm's weights (from its hub, or its cache).
         features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
         out_indices: Which levels of the pyramid; None means all.
+        dynamic_img_size: Let a model of a fixed input size take images of other sizes, too, if it can.
 
     Example:
         >>> linvit.create_backbone({"name": "timm", "model": "resnet18"}, num_classes=10, img_size=64)
@@ -63,7 +66,26 @@ def timm_backbone(
         options.update({key: value for key, value in pyramid.items() if value is not None})
     else:
         options["num_classes"] = num_classes
-    network: nn.Module = timm.create_model(model, pretrained=pretrained, **options)
+    fixed = config is not None and config.fixed_input_size
+    network = create_timm_model(model, pretrained, dynamic_img_size and fixed, **options)
     if attention is not None:
         replace_timm_attention(network, attention, img_size)
+    return network
+
+
+def create_timm_model(model: str, pretrained: bool, dynamic_img_size: bool, **options: Any) -> nn.Module:
+    """Creates a model of timm; with `dynamic_img_size` it takes images of any size, if the model has a way to."""
+    ways: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False})  # the names vary
+    for way in ways if dynamic_img_size else ():
+        try:
+            network: nn.Module = timm.create_model(model, pretrained=pretrained, **options, **way)
+        except TypeError as error:
+            if not any(name in str(error) for name in way):
+                raise
+        else:
+            for module in network.modules():
+                if isinstance(module, PatchEmbed):
+                    module.dynamic_img_pad = True  # to whole patches
+            return network
+    network = timm.create_model(model, pretrained=pretrained, **options)
     return network

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.backbones.classifier import classifiers
+from linvit.errors import UserError
 from linvit.testing.attention.inputs import EXACT, normal, relative_error
 from linvit.testing.backbone.images import CLASSES, Subject, images
-from linvit.testing.report import Finding, failed, not_declared, passed
+from linvit.testing.report import Finding, failed, message, not_declared, not_supported, passed
 
 DECAY = 0.5
 
@@ -60,7 +61,10 @@ def checkpointing(subject: Subject) -> Finding:
 @torch.no_grad()
 def stochastic_depth(subject: Subject) -> Finding:
     """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
-    model = subject.build(drop_path_rate=0.5)
+    try:
+        model = subject.build(drop_path_rate=0.5)
+    except UserError as refusal:  # there is no residual branch
+        return not_supported(message(refusal))
     error = relative_error(model(subject.given), subject.model(subject.given))
     if not error <= EXACT:
         return failed(f"drop_path_rate=0.5 changes the output in evaluation by {error:.0e}")

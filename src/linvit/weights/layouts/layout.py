@@ -20,6 +20,7 @@ class Layout:
         renames: Applied one after the other, each to the result of the one before.
         drops: Regular expressions of whole keys that hold nothing learned (buffers that the model computes anew).
         absent: Regular expressions of keys that a file of this layout does not have; tells apart relatives.
+        conversions: Regular expressions of whole keys, and what becomes of the values under them.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Layout:
     renames: tuple[Rename, ...] = ()
     drops: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()
 
     def recognises(self, keys: Iterable[str]) -> bool:
         """Whether keys are of this layout."""
@@ -37,10 +39,17 @@ class Layout:
     def translate(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict under our names."""
         return {
-            self.rename(key): tensor
+            self.rename(key): self.convert(key, tensor)
             for key, tensor in state.items()
             if not any(re.fullmatch(drop, key) for drop in self.drops)
         }
+
+    def convert(self, key: str, tensor: Tensor) -> Tensor:
+        """Our value of an official one."""
+        for pattern, change in self.conversions:
+            if re.fullmatch(pattern, key):
+                tensor = change(tensor)
+        return tensor
 
     def rename(self, key: str) -> str:
         """Our name of an official one."""

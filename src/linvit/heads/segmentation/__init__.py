@@ -1,0 +1,1 @@
+"""Heads of semantic segmentation, and the networks of a backbone and a head."""

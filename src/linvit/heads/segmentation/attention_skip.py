@@ -1,0 +1,97 @@
+"""The attention block on the skip connections of MAResU-Net: any mechanism among positions, beside one among channels.
+
+Paper: Li et al. 2021, "Multistage Attention ResU-Net for Semantic Segmentation of Fine-Resolution Remote Sensing
+Images".
+"""
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.errors import check_choice
+from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
+from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
+from linvit.registry import Spec, attentions
+
+CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttention}
+TAYLOR: Spec = {"name": "taylor", "key_reduction": 8}
+"""The mechanism of the paper: queries and keys have an eighth of the channels."""
+
+
+class PositionAttention(nn.Module):
+    """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
+
+    As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
+    norm behind it (`out_dim`, `proj_norm`).
+
+    Args:
+        dim: Channels C.
+        grid: Nominal grid of the map, for mechanisms with parameters of fixed length.
+        attention: Name or `{name: ..., option: value}`.
+        num_heads: Heads, unless the mechanism chooses its own.
+    """
+
+    def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
+        super().__init__()
+        self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid)
+        self.projections = self.mechanism.projections
+        self.widths = projection_widths(self.mechanism)
+        self.qkv = nn.Linear(dim, sum(self.widths))
+        plain = self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none"
+        self.proj = nn.Identity() if plain else output_projection([self.mechanism], dim)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        grid = Grid((x.shape[2], x.shape[3]))
+        tokens = x.flatten(2).mT  # (B, N, C)
+        q, k, v = queries_keys_values(self.mechanism, self.qkv(tokens).split(self.widths, -1), tokens)
+        out = self.proj(attend(self.mechanism, q, k, v, grid, x=tokens))
+        return x + self.gamma * grid.plane(out)
+
+
+class AttentionSkip(nn.Module):
+    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size.
+
+    Args:
+        dim: Channels C.
+        grid: Nominal grid of the map.
+        attention: The mechanism among positions.
+        num_heads: Its heads.
+        channel_attention: Attention among channels: "softmax" (the paper) or "linear" (of the same authors).
+        dropout: Fraction of the channels that are dropped before each 1 x 1 convolution in training.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        grid: Grid,
+        attention: Spec = TAYLOR,
+        num_heads: int = 1,
+        channel_attention: Literal["softmax", "linear"] = "softmax",
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        check_choice("channel_attention", channel_attention, CHANNEL_ATTENTIONS)
+
+        def conv(kernel: int, dropped: float = 0.0) -> nn.Sequential:
+            """Builds dropout of channels, a convolution that keeps their number, and ReLU."""
+            layers: dict[str, nn.Module] = {"dropout": nn.Dropout2d(dropped)} if dropped else {}
+            layers |= {"conv": nn.Conv2d(dim, dim, kernel, padding=kernel // 2), "relu": nn.ReLU()}
+            return nn.Sequential(OrderedDict(layers))
+
+        self.conv_in = conv(3)
+        self.position_attention = PositionAttention(dim, grid, attention, num_heads)
+        self.position_conv = conv(1, dropout)
+        self.channel_attention = CHANNEL_ATTENTIONS[channel_attention]()
+        self.channel_conv = conv(1, dropout)
+        self.conv_out = conv(1, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        x = self.conv_in(x)
+        positions = self.position_conv(self.position_attention(x))
+        return self.conv_out(positions + self.channel_conv(self.channel_attention(x)))  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""The contract that every head of semantic segmentation meets."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from linvit.errors import UserError, check_number
+
+
+class SegmentationHead(nn.Module):
+    """Turns the feature maps of a backbone into logits of every pixel.
+
+    A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
+    `forward`; options are keyword arguments with defaults. It names its last layer `classifier`. Maps may be of any
+    size: where a side of the image is no multiple of a reduction, a map's side is that quotient rounded up, or down in
+    some of timm's models.
+
+    Args:
+        channels: Channels of each feature map, the finest map first.
+        reductions: Image side over map side of each map. None is less than the one before.
+        num_classes: Classes K.
+
+    Attributes:
+        reduction: Image side over the logits' side: 4, unless a head sets another.
+        classifier: The last layer, which has one output channel per class. A checkpoint of other classes fits all
+            layers but this one.
+
+    Raises:
+        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
+    """
+
+    classifier: nn.Module
+
+    def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        for name, values in (("channels", channels), ("reductions", reductions)):
+            for value in values:
+                check_number(f"an entry of {name} {list(values)}", value, at_least=1, whole=True)
+        check_number("num_classes", num_classes, at_least=1, whole=True)
+        if not channels or len(channels) != len(reductions) or list(reductions) != sorted(reductions):
+            raise UserError(
+                f"a head takes one number of channels and one reduction per feature map, the finest map first; got "
+                f"channels {list(channels)} and reductions {list(reductions)}"
+            )
+        self.channels = tuple(channels)
+        self.reductions = tuple(reductions)
+        self.num_classes = num_classes
+        self.reduction = 4
+
+    @classmethod
+    def levels(cls, reductions: Sequence[int]) -> list[int]:
+        """Returns the positions of the feature maps, of all that a backbone has, that a network hands to this head.
+
+        By default those at a reduction of 4 or more.
+        """
+        return [i for i, reduction in enumerate(reductions) if reduction >= 4]
+
+    def check_pyramid(self, levels: int = 1, doubling: bool = False) -> None:
+        """Raises a `UserError` unless the maps are a pyramid that begins at a reduction of 4 or less.
+
+        Args:
+            levels: The least number of maps.
+            doubling: Whether each reduction must be twice the one before.
+        """
+        steps = zip(self.reductions, self.reductions[1:], strict=False)
+        doubled = all(2 * fine == coarse for fine, coarse in steps)
+        if len(self.reductions) >= levels and self.reductions[0] <= 4 and (doubled or not doubling):
+            return
+        each = ", each at twice the reduction of the one before" if doubling else ""
+        raise UserError(
+            f"{type(self).__name__} needs {levels} feature maps or more, the first at a reduction of 4 or less{each}; "
+            f"got reductions {list(self.reductions)}. Take a pyramid, such as swin_tiny or "
+            f"{{name: timm, model: resnet50}}, or the head fcn, which reads a single map"
+        )
+
+    def __call__(self, features: Sequence[Tensor]) -> Tensor:
+        """Runs `forward` after a check of the number of maps and of their channels.
+
+        Raises:
+            UserError: If they are not those of the constructor.
+        """
+        self._check(features)
+        return super().__call__(features)  # type: ignore[no-any-return]
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H / reduction, W / reduction)."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def with_auxiliary(self, features: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Returns the logits, and those of auxiliary outputs, which the loss of training has a use for.
+
+        Auxiliary logits are (B, K, h, w) of any size. A head without them, as this default, returns an empty list.
+        """
+        return self(features), []
+
+    def classifiers(self) -> list[nn.Module]:
+        """Returns all layers with one output channel per class, those of auxiliary outputs included."""
+        return [self.classifier]
+
+    def _check(self, features: Sequence[Tensor]) -> None:
+        got = [feature.shape[1] for feature in features]
+        if got != list(self.channels):
+            raise UserError(
+                f"{type(self).__name__} was made for feature maps of {list(self.channels)} channels; got maps of {got}"
+            )
