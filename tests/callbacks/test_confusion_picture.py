@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from linvit.callbacks.confusion_picture import GAP, TITLE, _short, cell_side, confusion_picture
+from linvit.callbacks.confusion_picture import GAP, TITLE, _short, cell_side, confusion_picture, matrix_picture
 
 
 def square(picture, row, column, classes=3):
@@ -91,6 +91,18 @@ def test_a_cell_has_its_number_where_there_are_images(classes):
 
 
 def test_long_numbers_are_short():
-    assert [_short(n) for n in (0, 9999, 10_000, 99_999, 9_999_999, 10_000_000)] == [
-        *("0", "9999", "10k", "99k", "9999k", "10M"),
+    assert [_short(n) for n in (0, 9999, 10_000, 99_999, 9_999_999, 10_000_000, 12 * 10**9)] == [
+        *("0", "9999", "10k", "99k", "9999k", "10M", "12G"),
     ]
+
+
+@pytest.mark.parametrize("most", [2, 50])
+def test_a_matrix_gives_the_picture_of_its_pairs(most):
+    """But for the word of the title that says what is counted."""
+    labels, predicted = np.random.default_rng(0).integers(5, size=(2, 300))
+    matrix = np.zeros((5, 5), dtype=np.int64)
+    np.add.at(matrix, (labels, predicted), 1)
+    of_matrix, of_pairs = matrix_picture(matrix, most=most), confusion_picture(labels, predicted, 5, most=most)
+    box = (0, TITLE, of_pairs.width, of_pairs.height)
+    assert of_matrix.size == of_pairs.size
+    assert of_matrix.crop(box).tobytes() == of_pairs.crop(box).tobytes()

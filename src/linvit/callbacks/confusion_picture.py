@@ -32,25 +32,39 @@ def confusion_picture(
     """
     wrong = labels != predicted
     errors = np.bincount(labels[wrong], minlength=classes) + np.bincount(predicted[wrong], minlength=classes)
-    shown = np.sort(np.argsort(-errors, kind="stable")[:most])
+    shown = _most(errors, most)
     place = np.full(classes, -1)
     place[shown] = np.arange(len(shown))
     row, column = place[labels], place[predicted]
     inside = (row >= 0) & (column >= 0)
     counts = np.zeros((len(shown), len(shown)), dtype=np.int64)
     np.add.at(counts, (row[inside], column[inside]), 1)
-    images = np.bincount(labels, minlength=classes)[shown]
-    fractions = counts / np.maximum(images, 1)[:, None]
-    title = f"the {len(shown)} most confused of {classes} classes" if len(shown) < classes else f"{classes} classes"
-    return _draw(counts, fractions, [str(c) if names is None else names[c] for c in shown], title)
+    return _draw(counts, np.bincount(labels, minlength=classes), shown, names, "images")
 
 
-def _draw(counts: np.ndarray, fractions: np.ndarray, names: Sequence[str], title: str) -> Image.Image:
+def matrix_picture(matrix: np.ndarray, names: Sequence[str] | None = None, most: int = 50) -> Image.Image:
+    """Draws a confusion matrix of pixels (K, K), whose rows are labels, as `confusion_picture` draws one of images."""
+    shown = _most(matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal(), most)
+    return _draw(matrix[np.ix_(shown, shown)], matrix.sum(1), shown, names, "pixels")
+
+
+def _most(errors: np.ndarray, most: int) -> np.ndarray:
+    """The classes with the most errors, in their order."""
+    return np.sort(np.argsort(-errors, kind="stable")[:most])
+
+
+def _draw(
+    counts: np.ndarray, labelled: np.ndarray, shown: np.ndarray, names: Sequence[str] | None, unit: str
+) -> Image.Image:
+    """Draws the counts between the classes that are shown; `labelled` counts each of all classes."""
+    fractions = counts / np.maximum(labelled[shown], 1)[:, None]
+    names = [str(c) if names is None else names[c] for c in shown]
+    most = f"the {len(shown)} most confused of " if len(shown) < len(labelled) else ""
+    title = f"{most}{len(labelled)} classes. Rows: labels, columns: predictions, numbers: {unit}"
     cell = cell_side(len(names))
     font, small, heading = (ImageFont.load_default(size) for size in (cell * 0.4, cell * 0.36, 18))
     names = [name[:LETTERS] for name in names]
     side, margin = cell * len(names), math.ceil(max(map(font.getlength, names))) + 2 * GAP
-    title = f"{title}. Rows: labels, columns: predictions, numbers: images"
     width = max(margin + side, math.ceil(heading.getlength(title)) + GAP) + GAP
     picture = Image.new("RGB", (width, TITLE + margin + side + GAP), "white")
     across = Image.new("RGB", (margin, side), "white")  # names of the columns, turned by a right angle
@@ -83,8 +97,8 @@ def cell_side(classes: int) -> int:
 
 
 def _short(count: int) -> str:
-    """A number in at most five characters: 9999, 12k, 12M."""
-    for unit, letter in ((10**6, "M"), (10**3, "k")):
+    """A number in at most five characters: 9999, 12k, 12M, 12G."""
+    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= 10 * unit:
             return f"{count // unit}{letter}"
     return str(count)

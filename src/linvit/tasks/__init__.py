@@ -2,5 +2,6 @@
 
 from linvit.tasks.base import Task
 from linvit.tasks.classification import ClassificationTask
+from linvit.tasks.segmentation.task import SegmentationTask
 
-__all__ = ["ClassificationTask", "Task"]
+__all__ = ["ClassificationTask", "SegmentationTask", "Task"]

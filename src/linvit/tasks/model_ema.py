@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -40,9 +41,9 @@ class ModelEma(nn.Module):
         self.decay = decay
         self.updates = 0
 
-    def forward(self, images: Tensor) -> Tensor:
-        """The averaged network's output for images (B, 3, H, W)."""
-        return self.network(images)  # type: ignore[no-any-return]
+    def forward(self, images: Tensor, **options: Any) -> Tensor:
+        """The averaged network's output for images (B, 3, H, W); options are the network's own."""
+        return self.network(images, **options)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:

@@ -1,0 +1,49 @@
+"""Losses of semantic segmentation. Labels are (B, H, W); those of `IGNORE` count for nothing."""
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+IGNORE = 255
+"""The label of pixels that belong to no class."""
+
+
+def pixel_cross_entropy(
+    logits: Tensor, label: Tensor, average: Literal["all", "valid"] = "all", label_smoothing: float = 0.0
+) -> Tensor:
+    """Mean cross entropy of pixels; 0 if all are ignored.
+
+    Logits are resized to the labels first, by bilinear interpolation.
+
+    Args:
+        logits: (B, K, h, w), of any size.
+        label: (B, H, W), int64.
+        average: "all" divides by the number of all pixels, ignored ones included, as the papers' programs do
+            (mmsegmentation 0.x); "valid" divides by that of the labelled ones.
+        label_smoothing: Fraction of the target that is spread over all classes ("soft cross entropy").
+    """
+    logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
+    losses = F.cross_entropy(logits, label, ignore_index=IGNORE, reduction="none", label_smoothing=label_smoothing)
+    return losses.mean() if average == "all" else losses.sum() / (label != IGNORE).sum().clamp(min=1)
+
+
+def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
+    """Mean over the classes that are in the labels of `1 - 2 sum(p y) / (sum(p) + sum(y))`; 0 if there are none.
+
+    The sums are over all labelled pixels of the batch, p is the softmax, and y is 1 where the label is the class
+    (Milletari et al. 2016, "V-Net", Sec. 3). Logits are resized to the labels first.
+
+    Args:
+        logits: (B, K, h, w), of any size.
+        label: (B, H, W), int64.
+    """
+    logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
+    valid = label != IGNORE
+    probability = logits.softmax(1).movedim(1, -1)[valid]  # (pixels, K)
+    target = F.one_hot(label[valid], logits.shape[1]).to(probability)
+    both, each = (probability * target).sum(0), (probability + target).sum(0)
+    present = target.any(0)
+    if not present.any():
+        return 0 * logits.sum()
+    return (1 - 2 * both[present] / each[present]).mean()

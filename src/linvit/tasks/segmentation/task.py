@@ -1,0 +1,167 @@
+"""Semantic segmentation: one class per pixel."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, Metric
+
+from linvit.callbacks.segmentation.mask_writer import MaskWriter
+from linvit.callbacks.segmentation.pictures import SegmentationPictures
+from linvit.callbacks.segmentation.report import SegmentationReport
+from linvit.errors import UserError, check_choice, check_number
+from linvit.heads.segmentation.inference import View, bands
+from linvit.heads.segmentation.segmentor import create_segmentor
+from linvit.image_size import image_size
+from linvit.tasks.base import Task
+from linvit.tasks.segmentation.confusion import ConfusionScore, PixelConfusion, class_scores
+from linvit.tasks.segmentation.loss import IGNORE, dice_loss, pixel_cross_entropy
+
+SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
+
+
+class SegmentationTask(Task):
+    """Cross entropy of pixels; `val/score` is the mean IoU of the classes, over the whole set, at the labels' size.
+
+    Also logged are the mean accuracy of the classes (`mAcc`), the accuracy of all pixels (`aAcc`, overall accuracy),
+    the mean F1 (`mF1`) and Cohen's kappa. Pixels labelled 255 count nowhere. Images are evaluated one by one, and
+    logits of all classes at full size exist for a few rows at a time.
+
+    Args:
+        head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
+        loss_average: Cross entropy over "all" pixels, ignored ones included, as in the papers' programs, or over
+            "valid" ones.
+        label_smoothing: Fraction of the target spread over all classes while training.
+        dice_weight: Weight of a Dice loss beside the cross entropy.
+        auxiliary_weight: Weight of the loss of a head's auxiliary output, which exists in training only.
+        window: Side, or [H, W], of overlapping windows by which images are evaluated; null takes whole images.
+        stride: Step between windows; null is two thirds of the window.
+        scales: Factors on the size of the images in evaluation; with several, their probabilities are averaged.
+        mirror: Average also over mirrored images in evaluation.
+        left_out: Names of classes that the means leave out, such as the clutter of the ISPRS sets.
+        **task: Arguments of `Task`: backbone, attention, optimisation.
+
+    Example:
+        $ linvit fit --config segmentation_quickstart --model.head=upernet --model.attention=taylor
+    """
+
+    score_metric = "mIoU"
+    advanced_options = Task.advanced_options | {"loss_average", "label_smoothing", "dice_weight", "left_out"}
+
+    def __init__(
+        self,
+        head: str | dict[str, Any] = "upernet",
+        loss_average: Literal["all", "valid"] = "all",
+        label_smoothing: float = 0.0,
+        dice_weight: float = 0.0,
+        auxiliary_weight: float = 0.4,
+        window: int | Sequence[int] | None = None,
+        stride: int | Sequence[int] | None = None,
+        scales: Sequence[float] = (1.0,),
+        mirror: bool = False,
+        left_out: Sequence[str] = (),
+        **task: Any,
+    ) -> None:
+        check_choice("loss_average", loss_average, ["all", "valid"])
+        check_number("label_smoothing", label_smoothing, at_least=0, below=1)
+        check_number("dice_weight", dice_weight, at_least=0)
+        check_number("auxiliary_weight", auxiliary_weight, at_least=0)
+        if not scales:
+            raise UserError("scales must list at least one factor, such as [1.0]")
+        for scale in scales:
+            check_number("scales", scale, above=0)
+        if stride is not None and window is None:
+            raise UserError(f"stride is {stride}, but there are no windows; set --model.window, or leave stride out")
+        super().__init__(**task)
+        self.window = None if window is None else image_size(window)
+        self.stride = None if stride is None else image_size(stride)
+
+    def configure_network(self) -> nn.Module:
+        """The backbone with the head: images (B, 3, H, W) to logits (B, K, H, W)."""
+        given = {name: self.hparams[name] for name in ("backbone", "head", "num_classes", "attention", "img_size")}
+        return create_segmentor(**given, drop_path_rate=self.hparams["drop_path_rate"])
+
+    def configure_metrics(self) -> Mapping[str, Metric]:
+        """Cross entropy of the labelled pixels, and the scores of one confusion matrix."""
+        names = self.hparams["class_names"] or []
+        for name in self.hparams["left_out"]:
+            check_choice("an entry of left_out", name, list(names))
+        left_out = [names.index(name) for name in self.hparams["left_out"]]
+        confusion = PixelConfusion(self.hparams["num_classes"])
+        scores = {name: ConfusionScore(confusion, name, left_out) for name in SCORES}
+        return {"loss": MeanMetric(nan_strategy="disable"), **scores}
+
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        """Cross entropy and Dice loss of the logits, and those of auxiliary logits with their weight."""
+        label = batch["mask"].long()
+        weighted = self.hparams["auxiliary_weight"] > 0
+        logits, others = self.network(batch["image"], auxiliary=True, full_size=False)
+        loss = self._loss(logits, label)
+        for auxiliary in others if weighted else ():
+            loss = loss + self.hparams["auxiliary_weight"] * self._loss(auxiliary, label)
+        return loss
+
+    def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> list[Tensor]:
+        """Updates loss and scores; returns the classes (H, W), uint8 or int64, of each image at its labels' size."""
+        found = []
+        confusion = metrics["mIoU"].confusion
+        for image, mask in zip(batch["image"], batch["mask"], strict=True):
+            label, top, predicted = mask.long(), 0, []
+            for scores in self._bands(network, image, label.shape):
+                rows = label[None, top : top + scores.shape[2]]
+                top += scores.shape[2]
+                losses = F.nll_loss(scores.clamp(min=1e-30).log(), rows, ignore_index=IGNORE, reduction="none")
+                metrics["loss"].update(losses[rows != IGNORE])
+                predicted.append(scores.argmax(1))
+                confusion.update(predicted[-1], rows)
+            found.append(torch.cat(predicted, 1)[0])
+        for name in SCORES:
+            metrics[name].update()
+        return found
+
+    def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Ids (B), and the classes (H, W) of each image at its original size."""
+        sizes = batch["size"] if "size" in batch else [image.shape[1:] for image in batch["image"]]
+        pairs = zip(batch["image"], sizes, strict=True)
+        classes = [torch.cat([scores.argmax(1)[0] for scores in self._bands(network, *pair)]) for pair in pairs]
+        return {"id": batch["id"], "classes": classes}
+
+    def run_callbacks(self) -> list[Callback]:
+        """Also a table of the classes, a confusion matrix and pictures; in a folder for reports, predicted masks."""
+        folder = self.report_folder
+        writers = [] if folder is None else [MaskWriter(folder)]
+        return [*super().run_callbacks(), SegmentationReport(folder), SegmentationPictures(), *writers]
+
+    def class_table(self, stage: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores.
+
+        All ranks call it.
+        """
+        averaged = self.hparams["predict_with"] == "ema" and self.ema is not None and self.ema.updates > 0
+        metrics: Any = self.metrics[f"{stage}/ema_" if averaged else f"{stage}/"]
+        matrix: Tensor = metrics["mIoU"].confusion.compute()
+        return matrix, class_scores(matrix)
+
+    def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        average, smoothing = self.hparams["loss_average"], self.hparams["label_smoothing"]
+        loss = pixel_cross_entropy(logits, label, average, smoothing)
+        dice = self.hparams["dice_weight"]
+        return loss + dice * dice_loss(logits, label) if dice else loss
+
+    def _bands(self, network: nn.Module, image: Tensor, size: Sequence[int]) -> Any:
+        """Bands of probabilities (1, K, rows, W) of an image (3, H, W), at another size."""
+        views = []
+        for scale in self.hparams["scales"]:
+            side = [int(length * scale + 0.5) for length in image.shape[1:]]
+            view = image[None]
+            if scale != 1:
+                view = F.interpolate(view, side, mode="bilinear", align_corners=False)
+            views += [View(view), View(view.flip(-1), True)] if self.hparams["mirror"] else [View(view)]
+
+        def logits(images: Tensor) -> Tensor:
+            return network(images, full_size=False)  # type: ignore[no-any-return]
+
+        return bands(logits, views, [int(side) for side in size], self.window, self.stride)

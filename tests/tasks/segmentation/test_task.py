@@ -1,0 +1,132 @@
+"""Segmentation: training, scoring and prediction by hand-made batches and in a run."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from linvit import UserError
+from linvit.heads.segmentation import inference
+from linvit.tasks import SegmentationTask
+from linvit.tasks.segmentation.confusion import mean_scores
+from linvit.tasks.segmentation.loss import IGNORE
+from tests.helpers import randn
+from tests.second_task.data import InkData
+from tests.training import trainer
+
+BACKBONE = {
+    "name": "pvt_v2_b0",
+    "embed_dims": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 1, 2, 2],
+    "sr_ratios": [1] * 4,
+}
+HEAD = {"name": "upernet", "width": 8, "auxiliary_width": 4}
+SMALL = {"backbone": BACKBONE, "attention": "linear", "head": HEAD, "num_classes": 3, "img_size": 32}
+
+
+def task(**options):
+    torch.manual_seed(0)
+    return SegmentationTask(**{**SMALL, "warmup_epochs": 0, "lr": 1e-2, **options})
+
+
+def batch(classes=3):
+    """Two images, and labels of which a corner is ignored."""
+    image, mask = randn(2, 3, 32, 32).float(), torch.randint(classes, (2, 32, 32), dtype=torch.uint8)
+    mask[:, :5, :7] = IGNORE
+    return {"image": image, "mask": mask, "id": ["a", "b"]}
+
+
+def test_the_loss_is_that_of_the_logits_and_of_the_auxiliary_output():
+    given = batch()
+    label = given["mask"].long()
+    model = task()
+    model.network.eval()
+    logits, (auxiliary,) = model.network(given["image"], auxiliary=True)
+    losses = [F.cross_entropy(x, label, ignore_index=IGNORE, reduction="none").mean() for x in (logits, auxiliary)]
+    torch.testing.assert_close(model.training_loss(given), losses[0] + 0.4 * losses[1])
+    alone = task(auxiliary_weight=0, loss_average="valid")
+    alone.network.load_state_dict(model.network.state_dict())
+    alone.network.eval()
+    torch.testing.assert_close(alone.training_loss(given), F.cross_entropy(logits, label, ignore_index=IGNORE))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 16, "stride": 8}, {"scales": [0.5, 1.0], "mirror": True}], ids=str)
+def test_scores_are_those_of_the_whole_set_at_the_labels_size(options, monkeypatch):
+    """Images of several sizes, each with labels of another size, in bands of one row."""
+    monkeypatch.setattr(inference, "BAND_BYTES", 1)
+    model = task(**options).eval()
+    images = [randn(3, 32, 40).float(), randn(3, 24, 32, seed=1).float()]
+    masks = [torch.randint(3, size, dtype=torch.uint8) for size in ((50, 61), (24, 32))]
+    masks[0][:9] = IGNORE
+    metrics = model.configure_metrics()
+    with torch.no_grad():
+        found = model.score_batch(model.network, {"image": images, "mask": masks}, metrics)
+        predicted = model.predict_batch(model.network, {"image": images, "id": "ab", "size": [m.shape for m in masks]})
+    matrix = torch.zeros(3, 3, dtype=torch.long)
+    for classes, mask, again in zip(found, masks, predicted["classes"], strict=True):
+        assert classes.shape == mask.shape
+        assert torch.equal(classes, again)
+        kept = mask != IGNORE
+        matrix += torch.bincount(3 * mask[kept].long() + classes[kept], minlength=9).view(3, 3)
+    for name, score in mean_scores(matrix).items():
+        torch.testing.assert_close(metrics[name].compute(), score.float())
+    if not options:
+        losses = [
+            F.cross_entropy(
+                F.interpolate(model.network(image[None]), mask.shape, mode="bilinear"),
+                mask[None].long(),
+                ignore_index=IGNORE,
+                reduction="sum",
+            )
+            for image, mask in zip(images, masks, strict=True)
+        ]
+        torch.testing.assert_close(metrics["loss"].compute(), sum(losses) / matrix.sum())
+
+
+def test_classes_are_left_out_by_name():
+    names = ["road", "tree", "clutter"]
+    scores = task(class_names=names, left_out=["clutter"]).configure_metrics()
+    assert scores["mIoU"].left_out == [2]
+    with pytest.raises(UserError, match=r"left_out must be one of road, tree, clutter; got 'water'"):
+        task(class_names=names, left_out=["water"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 8}, "there are no windows"),
+        ({"scales": []}, "at least one factor"),
+        ({"scales": [0]}, "scales must be a number above 0"),
+        ({"loss_average": "some"}, "loss_average"),
+        ({"head": "no_such_head"}, "no head is called 'no_such_head'"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        task(**options)
+
+
+def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
+    data = InkData(batch_size=16, num_workers=0, img_size=32)
+    names = list(data.class_names)
+    model = task(num_classes=2, class_names=names, ema_decay=0.5)
+    runner = trainer(tmp_path, max_epochs=2, limit_train_batches=15, limit_val_batches=3)
+    runner.fit(model, datamodule=data)
+    scores = runner.callback_metrics
+    assert scores["val/score"] == scores["val/mIoU"] > 0.7
+    assert {"val/ema_score", "val/mAcc", "val/aAcc", "val/mF1", "val/kappa", "val/loss"} <= scores.keys()
+    model.report_folder = tmp_path
+    runner = trainer(tmp_path, limit_test_batches=3, limit_predict_batches=1)
+    runner.test(model, datamodule=data, verbose=False)
+    table = (tmp_path / "test_classes.csv").read_text(encoding="utf-8").splitlines()
+    assert table[0] == "class,pixels,IoU,Acc,F1"
+    assert [row.split(",")[0] for row in table[1:]] == names
+    assert Image.open(tmp_path / "test_confusion.png").width > 200
+    runner.predict(model, datamodule=data)
+    (folder,) = tmp_path.glob("predictions_*")
+    masks = sorted(path for path in folder.glob("*.png") if path.stem != "legend")
+    assert len(masks) == 16 == len(list(folder.glob("*_overlay.jpg")))
+    assert set(np.unique(np.asarray(Image.open(masks[0])))) <= {0, 1}
