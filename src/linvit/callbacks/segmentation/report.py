@@ -1,6 +1,5 @@
 """The scores of each class as a table, and the confusion matrix of pixels as a picture."""
 
-import csv
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.confusion_picture import matrix_picture
+from linvit.plain_text import CsvWriter
 
 
 class SegmentationReport(Callback):
@@ -57,7 +57,7 @@ class SegmentationReport(Callback):
         Path(folder).mkdir(parents=True, exist_ok=True)
         table = Path(folder) / f"{stage}_classes.csv"
         with table.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
+            writer = CsvWriter(file)
             writer.writerow(["class", "pixels", *scores])
             for i, (name, pixels) in enumerate(zip(names, matrix.sum(1), strict=True)):
                 values = [values[i].item() for values in scores.values()]
