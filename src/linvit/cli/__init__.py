@@ -16,6 +16,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "import-weights": "linvit.cli.import_weights",
     "data": "linvit.cli.data",
     "bench": "linvit.cli.bench",
+    "verify-resume": "linvit.cli.verify_resume",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
@@ -44,6 +45,9 @@ usage: linvit VERB [options]
                linvit data check path/to/imagenet --output bad.csv
   bench      how fast images are loaded, beside timm's loader and a model:
                linvit bench data path/to/imagenet --config imagenet/swin_tiny
+  verify-resume
+             interrupt your run, and see that nothing is lost:
+               linvit verify-resume --config quickstart --interruptions 3
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with

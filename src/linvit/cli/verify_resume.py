@@ -1,0 +1,201 @@
+"""`linvit verify-resume`: interrupts a run of one's own configuration, and compares it with one that is not."""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linvit.cli.terminal import argument_parser, reflow
+from linvit.errors import UserError
+
+EPILOG = """examples:
+  linvit verify-resume --config quickstart
+  linvit verify-resume --config RUN/config.yaml --interruptions 5
+  linvit verify-resume --config mine.yaml --data.num_workers=4 --trainer.devices=2
+
+All options of linvit fit are taken. The run has epochs of 5 batches and is
+written to a temporary folder, which is deleted. Each part is a process of its
+own. The exit code is 0 if the runs are bit-equal, otherwise 1.
+"""
+SHORT: dict[str, Any] = {  # options of the trainer; those of the command line win
+    "logger": None,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_train_batches": 5,
+    "limit_val_batches": 2,
+    "val_check_interval": 1.0,
+    "check_val_every_n_epoch": 1,
+}
+COMPARED = {
+    "state_dict": "weights",
+    "optimizer_states": "optimiser",
+    "lr_schedulers": "learning-rate schedule",
+    "random_state": "random generators",
+    "loops": "epochs and steps",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit verify-resume`; prints the verdict and returns 0 if the runs are bit-equal, else 1.
+
+    Raises:
+        UserError: If the configuration cannot be run.
+    """
+    parser = argument_parser("linvit verify-resume", __doc__, EPILOG)
+    parser.add_argument("--interruptions", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, metavar="N", help="optimiser steps (default: %(default)s)")
+    args, options = parser.parse_known_args(argv)
+    if args.steps < 2 or not 1 <= args.interruptions < args.steps:
+        raise UserError(
+            f"a run of N steps can be interrupted 1 to N - 1 times; got --steps={args.steps} and "
+            f"--interruptions={args.interruptions}"
+        )
+    if any(option.startswith(("--ckpt_path", "--resume")) for option in options):
+        raise UserError("verify-resume starts a run of its own; leave out --ckpt_path and --resume")
+    with tempfile.TemporaryDirectory(prefix="linvit-verify-resume-") as folder:
+        return _verify(Path(folder), options, args)
+
+
+def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> int:
+    whole = Run(folder / "whole", options)
+    whole.go_on(args.steps)
+    steps = whole.content()["global_step"]
+    if steps <= args.interruptions:
+        raise UserError(f"the run ends after {steps} steps: too few for {args.interruptions} interruptions")
+    parts = Run(folder / "parts", options)
+    stops = sorted(random.Random(args.steps).sample(range(1, steps), args.interruptions))
+    for stop in [*stops, args.steps]:
+        parts.go_on(stop)
+    interrupted = f"{steps} steps, interrupted after {' and '.join(map(str, stops))}"
+    different = differences({name: (whole.content()[name], parts.content()[name]) for name in COMPARED})
+    if not different:
+        print(reflow(f"bit-equal after {interrupted}: {', '.join(COMPARED.values())}"))
+        return 0
+    print(reflow(f"NOT equal after {interrupted}: {len(different)} entries differ, such as"))
+    print("\n".join(f"  {line}" for line in different[:5]))
+    print(reflow(f"Probable cause: {_cause(whole, parts, folder, options, args.steps)}"))
+    return 1
+
+
+class Run:
+    """A run that goes on from where it was each time.
+
+    Args:
+        folder: Where it writes.
+        options: Those of `linvit fit`.
+    """
+
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
+        folder.mkdir()
+        self.folder, self.options = folder, options
+        self.checkpoint: Path | None = None
+
+    def go_on(self, step: int) -> None:
+        """Trains up to a step, in a new process.
+
+        Raises:
+            UserError: If it fails; with its last words.
+        """
+        start = "anew" if self.checkpoint is None else f"from step {self.content()['global_step']}"
+        print(f"training {start} to step {step}", flush=True)
+        end = self.folder / f"{step}.ckpt"
+        stop = {"step": step, "checkpoint": str(end), "record": str(self.folder / "record.jsonl")}
+        callback = {"class_path": "linvit.callbacks.stop_at.StopAt", "init_args": stop}
+        own = self.folder / "short.yaml"
+        trainer = SHORT | {"default_root_dir": str(self.folder), "callbacks+": [callback]}
+        own.write_text(json.dumps({"trainer": trainer}), encoding="utf-8")
+        configs, others = split(self.options)
+        resumed = [] if self.checkpoint is None else [f"--ckpt_path={self.checkpoint}"]
+        command = [sys.executable, "-m", "linvit", "fit", *configs, f"--config={own}", *others, *resumed]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+        if done.returncode or not end.is_file():
+            raise UserError(
+                f"linvit fit failed with exit code {done.returncode}; its last words:\n{done.stderr[-3000:]}"
+            )
+        if self.checkpoint is not None:
+            self.checkpoint.unlink()
+        self.checkpoint = end
+
+    def content(self) -> dict[str, Any]:
+        """The last checkpoint."""
+        from linvit.weights import torch_file  # imports torch, which takes seconds
+
+        assert self.checkpoint is not None
+        content: dict[str, Any] = torch_file.load(self.checkpoint, objects=False)
+        return content
+
+    def record(self) -> list[list[Any]]:
+        """Epoch, number, digest and loss of each batch."""
+        return [json.loads(line) for line in (self.folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def split(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The configurations among options, and the others, which win over ours."""
+    configs: list[str] = []
+    others: list[str] = []
+    following = iter(options)
+    for option in following:
+        if option in ("--config", "-c"):
+            configs += [option, next(following, "")]
+        else:
+            (configs if option.startswith("--config=") else others).append(option)
+    return configs, others
+
+
+def differences(pairs: Any, name: str = "") -> list[str]:
+    """A line for each entry of nested pairs of states that differs, with the largest difference of tensors.
+
+    Args:
+        pairs: Mapping of names to pairs, whose values may be mappings, sequences, tensors and plain values.
+        name: Of the mapping.
+    """
+    from torch import Tensor, equal
+
+    found: list[str] = []
+    for key, (one, other) in pairs.items():
+        path = f"{name}/{key}" if name else str(key)
+        if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+            one, other = dict(enumerate(one)), dict(enumerate(other))
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += differences({key: (one.get(key), other.get(key)) for key in {**one, **other}}, path)
+        elif isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape:
+            if not equal(one, other):
+                largest = (one.double() - other.double()).abs().max().item()
+                found.append(f"{path}: differs by {largest:.3g} at most, of {one.double().abs().max().item():.3g}")
+        elif isinstance(one, Tensor) or isinstance(other, Tensor) or one != other:
+            found.append(f"{path}: {str(one)[:40]} and {str(other)[:40]}")
+    return found
+
+
+def _cause(whole: Run, parts: Run, folder: Path, options: Sequence[str], steps: int) -> str:
+    """Why the runs probably differ, from the record of their batches and, if need be, a third run."""
+    for one, other in zip(whole.record(), parts.record(), strict=False):
+        where = f"batch {one[1]} of epoch {one[0]}"
+        if one[:2] != other[:2]:
+            return f"the batches are not numbered alike: {where} is batch {other[1]} of epoch {other[0]}"
+        if one[2] != other[2]:
+            return (
+                f"{where} has other images. linvit's own data follow from (seed, epoch, image); a transform or a data "
+                f"set of your own may draw from the generators of random, numpy or torch in a loader process"
+            )
+        if one[3] != other[3]:
+            break
+    else:
+        where = "no batch"
+    again = Run(folder / "again", options)
+    again.go_on(steps)
+    if differences({"state_dict": (whole.content()["state_dict"], again.content()["state_dict"])}):
+        return (
+            "the training itself: two runs without an interruption differ, too. Try --trainer.deterministic=true, "
+            "and --trainer.benchmark=false"
+        )
+    return (
+        f"the images are the same, and {where} is the first with another loss: something that training reads is not in "
+        f"the checkpoint, such as an attribute of a module or a callback that is no buffer and no state_dict"
+    )

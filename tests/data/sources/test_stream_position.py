@@ -1,0 +1,122 @@
+"""Streams that go on in the middle of an epoch, also with other numbers of ranks and loader processes."""
+
+import itertools
+
+import pytest
+from datasets import Dataset
+
+from linvit.data.loading.loader import make_loader
+from linvit.data.sources.images import collate
+from linvit.data.sources.lanes import Lane
+from linvit.data.sources.rows import StreamRows, from_row, shuffled
+from linvit.data.sources.shards import Part, load_streams
+from tests.data.images import picture, png
+from tests.data.sources.test_stream import FEATURES, stream, untold, write
+
+COUNT = 48
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """48 rows in six shards, of files that contain their number and of files that do not."""
+    root = tmp_path_factory.mktemp("shards")
+    found = {
+        kind: load_streams(str(write(root / kind, kind, [8, 4, 12, 8, 8, 8])))["train"] for kind in ("parquet", "saved")
+    }
+    arrow = load_streams(str(write(root / "arrow", "arrow", [8] * 6)))["train"]
+    return found | {"arrow": arrow, "untold": untold(arrow)}
+
+
+class Epoch:
+    """An epoch of a stream whose ranks and processes change on the way."""
+
+    def __init__(self, shards):
+        self.shards, self.state, self.rows = shards, None, []
+
+    def phase(self, ranks, workers, batch_size, batches=None):
+        """Trains for some batches, or to the end of the epoch; returns the batches of each rank."""
+        shares, states = [], []
+        for rank in range(ranks):
+            samples = stream(self.shards, rank, ranks, workers, seed=1, buffer=5, batch_size=batch_size, total=COUNT)
+            loader = make_loader(samples, batch_size, workers, collate, training=True)
+            if self.state is not None:
+                loader.load_state_dict(self.state)
+            loader.sampler.set_epoch(2)
+            planned = len(loader) - loader.batches_done
+            share = [batch["index"].tolist() for batch in itertools.islice(loader, batches or planned)]
+            shares.append(share)
+            states.append(loader.state_dict())
+            if batches is None:
+                assert len(share) == planned
+        assert all(state == states[0] for state in states)
+        self.state = states[0]
+        self.rows += [row for share in shares for batch in share for row in batch]
+        return shares
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved", "arrow", "untold"])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_resumed_epoch_is_the_rest_of_the_whole_one(kinds, kind, workers):
+    whole = Epoch(kinds[kind]).phase(1, workers, 4)
+    epoch = Epoch(kinds[kind])
+    parts = [batch for batches in (1, 4, 2, None) for batch in epoch.phase(1, workers, 4, batches)[0]]
+    assert parts == whole[0]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "untold"])
+@pytest.mark.parametrize("layouts", [[(1, 2, 4), (2, 0, 4)], [(2, 2, 2), (1, 0, 4)], [(3, 2, 2), (1, 2, 4), (2, 3, 2)]])
+def test_in_another_layout_every_row_has_its_turn_once(kinds, kind, layouts):
+    epoch = Epoch(kinds[kind])
+    for layout in layouts[:-1]:
+        epoch.phase(*layout, 2)
+    steps = {len(share) for share in epoch.phase(*layouts[-1])}
+    assert len(steps) == 1
+    whole = Epoch(kinds[kind])
+    whole.phase(*layouts[0])
+    assert sorted(epoch.rows) == sorted(whole.rows)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_bad_row_s_place_is_taken_by_the_next_wherever_the_epoch_goes_on(tmp_path, hidden):
+    images = [{"bytes": png(picture(row)), "path": f"{row}.png"} for row in range(COUNT)]
+    for bad in (0, 11, 12, 13, 30, 47):
+        images[bad]["bytes"] = b"no image"
+    table = Dataset.from_dict({"image": images, "label": [0] * COUNT}, features=FEATURES)
+    table.to_parquet(tmp_path / "train.parquet", batch_size=8)
+    shards = load_streams(str(tmp_path))["train"]
+    shards = untold(shards) if hidden else shards
+    whole = Epoch(shards).phase(1, 0, 4)[0]
+    assert len(whole) == 12
+    for first in range(1, 12):
+        epoch = Epoch(shards)
+        assert epoch.phase(1, 0, 4, first)[0] + epoch.phase(1, 0, 4)[0] == whole
+
+
+def test_rows_that_are_skipped_are_not_read(kinds):
+    read = []
+
+    class Spy(StreamRows):
+        def read(self, parts):
+            rows = super().read(parts)
+            return (read.append(row[0]) or row for row in rows)
+
+    lane = Lane([Part(shard, 0, 1, shard) for shard in range(COUNT)], 40, COUNT)
+    source = Spy(*stream(kinds["saved"], seed=1, buffer=4).rows)
+    needed = [number for number, _ in next(source.passes(lane, (0, 0)))]
+    assert len(needed) == 8
+    assert read == list(range(min(needed), max(needed) + 1))
+    assert min(read) > 10
+
+
+def test_parts_without_their_first_rows():
+    parts = [Part(2, 1, 4, 9), Part(0, 0, 2, 0), Part(5, 3, 9, 30)]
+    assert from_row(parts, 0) == parts
+    assert from_row(parts, 2) == [Part(2, 3, 4, 11), *parts[1:]]
+    assert from_row(parts, 6) == [Part(5, 4, 9, 31)]
+
+
+def test_shuffling_keeps_every_item_and_holds_no_more_than_the_buffer():
+    taken = []
+    order = list(shuffled((taken.append(i) or i for i in range(3000)), 10, (1, 2)))
+    assert sorted(order) == list(range(3000))
+    assert all(item <= place + 10 for place, item in enumerate(order))
