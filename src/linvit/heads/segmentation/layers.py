@@ -12,6 +12,7 @@ class ConvNormReLU(nn.Sequential):
     """Convolution without bias, BatchNorm, ReLU: (B, C, H, W) -> (B, C', H, W).
 
     Initial weights are normal, of a variance by the fan-out (He et al. 2015), as in mmsegmentation.
+    So is the name `bn`: its recipes exclude LayerNorms from weight decay by `norm` in their names, and no BatchNorm.
 
     Args:
         in_channels: Channels C.
@@ -22,7 +23,7 @@ class ConvNormReLU(nn.Sequential):
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 3) -> None:
         conv = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-        layers = OrderedDict(conv=conv, norm=nn.BatchNorm2d(out_channels), relu=nn.ReLU(inplace=True))
+        layers = OrderedDict(conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU(inplace=True))
         super().__init__(layers)
 
 

@@ -11,7 +11,6 @@ LAYOUT = Layout(
     renames=(
         (r"^auxiliary_head\.", "head.auxiliary_head."),
         (r"^decode_head\.", "head."),
-        (r"^(head\..*)\.bn\.", r"\1.norm."),
         (r"^(head\..*)conv_seg\.", r"\1classifier."),
         (r"^head\.psp_modules\.(\d)\.1\.", r"head.pyramid_pooling.branches.\1."),
         (r"^head\.bottleneck\.", "head.pyramid_pooling.bottleneck."),
