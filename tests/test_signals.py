@@ -19,7 +19,8 @@ def exits(monkeypatch):
     """How the process would have ended at once."""
     found = []
     monkeypatch.setattr(STOP, "leave", lambda code, message: found.append((code, message)))
-    return found
+    yield found
+    STOP.release()
 
 
 def wait_until(condition):
@@ -52,10 +53,17 @@ def test_a_run_that_can_save_is_left_to_do_so_unless_a_second_comes(exits, monke
     assert exits == [(130, "ended at once by a second Ctrl-C, without saving")]
 
 
-def test_handlers_are_given_back(exits):
+def test_handlers_are_given_back_unless_a_signal_is_about_to_end_the_process(exits):
     before = [signal.getsignal(by) for by in SIGNALS]
     with STOP.caught():
         assert [signal.getsignal(by) for by in SIGNALS] != before
+    assert [signal.getsignal(by) for by in SIGNALS] == before
+    with STOP.caught():
+        STOP.deferred = True
+        signal.raise_signal(BY)
+        wait_until(lambda: STOP.received == BY)
+    signal.raise_signal(BY)  # would end this process
+    STOP.release()
     assert [signal.getsignal(by) for by in SIGNALS] == before
 
 

@@ -10,13 +10,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name)]
 SAME = 1.0  # seconds; launchers and `timeout` pass a signal on that the process group has had already
+TELL_SECONDS = 1.0  # that another rank may take to listen
 WORKER_SECONDS = 30  # that a loader process lives on after SIGTERM
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables by which launchers number processes
 
@@ -41,6 +42,7 @@ class StopSignals:
             this process ends at once.
         requeue_exit_code: Exit code of a run under SLURM that a signal other than Ctrl-C has ended.
         children: Processes that end with this one.
+        tell: Tells the other ranks with which exit code this one ends at once, or None.
     """
 
     def __init__(self) -> None:
@@ -48,40 +50,44 @@ class StopSignals:
         self.deferred = False
         self.requeue_exit_code = 128 + signal.SIGTERM
         self.children: list[subprocess.Popen[Any]] = []
+        self.tell: Callable[[int], None] | None = None
         self._before: dict[int, Any] = {}
+        self._descriptor = -1
+        self._writer: socket.socket | None = None
         self._noticed = 0.0
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catches the signals within a block. Those that are ignored, as after `nohup`, stay so."""
-        self.received, self.deferred, self.children = None, False, []
+        """Catches the signals within a block. Those that are ignored, as after `nohup`, stay so.
+
+        After a signal they are caught until the process ends, which it is about to do.
+        """
+        self.release()
+        self.received, self.deferred, self.children, self.tell = None, False, [], None
         if threading.current_thread() is not threading.main_thread():
             yield  # where Python has no handlers
             return
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
+        reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
         caught = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         self._before = {number: signal.signal(number, _nothing) for number in caught}
-        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(descriptor)
-            self.release()
-            writer.close()  # which ends the thread
+            if self.received is None:
+                self.release()
 
     def release(self) -> None:
-        """Gives the signals the handlers back that they had before."""
+        """Gives the signals the handlers back that they had before, if they are caught."""
+        if self._writer is None:
+            return
+        signal.set_wakeup_fd(self._descriptor)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._before = {}
-
-    def forget(self) -> None:
-        """In a process that was forked from this one: its signals are not ours."""
-        if self._before:
-            signal.set_wakeup_fd(-1)
-            self.release()
+        self._writer.close()  # which ends the thread
+        self._writer = None
 
     def exit_code(self, by: signal.Signals) -> int:
         """130 for Ctrl-C, 143 for the others, or under SLURM what `requeue_exit_code` says."""
@@ -114,9 +120,16 @@ class StopSignals:
         if first:
             self.received, self._noticed = by, time.monotonic()
         if not self.deferred:
-            self.leave(self.exit_code(by), f"ended by {name(by)}")
+            self._end(by, f"ended by {name(by)}")
         elif not first and time.monotonic() - self._noticed > SAME:
-            self.leave(self.exit_code(by), f"ended at once by a second {name(by)}, without saving")
+            self._end(by, f"ended at once by a second {name(by)}, without saving")
+
+    def _end(self, by: signal.Signals, message: str) -> None:
+        if self.tell is not None:
+            telling = threading.Thread(target=self.tell, args=(self.exit_code(by),), daemon=True)
+            telling.start()
+            telling.join(TELL_SECONDS)
+        self.leave(self.exit_code(by), message)
 
 
 def name(by: signal.Signals) -> str:
@@ -140,4 +153,4 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 
 STOP = StopSignals()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=STOP.forget)
+    os.register_at_fork(after_in_child=STOP.release)  # a signal to another process is not ours

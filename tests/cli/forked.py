@@ -7,7 +7,6 @@ import atexit
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -82,7 +81,7 @@ class Ranks:
         number: Of ranks.
         launcher: "torchrun" starts all of them with its variables; "lightning" starts the first, which starts others.
         env: More variables.
-        before: Is called in each process before the command.
+        before: Is called in each process before the command, with the number of its rank.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Ranks:
         number: int = 1,
         launcher: str = "torchrun",
         env: dict[str, str] | None = None,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.output = folder / f"output-{time.monotonic_ns()}"
         command = [str(argument) for argument in arguments]
@@ -102,7 +101,7 @@ class Ranks:
         def function() -> int:
             with self.pids.open("a", encoding="utf-8") as file:
                 print(os.getpid(), file=file)
-            before()
+            before(int(os.environ.get("LOCAL_RANK", 0)))
             return main(command)
 
         if number > 1:
@@ -111,6 +110,8 @@ class Ranks:
             port = str(free_port())
             common = {**base, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(number)}
             common |= {"LOCAL_WORLD_SIZE": str(number), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+            common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            self.store = torch.distributed.TCPStore("127.0.0.1", int(port), is_master=True, wait_for_workers=False)
             self.started = [
                 Forked(function, folder, self.output, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 for rank in range(number)
@@ -143,7 +144,12 @@ class Ranks:
     def wait(self, deadline: float = DEADLINE) -> list[int | None]:
         """Exit codes of the processes that were started here; those that hang are killed and have None."""
         end = time.monotonic() + deadline
+        told = False
         while any(process.poll() is None for process in self.started) and time.monotonic() < end:
+            if not told and any(process.poll() for process in self.started):  # as torchrun does
+                told = True
+                for process in self.started:
+                    process.send_signal(signal.SIGTERM)
             time.sleep(0.05)
         codes = [process.poll() for process in self.started]
         for process in self.started:
@@ -179,6 +185,3 @@ def _alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-assert subprocess  # the real one, which tests of whole processes use

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from linvit.cli import main
+from linvit.signals import STOP
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TINY = {  # the quickstart in about a second
@@ -47,6 +48,7 @@ def linvit(*arguments: object, cwd: Path) -> Done:
         code = stop.code
     finally:
         logger.removeHandler(handler)
+        STOP.release()  # a process would end now
     return Done(code, out.getvalue(), err.getvalue(), log.getvalue())
 
 

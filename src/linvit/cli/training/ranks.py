@@ -58,6 +58,8 @@ class Ranks(Callback):
             store = _store()
             store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
             self._where_rank_0 = store.get("where0").decode()  # the store may end with it
+            connection = store.clone()
+            STOP.tell = lambda code: connection.set(f"left{self.rank}", str(code))
             self._in_thread(self._answer, store.clone())
 
     def explain(self, error: Exception, own: str) -> None:
@@ -67,6 +69,9 @@ class Ranks(Callback):
             store = _store()
             store.set("failed", "")
             if _lost_contact(error) and (missing := self._missing(store)):
+                for rank in missing:
+                    if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
+                        STOP.leave(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
                 text = self._ended(missing)
             if store.add("spoken", 1) > 1:
                 return
@@ -109,12 +114,12 @@ class Ranks(Callback):
     def _wait_for_children(self) -> None:
         while not (failed := [process for process in STOP.children if process.poll()]):
             time.sleep(0.5)
-        code = failed[0].returncode
+        code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
         if STOP.is_exit_code(code):
-            STOP.leave(code, "ended by a signal to another rank")
+            STOP.leave(code, f"ended by a signal to {self._name(rank)}")
         time.sleep(GRACE)
         if code < 0:  # else it has said why
-            self.say(self._ended([STOP.children.index(failed[0]) + 1]))
+            self.say(self._ended([rank]))
         STOP.leave(1)
 
     @staticmethod
