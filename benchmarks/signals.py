@@ -104,11 +104,9 @@ def one_run(root: Path, by: str, receiver: str, moment: str, launcher: str) -> t
     if "Traceback" in run.text():
         wrong.append("traceback")
     done = max([int(mark.read_text(encoding="utf-8")) for mark in marks if mark.exists()], default=0)
-    saved, resume = 0, []
-    for last in root.rglob("last.ckpt"):
-        saved, resume = torch.load(last, weights_only=True)["global_step"], [f"--ckpt_path={last}"]
+    saved = max([torch.load(last, weights_only=True)["global_step"] for last in root.rglob("last.ckpt")], default=0)
     text = run.text()
-    run = Ranks([*fit, *resume, f"--trainer.max_steps={saved + 3}"], root, world, launcher)
+    run = Ranks([*fit, "--resume=auto", f"--trainer.max_steps={saved + 3}"], root, world, launcher)
     if any(code != 0 for code in run.wait()) or run.left():
         wrong.append("the next start does not continue")
         text += run.text()

@@ -38,29 +38,25 @@ class StopOnSignal(Callback):
         STOP.deferred = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Saves after an optimiser step, unless validation comes first."""
-        if trainer.global_step != self._step and not _validation_is_next(trainer):
+        """Saves after an optimiser step. The run ends in the next hook, when what the step has logged is written."""
+        if trainer.global_step != self._step:
             self._step = trainer.global_step
             self._save_if_asked(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Ends the run when what the step has logged is written."""
-        if self._stopped is not None:
-            raise self._stopped
+        """Ends the run if its state is saved."""
+        self._end_if_saved()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same after the last step of an epoch."""
-        if self._stopped is not None:
-            raise self._stopped
+        self._end_if_saved()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Agrees on how many batches all ranks have."""
+        """The same before validation; agrees on how many batches all ranks have."""
+        self._end_if_saved()
         if STOP.deferred:
-            progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
-            progress.total.reset_on_restart()  # forgets the mark of `_start_validation_anew`
             batches = [count if isinstance(count, int) else 0 for count in trainer.num_val_batches]  # inf is unknown
             self._rounds = self._agree(batches, "MIN")
-            self._end_if_asked(trainer)
 
     def on_validation_batch_end(
         self,
@@ -73,25 +69,19 @@ class StopOnSignal(Callback):
     ) -> None:
         """Ends the run within validation."""
         if STOP.deferred and batch_idx < self._rounds[dataloader_idx]:
-            self._end_if_asked(trainer)
+            self._save_if_asked(trainer)
+            self._end_if_saved()
 
-    def _end_if_asked(self, trainer: Trainer) -> None:
-        """Saves within validation, and ends the run."""
-        if self._stopped is None:
-            self._save_if_asked(trainer, validating=True)
+    def _save_if_asked(self, trainer: Trainer) -> None:
+        (by,) = self._agree([STOP.received or 0], "MAX")
+        if by:
+            last = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
+            saved = [callback.save(trainer) for callback in last]
+            self._stopped = Stopped(signal.Signals(by), trainer.global_step, all(saved))
+
+    def _end_if_saved(self) -> None:
         if self._stopped is not None:
             raise self._stopped
-
-    def _save_if_asked(self, trainer: Trainer, validating: bool = False) -> None:
-        (by,) = self._agree([STOP.received or 0], "MAX")
-        if not by:
-            return
-        self._stopped = Stopped(signal.Signals(by), trainer.global_step)
-        if validating:
-            _start_validation_anew(trainer)
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, LastCheckpoint):
-                callback.save(trainer)
 
     def _agree(self, values: list[int], operation: str) -> list[int]:
         """The smallest or largest of all ranks, for each of the values."""
@@ -104,16 +94,3 @@ class StopOnSignal(Callback):
 
 def _no_handlers() -> None:
     """Stands in for Lightning's method that handles signals."""
-
-
-def _validation_is_next(trainer: Trainer) -> bool:
-    loop: Any = trainer.fit_loop
-    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
-
-
-def _start_validation_anew(trainer: Trainer) -> None:
-    """Marks validation as being in its first batch, so that a run which goes on from here starts with validation."""
-    progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
-    for count in (progress.total, progress.current):
-        count.ready = count.started = 1
-        count.processed = count.completed = 0
