@@ -139,6 +139,10 @@ def _owner(distribution: Distribution | None) -> str:
     return name if name == "linvit" else f"{name} {version}" if name else "unknown"
 
 
+malformed: set[str] = set()
+"""Distributions whose entry points were skipped, with their folders."""
+
+
 @functools.cache
 def skip_malformed_entry_points() -> None:
     """Makes this process skip a distribution whose `entry_points.txt` cannot be read, with a line that names it.
@@ -147,15 +151,14 @@ def skip_malformed_entry_points() -> None:
     it: torch looks for them when it is imported, Lightning when a trainer is made.
     """
     read = Distribution.entry_points.fget  # type: ignore[attr-defined]
-    named: set[str] = set()
 
     def readable(distribution: Distribution) -> EntryPoints:
         try:
             return read(distribution)  # type: ignore[no-any-return]
         except Exception as error:  # a file of any content
             where = f"{_owner(distribution)} in '{distribution.locate_file('')}'"
-            if where not in named:
-                named.add(where)
+            if where not in malformed:
+                malformed.add(where)
                 reason = f"its entry_points.txt is malformed ({type(error).__name__})"
                 print(f"linvit: warning: the plug-ins of {where} are skipped: {reason}", file=sys.stderr)
             return EntryPoints()

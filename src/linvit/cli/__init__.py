@@ -17,6 +17,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "data": "linvit.cli.data",
     "bench": "linvit.cli.bench",
     "verify-resume": "linvit.cli.verify_resume",
+    "doctor": "linvit.cli.doctor",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
@@ -48,6 +49,7 @@ usage: linvit VERB [options]
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3
+  doctor     what is installed, what the machine has, and what is wrong with it
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
 Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
@@ -80,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         mistake = mistake_behind(error)
         if mistake is None:
+            if isinstance(error, ImportError):
+                print("linvit: a package cannot be imported; linvit doctor says how to mend it", file=sys.stderr)
             raise
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
         print(f"linvit: error: {message}", file=sys.stderr)

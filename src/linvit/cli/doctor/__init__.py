@@ -1,0 +1,134 @@
+"""`linvit doctor`: what an installation and its machine have, what is wrong with them, and how to mend it."""
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import metadata
+from pathlib import Path
+
+from linvit import entries
+from linvit.cli.doctor import machine, packages, probe
+from linvit.cli.doctor.problem import Problem
+from linvit.cli.import_check import REGISTRIES, TIMEOUT, why_not
+from linvit.cli.terminal import argument_parser, entry
+from linvit.cli.training.run_folder import check_writable
+from linvit.errors import UserError, check_number
+from linvit.plain_text import printable
+
+GIB = 2**30
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED = GIB // 4  # two loader processes with batches of 128 images of 224 pixels
+LEAST_DISK = 2 * GIB  # two checkpoints of a large model
+COLUMN = 14
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit doctor`; returns 1 if something is wrong, else 0. No torch is imported in this process."""
+    parser = argument_parser("linvit doctor", __doc__)
+    parser.add_argument("--output", type=Path, default=Path("checkpoints"), metavar="FOLDER", help="where runs save")
+    parser.add_argument(
+        "--timeout", type=float, default=2 * TIMEOUT, metavar="SECONDS", help="for one import (default: %(default)g)"
+    )
+    args = parser.parse_args(argv)
+    check_number("--timeout", args.timeout, above=0)
+    problems = [*_installation(), *_machine(args.output)]
+    findings = probe.examine(args.timeout)
+    _devices(findings)
+    problems += findings.problems
+    if findings.torch:
+        problems += _plugins(args.timeout)
+    else:
+        _show("plug-ins", "not looked at: they need torch")
+    print(f"\n{len(problems)} found to be wrong" if problems else "\nnothing is wrong")
+    for number, (what, remedy) in enumerate(problems, 1):
+        _show(f"  {number}.", what, 6)
+        _show("", remedy, 6)
+    return int(bool(problems))
+
+
+def _installation() -> Iterator[Problem]:
+    """Shows Python and the packages; finds those that are missing or too old."""
+    needed = packages.requirements()
+    _show("linvit", f"{packages.installed('linvit') or 'not installed'} in {Path(__file__).parents[2]}")
+    _show("python", f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}")
+    versions = [f"{name} {packages.installed(name) or 'missing'}" for name, _, extra in needed if not extra]
+    _show("packages", ", ".join(versions))
+    for extra in sorted({requirement.extra for requirement in needed} - {""}):
+        missing = [name for name, _, group in needed if group == extra and packages.installed(name) is None]
+        _show(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed")
+    least = re.search(r"[\d.]+", metadata("linvit")["Requires-Python"] or "") if needed else None
+    if least and sys.version_info[:3] < tuple(map(int, least[0].split("."))):
+        yield Problem(f"Python {platform.python_version()} is older than linvit needs ({least[0]})", "use a newer one")
+    yield from packages.examine([requirement for requirement in needed if not requirement.extra])
+
+
+def _machine(output: Path) -> Iterator[Problem]:
+    """Shows processors, memory and disks; finds what is too little."""
+    memory = machine.memory()
+    amount = f"{memory[0] / GIB:.1f} GiB of memory, {memory[1] / GIB:.1f} free" if memory else "memory unknown"
+    _show("machine", f"{machine.cpus():g} of {os.cpu_count()} processors, {amount}")
+    if SHARED_MEMORY.exists():
+        usage = shutil.disk_usage(SHARED_MEMORY)
+        _show(str(SHARED_MEMORY), f"{usage.total / GIB:.1f} GiB, {usage.free / GIB:.1f} free")
+        if usage.free < LEAST_SHARED:
+            yield Problem(
+                f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free, in which loader processes hand over batches",
+                "docker run --shm-size=8g, or --ipc=host; or set --data.num_workers=0",
+            )
+    for name, folder in (("output", output), ("temporary", _temporary())):
+        free = None if folder is None else machine.free_disk(folder)
+        _show(name, "none can be used" if free is None else f"{free / GIB:.1f} GiB free for {folder}")
+        if folder is None:
+            yield Problem("there is no folder for temporary files", "set TMPDIR to one that can be written to")
+            continue
+        if free is not None and free < LEAST_DISK:
+            yield Problem(f"the disk of {folder} has {free / GIB:.1f} GiB free", "delete old runs, or use another disk")
+        try:
+            check_writable(folder)
+        except UserError as error:
+            yield Problem(str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
+
+
+def _devices(findings: probe.Findings) -> None:
+    """Shows torch and its devices."""
+    _show("torch", findings.torch or "cannot be imported")
+    devices = findings.devices or ["cpu; float32, bf16-mixed (often slower)"] * bool(findings.torch)
+    for number, device in enumerate(devices):
+        _show("" if number else "devices", device)
+
+
+def _plugins(timeout: float) -> Iterator[Problem]:
+    """Shows what third parties offer, each imported in a process of its own; finds what cannot be used."""
+    foreign = [
+        (registry, name, " and ".join(entry.owner for entry in owners))
+        for registry in REGISTRIES.values()
+        for name, owners in registry.entries().items()
+        if any(entry.owner != "linvit" for entry in owners)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reasons = list(pool.map(lambda plugin: why_not(plugin[0], plugin[1], timeout), foreign))
+    for number, ((registry, name, owner), reason) in enumerate(zip(foreign, reasons, strict=True)):
+        state = "broken, see below" if reason else "ok"
+        _show("" if number else "plug-ins", f"{registry.kind} {name} ({owner}): {state}")
+        if reason:
+            yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"mend or uninstall {owner}")
+    if not foreign:
+        _show("plug-ins", "none")
+    for where in sorted(entries.malformed):
+        yield Problem(f"the entry_points.txt of {where} is malformed", "install that package again, or uninstall it")
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return None
+
+
+def _show(name: str, text: str, column: int = COLUMN) -> None:
+    print("\n".join(entry(name, printable(text, lines=False), column)), flush=True)

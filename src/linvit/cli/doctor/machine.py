@@ -1,0 +1,74 @@
+"""What a machine, or the container that this process runs in, has of processors, memory and disk."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
+
+
+def cpus() -> float:
+    """Processors that this process may use, or as many as its container grants the time of if that is less."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([usable, *(quota / period for quota, period in _quotas())])
+
+
+def memory() -> tuple[int, int] | None:
+    """Bytes of memory in all, and those that are free, as far as the container grants them; None if unknown."""
+    found = {}
+    for line in _read(MEMORY).splitlines():
+        name, _, amount = line.partition(":")
+        found[name] = amount.split()[0]
+    if not {"MemTotal", "MemAvailable"} <= found.keys():
+        return None
+    total, free = (int(found[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    for limit, used in _limits():
+        if limit < total:
+            total, free = limit, min(free, limit - used)
+    return total, max(free, 0)
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that are free where a folder lies, or would be made."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _quotas() -> Iterator[tuple[float, float]]:
+    """Microseconds of processor time that each control group may use, and in how many."""
+    for folder in _groups("cpu"):
+        quota, period = (*_read(folder / "cpu.max").split(), "", "")[:2]  # version 2
+        if not quota:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():
+            yield float(quota), float(period)
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Bytes of memory that each control group may use, and uses."""
+    for folder in _groups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, now = _read(folder / limit), _read(folder / used)
+            if most.isdigit() and now.isdigit():
+                yield int(most), int(now)
+
+
+def _groups(kind: str) -> Iterator[Path]:
+    """The folders of the control groups that this process is in, from its own up to the root, of versions 1 and 2."""
+    for line in _read(OWN_GROUPS).splitlines():
+        number, kinds, path = (*line.split(":", 2), "", "", "")[:3]
+        root = GROUPS if number == "0" else GROUPS / kind
+        if number == "0" or kind in kinds.split(","):
+            own = root / path.strip("/")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+
+
+def _read(path: Path) -> str:
+    """The text of a file, or nothing."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

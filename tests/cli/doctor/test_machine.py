@@ -1,0 +1,64 @@
+"""Processors and memory, by themselves and as containers limit them."""
+
+import pytest
+
+from linvit.cli.doctor import machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def groups(monkeypatch, tmp_path):
+    """A machine of 64 GiB, 40 free, and 16 processors, whose control groups a test writes."""
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    total, free = 64 * GIB // 1024, 40 * GIB // 1024
+    (tmp_path / "meminfo").write_text(f"MemTotal: {total} kB\nMemAvailable: {free} kB\n", encoding="utf-8")
+
+    def write(own, **files):
+        (tmp_path / "own").write_text(own, encoding="utf-8")
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name.replace("__", "/").replace("-", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n", encoding="utf-8")
+
+    return write
+
+
+def test_a_machine_without_limits(groups):
+    groups("0::/\n", **{"cpu-max": "max 100000", "memory-max": "max", "memory-current": GIB})
+    assert machine.cpus() == 16
+    assert machine.memory() == (64 * GIB, 40 * GIB)
+
+
+def test_version_2_the_tightest_of_all_levels(groups):
+    groups(
+        "0::/job/step\n",
+        **{"job__cpu-max": "150000 100000", "job__step__cpu-max": "max 100000"},
+        **{"job__memory-max": 8 * GIB, "job__memory-current": 3 * GIB, "job__step__memory-max": "max"},
+    )
+    assert machine.cpus() == 1.5
+    assert machine.memory() == (8 * GIB, 5 * GIB)
+
+
+def test_version_1(groups):
+    groups(
+        "4:memory:/box\n1:cpu,cpuacct:/\n0::/\n",
+        **{"cpu__cpu-cfs_quota_us": 400000, "cpu__cpu-cfs_period_us": 100000},
+        **{"memory__box__memory-limit_in_bytes": 2 * GIB, "memory__box__memory-usage_in_bytes": 3 * GIB},
+    )
+    assert machine.cpus() == 4
+    assert machine.memory() == (2 * GIB, 0)
+
+
+def test_another_system(groups, monkeypatch, tmp_path):
+    (tmp_path / "meminfo").unlink()
+    monkeypatch.delattr(machine.os, "sched_getaffinity")
+    assert machine.memory() is None
+    assert machine.cpus() == machine.os.cpu_count()
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path):
+    assert machine.free_disk(tmp_path / "a" / "b") > 0
