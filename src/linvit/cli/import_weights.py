@@ -16,8 +16,9 @@ from torch import Tensor
 from linvit.cli.spec import read_spec
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError
-from linvit.registry import backbones
-from linvit.weights.load import load_weights
+from linvit.heads.segmentation.segmentor import create_segmentor
+from linvit.registry import backbones, heads
+from linvit.weights.load import load_weights, parts
 from linvit.weights.read import WRITTEN_BY, read
 
 EPILOG = """examples:
@@ -27,6 +28,8 @@ EPILOG = """examples:
     --backbone deit_tiny -o deit_tiny.safetensors
   linvit import-weights mine.pth --backbone deit_tiny --options '{depth: 6}' \\
     -o mine.safetensors
+  linvit import-weights upernet_swin_tiny.pth --backbone swin_tiny \\
+    --head upernet -o upernet_swin_tiny.safetensors
 then:
   linvit fit --config images --data.source=FOLDER \\
     --model.backbone=flatten_swin_tiny \\
@@ -37,7 +40,7 @@ or in Python:
 Nothing in SOURCE is executed. The output holds the tensors of SOURCE and none
 that were initialised at random.
 """
-CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
+CLASSIFIERS = ("head.classifier.weight", "head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
 
 
 def main(argv: list[str]) -> int:
@@ -49,6 +52,7 @@ def main(argv: list[str]) -> int:
     parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
     parser.add_argument("--backbone", metavar="NAME", required=True, help="see linvit list backbones")
+    parser.add_argument("--head", metavar="NAME", help="of a whole network: its head too, see linvit list heads")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
     parser.add_argument("--options", metavar="MAPPING", help="options of the backbone, as JSON or YAML")
     parser.add_argument(
@@ -78,11 +82,19 @@ def main(argv: list[str]) -> int:
     spec = read_spec(backbones, args.backbone, args.options)
     name, options = backbones.parse(spec)
     weights = read(args.source, args.ema)
-    classes = _classes(weights.state) if args.num_classes is None else args.num_classes
+    _, _, beside = parts(weights)
+    if args.head is not None and not beside:
+        raise UserError(f"{weights.source} holds no head; leave --head out")
+    classes = _classes(weights.state if args.head is None else beside) if args.num_classes is None else args.num_classes
     size = {} if args.img_size is None else {"img_size": args.img_size}
-    model = backbones.create(spec, num_classes=classes, **size)
+    if args.head is None:
+        model = backbones.create(spec, num_classes=classes, **size)
+    else:
+        model = create_segmentor(spec, read_spec(heads, args.head, None), classes, **size)
     report = load_weights(model, weights, args.min_fraction)
     print(report)
+    if beside and args.head is None:
+        print("The source has a head, too: name it by --head, see linvit list heads")
 
     state = model.state_dict()
     # Copies: layers may share a parameter, which the format cannot.
@@ -91,6 +103,7 @@ def main(argv: list[str]) -> int:
         "format": "pt",
         WRITTEN_BY: version("linvit"),
         "backbone": name,
+        "head": args.head or "",
         "options": json.dumps({**options, **size, "num_classes": classes}),
         "source": args.source if weights.file is None else weights.file.name,
         "source_layout": report.layout,

@@ -70,5 +70,8 @@ def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[
 def drop_unused(backbone: Any, indices: Sequence[int]) -> None:
     """Drops the modules of a backbone that its features at `indices` do not need: they would get no gradient."""
     if hasattr(backbone, "prune_intermediate_layers"):
-        foreign = not isinstance(backbone, Backbone)
-        backbone.prune_intermediate_layers(list(indices), prune_norm=foreign, prune_head=True)
+        idle = True
+        if isinstance(backbone, Backbone):
+            trained = [parameter.requires_grad for parameter in backbone.norm.parameters()]
+            idle = bool(trained) and not any(trained)  # it does nothing, and checkpoints contain it
+        backbone.prune_intermediate_layers(list(indices), prune_norm=idle, prune_head=True)

@@ -51,8 +51,9 @@ class Task(LightningModule):
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
         drop_path_rate: Stochastic depth of the last block.
-        pretrained: Weights that the backbone starts from: a file, or `hf-hub:owner/name`; or `{source: ...}` with the
-            options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true` for a moving average.
+        pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
+            `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
+            for a moving average.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.

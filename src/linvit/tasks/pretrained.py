@@ -38,7 +38,7 @@ def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -
     """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows.
 
     Args:
-        network: A backbone, or a network whose `backbone` starts from these weights.
+        network: A backbone, or a network of a `backbone` and a head, which starts from the weights of either.
         pretrained: A source, or a mapping of `source` and options of `linvit.load_pretrained`.
 
     Raises:
@@ -54,5 +54,4 @@ def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -
         raise UserError(
             f"pretrained {pretrained!r} names no source. Write pretrained: FILE, or pretrained: {{source: FILE}}"
         )
-    backbone = getattr(network, "backbone", network)
-    rank_zero_info(str(load_pretrained(backbone, **options)))
+    rank_zero_info(str(load_pretrained(network, **options)))

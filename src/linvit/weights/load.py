@@ -11,10 +11,9 @@ from linvit.attention.base import Attention
 from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
-from linvit.weights.layouts.families import LAYOUTS, OWN
-from linvit.weights.layouts.layout import Layout
+from linvit.weights.layouts.families import LAYOUTS, NETWORKS, OWN
 from linvit.weights.projections import fit_projections
-from linvit.weights.read import Weights, read
+from linvit.weights.read import Weights, read, split
 from linvit.weights.report import Report, first_of
 from linvit.weights.resize import resize_tables
 
@@ -31,16 +30,18 @@ def load_pretrained(
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
     of classes is set to zero, as the official fine-tuning does. If the model has another attention than the file, the
-    projections are loaded and the attention's own parameters stay as they are.
+    projections are loaded and the attention's own parameters stay as they are. A network of a backbone and a head takes
+    weights of the like, or those of its backbone alone; a backbone takes its part of a network.
 
     Args:
-        model: A backbone.
+        model: A backbone, or a network such as `linvit.create_segmentor` makes.
         source: A path (.pth, .pt, .bin, .safetensors, a linvit .ckpt), a state dict, or a repository of the hub
             (`hf-hub:owner/name`).
         ema: Whether to load averaged weights (`state_dict_ema`, or `ema.network` in a linvit .ckpt). None loads what
             the published scores were measured with: `model`, else the averaged weights, else `state_dict`; of a linvit
             .ckpt the plain weights, as `predict_with: raw` does.
-        min_fraction: The least fraction of the backbone's numbers that the source must supply.
+        min_fraction: The least fraction of the backbone's numbers that the source must supply; of the network's, if the
+            source has its head.
 
     Returns:
         The names that were loaded, resized, initialised, missing and unexpected.
@@ -62,7 +63,7 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
         raise UserError(f"min_fraction must lie between 0 and 1; got {min_fraction}")
     layout, state = translate(model, weights)
     values, report = match(model, state, weights)
-    report.layout = layout.name
+    report.layout = layout
     if report.fraction < min_fraction:
         raise UserError(_refusal(report, weights, min_fraction))
     if bad := not_finite(model, {"state_dict": values}):
@@ -71,12 +72,38 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
     return report
 
 
-def translate(model: nn.Module, weights: Weights) -> tuple[Layout, dict[str, Tensor]]:
-    """Finds the layout whose names fit most of the model, and translates the weights to the model's names."""
-    own = model.state_dict().keys()
-    candidates = [layout for layout in LAYOUTS if layout.recognises(weights.state)] + [OWN]
-    translated = [(layout, fit_projections(layout.translate(weights.state), model)) for layout in candidates]
-    return max(translated, key=lambda candidate: len(own & candidate[1].keys()))
+def translate(model: nn.Module, weights: Weights) -> tuple[str, dict[str, Tensor]]:
+    """Finds the layout whose names fit most of the model; returns its name, and the weights under the model's names."""
+    network, state, beside = parts(weights)
+    backbone = backbone_of(model)
+    own = backbone.state_dict().keys()
+    candidates = [layout for layout in LAYOUTS if layout.recognises(state)] + [OWN]
+    translated = [(layout, fit_projections(layout.translate(state), backbone)) for layout in candidates]
+    layout, found = max(translated, key=lambda candidate: len(own & candidate[1].keys()))
+    names = [network, layout.name] if layout is not OWN or not network else [network]
+    if backbone is not model:
+        found = {**{f"backbone.{name}": tensor for name, tensor in found.items()}, **fit_projections(beside, model)}
+    return ", ".join(name for name in names if name), found
+
+
+def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of a backbone, under the names of their source, and those beside it, under ours.
+
+    Returns:
+        The name of the layout of the whole network, or ""; the backbone's weights; the others.
+    """
+    whole = {f"backbone.{name}": tensor for name, tensor in weights.state.items()} if weights.beside else weights.state
+    whole = {**whole, **weights.beside}
+    for layout in NETWORKS:
+        if layout.recognises(whole):
+            return layout.name, *split(layout.translate(whole))
+    return "", weights.state, weights.beside
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The backbone of a network that has a head, too; else the model itself."""
+    backbone = getattr(model, "backbone", None)
+    return backbone if isinstance(backbone, nn.Module) else model
 
 
 def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tuple[dict[str, Tensor], Report]:
@@ -86,11 +113,17 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     own_state = model.state_dict()
     heads = _heads(model)
     other_attention = _other_attention(model, state)
+    no_head = _no_head(model, state, heads)
+    report.part = "backbone" if no_head or backbone_of(model) is model else "network"
     resized = resize_tables(model, state, weights.img_size)
     matched = total = 0
     for name, own in own_state.items():
         given = state.get(name)
         head = name.startswith(heads)
+        if no_head and not name.startswith("backbone."):
+            if own.is_floating_point():
+                report.initialised[name] = no_head
+            continue
         if given is None:
             if not own.is_floating_point():
                 continue  # a counter of batches
@@ -117,10 +150,23 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:
-    """The prefixes of the classifiers' parameters."""
-    found = classifiers(model)
+    """The prefixes of the classifiers' parameters, those of a network's head included."""
+    found = [*classifiers(model)]
+    for module in model.modules():
+        of_head: Any = getattr(module, "classifiers", None)
+        found += of_head() if callable(of_head) else []
     named = (f"{name}." for name, module in model.named_modules() if any(module is one for one in found))
-    return (*named, "head.", "head_dist.")
+    return (*named, "head.", "head_dist.") if backbone_of(model) is model else tuple(named)
+
+
+def _no_head(model: nn.Module, state: Mapping[str, Tensor], classifiers: tuple[str, ...]) -> str:
+    """Why a file has nothing for the head of a network; empty if it has, or if the model has no head."""
+    if backbone_of(model) is model:
+        return ""
+    beside = [name for name in state if not name.startswith("backbone.")]
+    if any(name in model.state_dict() and not name.startswith(classifiers) for name in beside):
+        return ""
+    return "the file has another head" if beside else "the file has no head"
 
 
 def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
@@ -136,14 +182,14 @@ def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
 
 def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
     keys = first_of(list(weights.state), 6)
-    known = ", ".join(layout.name for layout in LAYOUTS)
+    known = ", ".join(layout.name for layout in (*LAYOUTS, *NETWORKS))
     what = (
         f"its names are of no layout that linvit knows ({known}), nor the model's. They begin {keys}"
         if report.layout == OWN.name and not report.loaded
         else f"the weights of another model? Name the backbone that they belong to, or lower min_fraction\n{report}"
     )
     return (
-        f"{weights.source} supplies {report.fraction:.1%} of the backbone, less than "
+        f"{weights.source} supplies {report.fraction:.1%} of the {report.part}, less than "
         f"min_fraction = {min_fraction:.0%}; nothing was changed: {what}"
     )
 

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Weights:
         img_size: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square
             unless linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
         file: The file, or None.
+        beside: If the source is of a whole network: its other tensors, such as a head's, under their own names. `state`
+            is then the backbone's.
     """
 
     state: dict[str, Tensor]
@@ -43,6 +45,7 @@ class Weights:
     other_keys: tuple[str, ...]
     img_size: tuple[int, int] | None
     file: Path | None
+    beside: dict[str, Tensor] = field(default_factory=dict)
 
 
 def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Weights:
@@ -134,9 +137,19 @@ def _weights(
     if all(below.values()):  # a task's weights and their average lie side by side
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
-    state = below[branch] or plain
-    state = _below("backbone.", state) or state  # of a network with a head
-    return Weights(state, source, ".".join(path), others, img_size, file)
+    whole = {name: tensor for name, tensor in plain.items() if not name.startswith(AVERAGE)}
+    if branch != "backbone.":
+        whole = below[branch] or plain
+    state, beside = split(whole)
+    return Weights(state, source, ".".join(path), others, img_size, file, beside)
+
+
+def split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the backbone of a whole network, without `backbone.`, and the others; else all, and none."""
+    backbone = _below("backbone.", state)
+    if not backbone:
+        return dict(state), {}
+    return backbone, {name: tensor for name, tensor in state.items() if not name.startswith("backbone.")}
 
 
 def _checked(name: str, value: Tensor, source: str) -> Tensor:

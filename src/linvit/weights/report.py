@@ -22,8 +22,9 @@ class Report:
             another attention. They keep their initial values; a classifier of other classes is zero.
         missing: Names that the file should have and has not, or whose shapes differ, with the reason.
         unexpected: Names of the file that the model does not have.
-        fraction: The part of the backbone that was loaded or resized, counted in numbers, between 0 and 1. The
-            classifier and the parameters of another attention do not count.
+        fraction: The part of the model that was loaded or resized, counted in numbers, between 0 and 1. The classifier
+            and the parameters of another attention do not count, nor a head that the file does not have.
+        part: What the fraction is of: "backbone", or "network" if the file has the head of one.
     """
 
     source: str
@@ -36,13 +37,14 @@ class Report:
     missing: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     fraction: float = 1.0
+    part: str = "backbone"
 
     def __str__(self) -> str:
         """A few lines with the counts and the first names."""
         origin = f", from {self.key}" if self.key else ""
         beside = f" (beside it: {first_of(self.other_keys, 8)})" if self.other_keys else ""
         lines = [
-            f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.fraction:.1%} of the backbone"
+            f"weights from {self.source}: {self.layout} names{origin}{beside}, {self.fraction:.1%} of the {self.part}"
         ]
         for kind in ("loaded", "resized", "initialised", "missing", "unexpected"):
             names = getattr(self, kind)

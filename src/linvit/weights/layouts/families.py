@@ -1,6 +1,6 @@
 """Every key layout that linvit knows, in the order in which they are tried."""
 
-from linvit.weights.layouts import cswin, deit, pvt, pvt_v2, soft, swin
+from linvit.weights.layouts import cswin, deit, macunet, maresunet, mmseg, pvt, pvt_v2, soft, swin
 from linvit.weights.layouts.layout import Layout
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -10,8 +10,11 @@ LAYOUTS: tuple[Layout, ...] = (
     pvt_v2.TIMM_LAYOUT,
     swin.SWIN,
     swin.SWIN_TIMM,
+    swin.SWIN_MMSEG,
     cswin.LAYOUT,
     soft.LAYOUT,
 )
+NETWORKS: tuple[Layout, ...] = (mmseg.LAYOUT, maresunet.LAYOUT, macunet.LAYOUT)
+"""Of networks of a backbone and a head. What they make of the names of the backbone may be of a layout above."""
 OWN = Layout(name="linvit", marks=(r".*",))
 """Our own names, or those of whatever model is loaded: nothing to translate."""

@@ -1,4 +1,6 @@
-"""Swin's key layouts: the reference's, which FLatten-Swin and the dense-prediction code share, and timm's."""
+"""Key layouts of Swin: the reference's, which FLatten-Swin and dense prediction share, timm's, mmsegmentation's."""
+
+from torch import Tensor
 
 from linvit.weights.layouts.layout import Layout, Rename
 
@@ -25,10 +27,35 @@ SWIN = Layout(
     drops=_DROPS,
     absent=(_SWIN_V2,),
 )
+
+
+def merged_by_patch(tensor: Tensor) -> Tensor:
+    """The last axis of 4 C entries, which later mmsegmentation orders by channel, then by row and column of the patch.
+
+    The reference orders it by column, row, channel.
+    """
+    patches: Tensor = tensor.unflatten(-1, (-1, 4)).movedim(-1, -2)  # (..., 4, C)
+    return patches[..., [0, 2, 1, 3], :].flatten(-2)
+
+
 SWIN_TIMM = Layout(
     name="swin (timm)",
     marks=(r"layers\.0\.blocks\.0\.attn\.qkv\.weight", r"layers\.1\.downsample\.reduction\.weight"),
     renames=((r"^head\.fc\.", "head."), *_OURS),
     drops=_DROPS,
     absent=(r"layers\.0\.downsample\..*", _SWIN_V2),
+)
+SWIN_MMSEG = Layout(
+    name="swin (mmsegmentation)",
+    marks=(r"stages\.0\.blocks\.0\.attn\.w_msa\.qkv\.weight", r"stages\.0\.downsample\.reduction\.weight"),
+    renames=(
+        (r"^patch_embed\.projection\.", "patch_embed.proj."),
+        (r"^stages\.", "layers."),
+        (r"\.attn\.w_msa\.", ".attn."),
+        (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+        (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+        *SWIN.renames,
+    ),
+    drops=_DROPS,
+    conversions=((r"stages\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))", merged_by_patch),),
 )
