@@ -28,11 +28,19 @@ def test_a_bomb_is_refused_before_it_is_built(tmp_path, name):
         with_bases(["fit", f"--model.backbone={text}"])
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"\xff\xfe\x00" * 9, "not UTF-8"), (b"#" * 11 * 2**20, "larger than")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00" * 9, "it is not UTF-8"),
+        (b"#" * 11 * 2**20, "it is larger than"),
+        (b"seed_everything: " + b"9" * 5000, "Exceeds the limit"),
+    ],
+    ids=["binary", "large", "digits"],
+)
 def test_what_is_no_text_is_no_configuration(tmp_path, content, said):
     path = tmp_path / "binary.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"binary.yaml' is no configuration: it is .*{said}"):
+    with pytest.raises(UserError, match=f"binary.yaml' is no configuration: {said}"):
         with_bases(["fit", "--config", str(path)])
 
 

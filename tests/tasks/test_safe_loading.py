@@ -116,7 +116,7 @@ def test_what_is_none_of_a_task(tmp_path, content):
     for door in doors(tmp_path):
         with pytest.raises(UserError, match="is not a checkpoint of a linvit run"):
             door(tmp_path / "x.ckpt")
-    with pytest.raises(UserError, match="it is a folder"):
+    with pytest.raises(UserError, match=r"not one of torch.distributed.checkpoint"):
         ClassificationTask.load_from_checkpoint(tmp_path)
 
 

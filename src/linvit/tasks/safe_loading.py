@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from linvit.errors import UserError, check_choice
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.weights import torch_file
+from linvit.weights.sharded import check_sharded
 
 SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
@@ -26,7 +27,7 @@ FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes opt
 
 @contextmanager
 def opened(source: Any) -> Iterator[Path]:
-    """A checkpoint as a file on this machine, which holds tensors and plain values alone, under the names of today.
+    """A checkpoint as a file or folder here, which holds tensors and plain values alone, under the names of today.
 
     Args:
         source: A path, an address such as `https://...`, or an open file.
@@ -39,8 +40,12 @@ def opened(source: Any) -> Iterator[Path]:
         path = Path(source) if here else Path(folder, "checkpoint.ckpt")
         if not here:
             _copy(source, path)
+        elif path.is_dir():  # of a sharded strategy, which alone can read it
+            check_sharded(path)
+            yield path
+            return
         elif not path.is_file():
-            raise UserError(f"there is no checkpoint at '{source}': it is {'a folder' if path.is_dir() else 'no file'}")
+            raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
         if upgrade(content):
             path = Path(folder, "today.ckpt")

@@ -71,6 +71,17 @@ def test_a_truncated_jpeg_is_bad_to_either_decoder(progressive, lost):
     assert "runcated" in reason({"bytes": cut, "path": None})
 
 
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "1", "LA", "I;16"])
+def test_a_large_image_is_converted_in_strips_to_the_same_pixels(monkeypatch, mode):
+    wide = Image.fromarray(np.arange(48 * 56).astype(np.uint16).reshape(56, 48) * 24)
+    data = encoded(wide if mode == "I;16" else photo(3).convert(mode), "PNG")
+    whole = decode_with_pil(data, True)
+    monkeypatch.setattr("linvit.data.transforms.decode.STRIP", 300)
+    strips = decode_with_pil(data, True)
+    assert torch.equal(strips, whole)
+    assert strips.stride() == whole.stride()
+
+
 class TestSize:
     """Bombs are refused by what their header says, before they are decoded."""
 

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import yaml
+
 from linvit.cli import yaml_text
 from linvit.cli.configs import config_file, find, near
 from linvit.errors import UserError
@@ -67,13 +69,12 @@ def _bases(path: Path) -> list[Path]:
 
     What is no YAML mapping the parser reports.
     """
-    text = yaml_text.read(path)
     try:
-        content = yaml_text.load(text, f"'{path}'")
-    except UserError:
-        raise
-    except Exception:  # whatever is wrong with it
+        content = yaml_text.load(yaml_text.read(path), f"'{path}'")
+    except yaml.YAMLError:
         return []
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"'{path}' is no configuration: {error}") from error
     named = content.get("base") if isinstance(content, dict) else None
     given = [named] if isinstance(named, str) else named or []
     if not isinstance(given, list) or not all(isinstance(base, str) for base in given):

@@ -13,6 +13,7 @@ from torch import Tensor
 JPEG = b"\xff\xd8\xff"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """PIL's names of what is read. It knows many more, and some are no images but programs: EPS runs Ghostscript."""
+STRIP = 2**22  # pixels that are converted at once: all of a large image would take four times its memory
 WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
 
 
@@ -70,7 +71,14 @@ def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
     check_range(picture)
     if exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
-    return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
+    width, height = picture.size
+    rows = STRIP // width + 1
+    if rows >= height:
+        return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
+    pixels = np.empty((height, width, 3), np.uint8)
+    for top in range(0, height, rows):
+        pixels[top : top + rows] = to_rgb(picture.crop((0, top, width, min(top + rows, height))))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

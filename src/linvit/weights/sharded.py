@@ -1,0 +1,58 @@
+"""Checkpoints in folders, as `torch.distributed.checkpoint` writes them: looked through before torch opens them.
+
+torch unpickles the table of contents of such a folder freely, and whatever in it is no tensor.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit.errors import UserError
+from linvit.weights import torch_file
+
+CONTENTS = ".metadata"
+OTHERS = "meta.pt"  # of Lightning: all that is neither weights nor the optimiser's
+NAMES = {  # what a table of contents is made of, besides torch's dtypes
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorStorageMetadata"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "WindowsPath"},
+}
+
+
+class _Contents(pickle.Unpickler):
+    """Reads a table of contents, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if dtype or name in NAMES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def check_sharded(folder: Path) -> None:
+    """Raises a `UserError` if a folder is no checkpoint, or loading it would run something."""
+    if not (folder / CONTENTS).is_file():
+        raise UserError(f"'{folder}' is a folder, and not one of torch.distributed.checkpoint: it has no {CONTENTS}")
+    try:
+        with (folder / CONTENTS).open("rb") as file:
+            contents = _Contents(file).load()
+        for index, place in contents.storage_data.items():
+            if getattr(place, "transform_descriptors", None):
+                raise pickle.UnpicklingError("its parts are compressed")
+            if type(contents.state_dict_metadata[index.fqn]).__name__ == "BytesStorageMetadata":
+                with (folder / place.relative_path).open("rb") as part:
+                    part.seek(place.offset)
+                    torch.load(io.BytesIO(part.read(place.length)), weights_only=True)
+    except Exception as error:  # bytes of any kind
+        raise UserError(f"checkpoint '{folder}' is not opened: {type(error).__name__}: {error}") from error
+    if (folder / OTHERS).is_file():
+        torch_file.load(folder / OTHERS, objects=False)
