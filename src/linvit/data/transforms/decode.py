@@ -77,7 +77,7 @@ def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
         return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
     pixels = np.empty((height, width, 3), np.uint8)
     for top in range(0, height, rows):
-        pixels[top : top + rows] = to_rgb(picture.crop((0, top, width, min(top + rows, height))))
+        pixels[top : top + rows] = np.asarray(to_rgb(picture.crop((0, top, width, min(top + rows, height)))))
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
