@@ -81,7 +81,7 @@ class CrashSafeCheckpoint(ModelCheckpoint):
         try:
             super()._save_checkpoint(trainer, str(prepared) if in_folder else filepath)
         except (OSError, CheckpointException) as error:
-            reason = str(error)
+            reason = _reason(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
         if in_folder and trainer.is_global_zero:
             try:
@@ -89,13 +89,19 @@ class CrashSafeCheckpoint(ModelCheckpoint):
                     publish(prepared, path)
                 remove(prepared)
             except OSError as error:
-                reason = str(error)
+                reason = _reason(error)
         self._last_checkpoint_saved = filepath
-        self.failure = trainer.strategy.broadcast(reason)
+        reason = trainer.strategy.broadcast(reason)
+        self.failure = None if reason is None else f"checkpoint '{filepath}' could not be saved: {reason}"
         if self.failure is not None:
             self.failed_at = time.monotonic()
             rank_zero_warn(
-                f"step {trainer.global_step}: checkpoint '{filepath}' could not be saved: {self.failure}. What lay "
-                f"there before is as it was. The run goes on, and saves again as soon as it can"
+                f"step {trainer.global_step}: {self.failure}. What lay there before is as it was. The run goes on, and "
+                f"saves again as soon as it can"
             )
             raise NotSavedError(self.failure)
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system says, without the file."""
+    return getattr(error, "strerror", None) or str(error)

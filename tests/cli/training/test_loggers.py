@@ -1,5 +1,6 @@
 """TensorRunTensorBoardLogger and a table always; services by key, and none imported that is not asked for."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -94,3 +95,42 @@ def test_tensorboard_shows_loss_and_score_first(run):
     groups = sorted({tag.partition("/")[0] for tag in events(run.folder)})
     assert groups == ["final", "train", "val", "vitals"]
     assert sorted(tag for tag in events(run.folder) if tag.startswith("train/")) == ["train/loss"]
+
+
+class TestARefusingDisk:
+    """The run goes on, and later curves are written again."""
+
+    def refuse(self, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    def test_the_table(self, tmp_path, monkeypatch):
+        table = CsvLogger(tmp_path)
+        for step in range(4):
+            with monkeypatch.context() as patch:
+                if step == 3:  # the row of step 2 is written
+                    patch.setattr(csv.DictWriter, "writerow", self.refuse)
+                    with pytest.warns(UserWarning, match=r"metrics.csv' could not be written, .*: No space left"):
+                        table.log_metrics({"loss": 0.5}, step)
+                else:
+                    table.log_metrics({"loss": 0.5}, step)
+        table.finalize("success")
+        assert [row["step"] for row in csv.DictReader(table.file.open(newline=""))] == ["0", "1", "3"]
+
+    def test_tensorboard(self, tmp_path, monkeypatch):
+        board = RunTensorBoardLogger(tmp_path, "quickstart", default_hp_metric=False)
+        board.log_metrics({"train/loss": 0.5}, 0)
+        board.experiment.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(board.experiment), "add_scalar", self.refuse)
+            with pytest.warns(UserWarning, match="TensorBoard's curves could not be written to .*: No space left"):
+                board.log_metrics({"train/loss": 0.5}, 1)
+        board.log_metrics({"train/loss": 0.5}, 2)
+        board.finalize("success")
+        monkeypatch.setattr(module.time, "monotonic", lambda: 1e12)
+        board.log_metrics({"train/loss": 0.5}, 3)
+        board.finalize("success")
+        assert [step for step, _ in events(Path(board.log_dir))["train/loss"]] == [0, 3]
+
+    def test_other_mistakes_are_raised(self, tmp_path):
+        with pytest.raises(ValueError, match="not supported"):
+            RunTensorBoardLogger(tmp_path, "quickstart").log_metrics({"train/loss": "x"}, 0)

@@ -15,12 +15,11 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
-from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
 from linvit.cli.training.auto_resume import SameCheckpoint, find
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
-from linvit.cli.training.endings import in_words
+from linvit.cli.training.endings import in_words, unsaved
 from linvit.cli.training.help import short_help
 from linvit.cli.training.loggers import check_loggers, loggers_by_key, run_loggers
 from linvit.cli.training.memory import keep_memory
@@ -29,7 +28,7 @@ from linvit.cli.training.parser import Parser, integers_first, readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
-from linvit.cli.training.run_summary import how_to_go_on, run_summary
+from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.data.base import ImageData
 from linvit.entries import only_named
@@ -288,12 +287,8 @@ class LinvitCLI(LightningCLI):
         best, run = self.trainer.checkpoint_callback, Path(str(self.trainer.log_dir))
         if isinstance(best, ModelCheckpoint) and best.best_model_path:
             rank_zero_info(run_summary(best, self._best_ema, run))
-        for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, CrashSafeCheckpoint) and callback.failure is not None:
-                raise UserError(
-                    f"training has ended, but a checkpoint could not be saved: {callback.failure}. Files of before are "
-                    f"as they were. Mend it, then {how_to_go_on(run)}"
-                )
+        if missing := unsaved(self.trainer):
+            raise UserError(missing)
 
     @property
     def _callbacks(self) -> list[Callback]:

@@ -1,13 +1,14 @@
 """Writes the curves of a run as a table: metrics.csv, one row per step."""
 
 import csv
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 
 class CsvLogger(Logger):
@@ -61,18 +62,28 @@ class CsvLogger(Logger):
         self._write_row()
 
     def _write_row(self) -> None:
-        if len(self._row) <= 1:
-            return
+        row, self._row = self._row, {}
+        if len(row) > 1:
+            try:
+                self._append(row)
+            except OSError as error:
+                rank_zero_warn(f"'{self.file}' could not be written, rows are missing: {error.strerror}")
+
+    def _append(self, row: dict[str, float]) -> None:
         if self._columns is None:
             self._columns = self._open()
-        row, self._row = self._row, {}
         new = [tag for tag in row if tag not in self._columns]
         if new:
             rows = self._rows()
             self._columns += new
             self._rewrite(rows)
-        with self.file.open("a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        size = self.file.stat().st_size
+        try:
+            with self.file.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except OSError:
+            os.truncate(self.file, size)  # no part of a row
+            raise
 
     def _open(self) -> list[str]:
         """Deletes the rows that a resumed run will write again; returns the columns of the file."""

@@ -1,19 +1,23 @@
 """How a run ends that a signal or an error ends: its last words and its exit code."""
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import shown
 from linvit.cli.training.run_summary import how_to_go_on
-from linvit.errors import mistake_behind
+from linvit.errors import UserError, mistake_behind
 from linvit.signals import STOP, Stopped, name
 
+REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPERM, errno.EACCES)
 LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: (\w+)|exited unexpectedly)")
 
 
@@ -30,9 +34,11 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if loader is not None and loader[2] == "Terminated" and STOP.received is not None:
             # the cluster's signal has reached all processes, and these loaders are not linvit's
             STOP.leave(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
+        mistake = mistake_behind(error) or _refused_by_the_disk(error, trainer)
         if trainer.world_size == 1 and loader is None:
+            if mistake is not None:
+                raise mistake from error
             raise
-        mistake = mistake_behind(error)
         own = str(mistake or (loader and f"loader process: {error}") or f"{type(error).__name__}: {error}")
         if mistake is None:
             own += _written(ranks)
@@ -41,6 +47,24 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             raise SystemExit(1) from error
         ranks.explain(error, own)
         STOP.leave(1 if mistake is None else 2)
+
+
+def unsaved(trainer: Trainer) -> str | None:
+    """Says which checkpoint could not be saved when that was last tried; None if there is none."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, CrashSafeCheckpoint) and callback.failure is not None:
+            return (
+                f"the run has ended, but {callback.failure}. What lay there before is as it was. Mend that, then "
+                f"{how_to_go_on(Path(str(trainer.log_dir)))}"
+            )
+    return None
+
+
+def _refused_by_the_disk(error: Exception, trainer: Trainer) -> UserError | None:
+    """What to say if the disk refuses to take a file: the checkpoint that is missing, or else the file."""
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        return UserError(unsaved(trainer) or f"a file could not be written: {error}")
+    return None
 
 
 def _written(ranks: Ranks) -> str:

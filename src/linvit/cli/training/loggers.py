@@ -1,7 +1,8 @@
 """The loggers of a run: TensorBoard and a table in its folder, and services that are named by a key."""
 
 import importlib.util
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import lightning.pytorch.loggers
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from linvit.cli.training.csv_logger import CsvLogger
 from linvit.cli.training.run_folder import claim_version, next_version
@@ -23,6 +24,7 @@ Loggers = Logger | str | list[Logger | str] | bool | None
 
 SCORES = ("final/", "train/", "val/", "test/")
 OTHERS = "vitals"
+RETRY = 60.0  # seconds
 
 
 class RunTensorBoardLogger(TensorBoardLogger):
@@ -32,6 +34,8 @@ class RunTensorBoardLogger(TensorBoardLogger):
     nor score goes to one group behind them: `vitals/rank/...`, `vitals/images/s`, `vitals/memory/host`.
     """
 
+    _silent_until = 0.0
+
     def _get_next_version(self) -> int:
         """The version of a new run, whose folder is made at once: no other start at the same moment gets it."""
         folder = Path(self.root_dir)
@@ -40,13 +44,37 @@ class RunTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Writes curves, those that are neither loss nor score in the last group."""
-        super().log_metrics({shown_tag(tag): value for tag, value in metrics.items()}, step)
+        self._unless_refused(super().log_metrics, {shown_tag(tag): value for tag, value in metrics.items()}, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Deletes the file of the run so far, which `save` would keep."""
-        Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink(missing_ok=True)
-        super().log_hyperparams(params, *args, **kwargs)
+        self._unless_refused(Path(self.log_dir, self.NAME_HPARAMS_FILE).unlink, missing_ok=True)
+        self._unless_refused(super().log_hyperparams, params, *args, **kwargs)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes what is left, and the hyper-parameters."""
+        self._unless_refused(super().save)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """The same at the end."""
+        self._unless_refused(super().finalize, status)
+
+    def _unless_refused(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Writes; if the disk does not take it, says so and leaves it. A minute later a new file is begun."""
+        if time.monotonic() < self._silent_until:
+            return
+        try:
+            write(*args, **kwargs)
+        except (OSError, ValueError) as error:
+            reason = error if isinstance(error, OSError) else error.__cause__  # Lightning makes all errors ValueErrors
+            if not isinstance(reason, OSError):
+                raise
+            self._experiment = None  # its thread has ended
+            self._silent_until = time.monotonic() + RETRY
+            rank_zero_warn(f"TensorBoard's curves could not be written to '{self.log_dir}': {reason.strerror}")
 
 
 def shown_tag(tag: str) -> str:

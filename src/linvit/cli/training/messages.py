@@ -1,6 +1,7 @@
 """Messages of libraries that say nothing about the user's run: they are not shown."""
 
 import logging
+import threading
 import warnings
 from typing import Any
 
@@ -25,6 +26,7 @@ def hide_library_messages() -> None:
         warnings.filterwarnings("ignore", warning)
     logging.getLogger(LOGGER).addFilter(_shown)
     warnings.formatwarning = _printable
+    threading.excepthook = _say_unless_disk_is_full
 
 
 def _shown(record: logging.LogRecord) -> bool:
@@ -34,3 +36,9 @@ def _shown(record: logging.LogRecord) -> bool:
 
 def _printable(*arguments: Any, **options: Any) -> str:
     return printable(format_warning(*arguments, **options))
+
+
+def _say_unless_disk_is_full(error: threading.ExceptHookArgs) -> None:
+    """Prints no traceback of the thread in which TensorBoard writes: the logger says that it could not."""
+    if not (issubclass(error.exc_type, OSError) and type(error.thread).__name__ == "_AsyncWriterThread"):
+        threading.__excepthook__(error)

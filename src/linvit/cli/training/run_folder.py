@@ -1,7 +1,7 @@
 """The folder of a run: `checkpoints/CONFIG_NAME/version_N/` with config.yaml, event files and checkpoints/."""
 
-import os
 import re
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,12 +71,17 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
 def check_writable(folder: Path) -> None:
     """Raises a `UserError` unless files can be made in `folder`, which is not created yet."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        reason = "may not be written to" if existing.is_dir() else "is a file"
-        raise UserError(
-            f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
-            f"Choose another one with --trainer.default_root_dir"
-        )
+    try:
+        with tempfile.TemporaryFile(dir=existing):  # what the file system allows, and not only the mode of the folder
+            return
+    except NotADirectoryError:
+        reason = "is a file"
+    except OSError as error:
+        reason = f"may not be written to ({error.strerror})"
+    raise UserError(
+        f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
+        f"Choose another one with --trainer.default_root_dir"
+    )
 
 
 def shown(path: Path) -> Path:
