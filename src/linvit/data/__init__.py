@@ -1,5 +1,6 @@
 """Data modules: one loading path for embedded, on-disk and hub data."""
 
 from linvit.data.classification import ClassificationData
+from linvit.data.segmentation import SegmentationData
 
-__all__ = ["ClassificationData"]
+__all__ = ["ClassificationData", "SegmentationData"]

@@ -1,7 +1,7 @@
 """What every image data module shares: its source, splits, samples and loaders, and the work on whole batches."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from linvit.data.loading.loader import make_loader
@@ -20,7 +21,7 @@ from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.loading.shared_memory import check_shared_memory, explain
 from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.data_source import DataSource, Splits
-from linvit.data.sources.images import Images, Sample, SampleReader, Target, collate
+from linvit.data.sources.images import Images, Target, Transform, collate
 from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
 from linvit.data.sources.splits import HUB
 from linvit.data.sources.stream import Stream
@@ -73,14 +74,16 @@ class ImageData(LightningDataModule):
         predict_set: Samples to predict.
     """
 
-    train_transform: Callable[[Sample, int], Sample]
-    eval_transform: Callable[[Sample, int], Sample]
+    train_transform: Transform
+    eval_transform: Transform
     train_set: Images | Stream
     val_set: Images | Stream
     test_set: Images | Stream
     predict_set: Images | Stream
     ragged: ClassVar[Collection[str]] = ()
     """Entries of a sample that differ in shape between samples, which batches hold as lists."""
+    mixed: ClassVar[Collection[str]] = ()
+    """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
     how_to_label: ClassVar[str] = "give the images labels"
     """What to do about data without labels, for an error message."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
@@ -209,9 +212,14 @@ class ImageData(LightningDataModule):
         `after_mixing` in the batch, and calls it with the images (B, 3, H, W) that it has mixed, which returns them.
         """
         image, ops = batch["image"], batch.pop("device_ops", None)
-        if self._statistics.device != image.device:
-            self._statistics = self._statistics.to(image.device)
+        device = image[0].device
+        if self._statistics.device != device:
+            self._statistics = self._statistics.to(device)
+        if isinstance(image, list):  # of evaluation, of several sizes
+            batch["image"] = [normalise(one, *self._statistics) for one in image]
+            return
         image = normalise(image if ops is None else ops.apply(image), *self._statistics)
+        image = image if ops is None else ops.clear_padding(image)
         if ops is not None and ops.erase_after_mixing:
             batch["after_mixing"] = ops.erase
         elif ops is not None:
@@ -228,11 +236,17 @@ class ImageData(LightningDataModule):
                 total, number = len(samples), min(count, len(samples))
                 rows = [i * total // number for i in range(number)]
                 chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
-            batch = collate(chosen, self.ragged)
+            batch = collate(chosen, self.ragged, self.mixed)
             self.finish(batch)
-            images = batch.get("after_mixing", Tensor.detach)(batch["image"])
+            images = batch.get("after_mixing", Tensor.detach)(self._of_one_size(batch["image"]))
             shown[name] = denormalise(images, *self._statistics)
         return shown
+
+    def _of_one_size(self, images: Tensor | list[Tensor]) -> Tensor:
+        """Images (B, 3, H, W) to be shown; those of several sizes are resized to `size`, whatever their aspect."""
+        if isinstance(images, Tensor):
+            return images
+        return torch.cat([F.interpolate(image[None], self.size, mode="area") for image in images])
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Makes shuffled batches; the last incomplete one is dropped unless it is the only one."""
@@ -281,7 +295,7 @@ class ImageData(LightningDataModule):
         rows, chosen, shards = self.data_source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform
         on_hub = self.source.startswith(HUB)
-        reader = SampleReader(self.image_column, targets, transform, self.max_pixels, self.exif_orientation, on_hub)
+        reader = self.data_source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
             return Images(rows, reader, bad, chosen)
@@ -298,5 +312,5 @@ class ImageData(LightningDataModule):
     def _loader(
         self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None, training: bool = False
     ) -> DataLoader[Any]:
-        combine = partial(collate, ragged=self.ragged)
+        combine = partial(collate, ragged=self.ragged, mixed=self.mixed)
         return make_loader(samples, self.batch_size, self.num_workers, combine, sampler, training)

@@ -70,7 +70,7 @@ def plain(sample, seed):
 
 def stream(shards, rank=0, world=1, workers=0, image="image", label="label", num_classes=3, **options):
     target = Target(label, partial(check_label, num_classes=num_classes, source="s"))
-    reader = SampleReader(image, {"label": target}, plain, MAX_PIXELS, True)
+    reader = SampleReader(plain, image, {"label": target}, MAX_PIXELS, True)
     given = {"batch_size": 2, "source": "s"}
     bad = BadImages("skip", 0.5, workers) if options.get("seed") is not None else BadImages("raise")
     return Stream(shards, reader, num_workers=workers, rank=rank, world_size=world, bad=bad, **{**given, **options})

@@ -11,7 +11,8 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.affine import affine_matrix
 from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize, Warp, random_box, resize
-from linvit.data.transforms.ops import IGNORE_INDEX, PixelOp, apply
+from linvit.data.transforms.ops import PixelOp, apply
+from linvit.ignore_index import IGNORE_INDEX
 from tests.data.distributions import alike
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 from tests.golden_files import load

@@ -1,6 +1,6 @@
 """One data source with all of its splits: which rows are trained on, validated, tested and predicted."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.data.sources.columns import as_images, column, features_of
+from linvit.data.sources.images import Reader, SampleReader, Target, Transform
 from linvit.data.sources.shards import Shards, load_streams
 from linvit.data.sources.splits import hold_out, load_splits
 from linvit.errors import UserError
@@ -39,6 +40,7 @@ class DataSource:
         val_fraction: Fraction of the training rows that are held out if there is no validation split.
         streaming: Whether it is read as streams.
         prepare: Brings the targets into the form that training needs, such as classes as numbers.
+        load: Finds the tables of all splits by the name.
     """
 
     def __init__(
@@ -48,17 +50,19 @@ class DataSource:
         val_fraction: float,
         streaming: bool,
         prepare: Callable[[Splits], Splits],
+        load: Callable[[str], Splits] = load_splits,
     ) -> None:
         self.name = name
         self.given_image_column = image_column
         self.val_fraction = val_fraction
         self.streaming = streaming
         self.prepare = prepare
+        self.load = load
 
     @cached_property
     def tables(self) -> Splits:
         """The rows of each split as they are stored."""
-        return {name: part.rows for name, part in self.shards.items()} if self.streaming else load_splits(self.name)
+        return {name: part.rows for name, part in self.shards.items()} if self.streaming else self.load(self.name)
 
     @cached_property
     def shards(self) -> dict[str, Shards]:
@@ -116,6 +120,25 @@ class DataSource:
             )
         shards = self.shards[table]._replace(rows=rows) if self.streaming else None
         return SplitRows(rows, chosen, shards)
+
+    def reader(
+        self,
+        targets: Mapping[str, Target],
+        transform: Transform,
+        max_pixels: int,
+        exif_orientation: bool,
+        on_hub: bool,
+    ) -> Reader:
+        """What makes samples of rows.
+
+        Args:
+            targets: Entries of a sample besides the image.
+            transform: A sample and its seed to the sample that is used.
+            max_pixels: Images with more are refused.
+            exif_orientation: Whether to turn images as their EXIF entry says.
+            on_hub: Whether images may lie on the hub.
+        """
+        return SampleReader(transform, self.image_column, targets, max_pixels, exif_orientation, on_hub)
 
     def evaluated(self, available: Collection[str]) -> str:
         """The split that is tested or predicted: test, or the next best of those that are available."""

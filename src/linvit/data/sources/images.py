@@ -1,5 +1,6 @@
 """Rows of a table as samples, and samples as batches."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +11,14 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.seeds import SeededIndex
 from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import name_of, read
+from linvit.data.sources.read import BadImageError, name_of, read
 from linvit.data.sources.splits import Rows
 from linvit.data.transforms.on_device import BatchDeviceOps
 
 Sample = dict[str, Any]
 """image: 8-bit (3, H, W); index: in the split; id: path or index; the targets of its task; device_ops: in training."""
+Transform = Callable[[Sample, int], Sample]
+"""A sample and its seed to the sample that is used."""
 
 
 class Target(NamedTuple):
@@ -31,13 +34,41 @@ class Target(NamedTuple):
 
 
 @dataclass
-class SampleReader:
+class Reader(ABC):
+    """What makes samples of the rows of a table.
+
+    Attributes:
+        transform: A sample and its seed to the sample that is used.
+    """
+
+    transform: Transform
+
+    @abstractmethod
+    def columns_of(self, rows: Rows) -> Rows:
+        """Selects the columns that samples need."""
+
+    @abstractmethod
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
+        """Makes the sample of a row.
+
+        Args:
+            row: Cells by column.
+            number: The sample's `index`, and its `id` if it has no path.
+            place: What messages call an image without a path.
+            seed: Of the sample.
+
+        Raises:
+            BadImageError: If the image cannot be decoded, or a target cannot be read.
+        """
+
+
+@dataclass
+class SampleReader(Reader):
     """How a row becomes a sample: its image is decoded, its targets are read, and both are transformed together.
 
     Attributes:
         image: Column of the images.
         targets: Entries of the sample besides the image.
-        transform: A sample and its seed to the sample that is used.
         max_pixels: Images with more are refused.
         exif_orientation: Whether to turn images as their EXIF entry says.
         on_hub: Whether the rows are of the hub, where their images may lie, too.
@@ -45,7 +76,6 @@ class SampleReader:
 
     image: str
     targets: Mapping[str, Target]
-    transform: Callable[[Sample, int], Sample]
     max_pixels: int
     exif_orientation: bool
     on_hub: bool = False
@@ -59,21 +89,12 @@ class SampleReader:
         return rows.select_columns(names).with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
-        """Makes the sample of a row.
-
-        Args:
-            row: Cells by column.
-            number: The sample's `index`, and its `id` if the image has no path.
-            place: What messages call an image without a path.
-            seed: Of the sample.
-
-        Raises:
-            BadImageError: If the image cannot be decoded.
-        """
+        """Decodes the image, reads the targets, and transforms both; see `Reader`."""
         stored = row[self.image]
         name = name_of(stored, place)
         sample = {"image": read(stored, name, self.max_pixels, self.exif_orientation, self.on_hub)}
         sample |= {entry: target.read(row[target.column], name) for entry, target in self.targets.items()}
+        check_sizes(sample, name)
         return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
 
 
@@ -89,7 +110,7 @@ class Images(Dataset[Sample]):
     """
 
     def __init__(
-        self, rows: datasets.Dataset, reader: SampleReader, bad: BadImages, chosen: np.ndarray | None = None
+        self, rows: datasets.Dataset, reader: Reader, bad: BadImages, chosen: np.ndarray | None = None
     ) -> None:
         self.rows = reader.columns_of(rows)
         self.reader = reader
@@ -117,7 +138,15 @@ class Images(Dataset[Sample]):
         return self.reader(row, index, f"row {number}", seed)
 
 
-def collate(samples: Sequence[Sample], ragged: Collection[str] = ()) -> dict[str, Any]:
+def check_sizes(sample: Sample, name: str) -> None:
+    """Raises a `BadImageError` if the mask of an image has another size."""
+    if "mask" in sample and sample["mask"].shape[-2:] != sample["image"].shape[-2:]:
+        (height, width), (rows, columns) = sample["image"].shape[-2:], sample["mask"].shape[-2:]
+        turned = "; without --data.exif_orientation they agree" if (height, width) == (columns, rows) else ""
+        raise BadImageError(name, f"its mask has {columns} x {rows} pixels, the image {width} x {height}{turned}")
+
+
+def collate(samples: Sequence[Sample], ragged: Collection[str] = (), mixed: Collection[str] = ()) -> dict[str, Any]:
     """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
 
     The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device.
@@ -125,11 +154,13 @@ def collate(samples: Sequence[Sample], ragged: Collection[str] = ()) -> dict[str
     Args:
         samples: With the same entries.
         ragged: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
+        mixed: Entries that may differ in shape: the batch has a list of them if they do.
     """
-    apart = {"device_ops", *ragged}
+    differ = {name for name in mixed if len({sample[name].shape for sample in samples if name in sample}) > 1}
+    apart = {"device_ops", *ragged, *differ}
     batch: dict[str, Any] = default_collate(
         [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
     )
-    batch |= {name: [sample[name] for sample in samples] for name in ragged if name in samples[0]}
+    batch |= {name: [sample[name] for sample in samples] for name in {*ragged, *differ} if name in samples[0]}
     ops = [sample["device_ops"] for sample in samples if "device_ops" in sample]
     return batch | {"seed": ops[0].seed, "device_ops": BatchDeviceOps(ops)} if ops else batch

@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from linvit.data.loading.position import Layout, Position, resumed
 from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.images import Sample, SampleReader
+from linvit.data.sources.images import Reader, Sample
 from linvit.data.sources.lanes import Epoch, Lane, cut, given, length
 from linvit.data.sources.read import BadImageError
 from linvit.data.sources.rows import StreamRows
@@ -60,7 +60,7 @@ class Stream(IterableDataset[Sample]):
     def __init__(
         self,
         shards: Shards,
-        reader: SampleReader,
+        reader: Reader,
         batch_size: int,
         num_workers: int,
         rank: int,

@@ -29,12 +29,14 @@ class DeviceOps:
         ops: In order; empty if the loader process has done them.
         erase: The box to be erased, or None.
         erase_after_mixing: Whether the task erases, after mixup and CutMix.
+        inside: (h, w) of a padded image: what lies below and to the right of it becomes 0 after normalising.
     """
 
     seed: int
     ops: tuple[ImageOp, ...]
     erase: Box | None
     erase_after_mixing: bool = False
+    inside: tuple[int, int] | None = None
 
 
 class BatchDeviceOps:
@@ -52,6 +54,14 @@ class BatchDeviceOps:
         """Applies the operations to 8-bit images (B, 3, H, W)."""
         ops = [sample.ops for sample in self.samples]
         return apply_ops(images, ops) if any(ops) else images
+
+    def clear_padding(self, images: Tensor) -> Tensor:
+        """Sets what was padded of normalised images (B, 3, H, W) to 0, the mean colour, in place."""
+        for image, sample in zip(images, self.samples, strict=True):
+            if sample.inside is not None:
+                image[:, sample.inside[0] :] = 0
+                image[:, :, sample.inside[1] :] = 0
+        return images
 
     def erase(self, images: Tensor) -> Tensor:
         """Erases a box of each normalised image (B, 3, H, W) for which one was drawn, in place."""

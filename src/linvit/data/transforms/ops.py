@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from linvit.data.transforms.pixel_ops import OPERATIONS
+from linvit.ignore_index import IGNORE_INDEX
 
 Fill = tuple[int, int, int]
 """A colour in 8 bits: red, green, blue."""
 BLACK: Fill = (0, 0, 0)
-IGNORE_INDEX = 255  # the label of pixels without a class, as in mmsegmentation
 PER_BOX = ("boxes", "labels", "masks", "iscrowd")  # entries with one value per box, which leave a sample with it
 
 

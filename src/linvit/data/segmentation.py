@@ -1,0 +1,186 @@
+"""Images whose pixels have classes: embedded, from folders, tables or the hub, through one loading path."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import datasets
+
+from linvit.data.base import ImageData
+from linvit.data.sources import scenes as digit_scenes
+from linvit.data.sources.columns import as_images, column, features_of
+from linvit.data.sources.data_source import Splits
+from linvit.data.sources.images import Target
+from linvit.data.sources.labels import check_model_classes
+from linvit.data.sources.masks import MaskReader, as_value
+from linvit.data.sources.scenes import Scenes, SceneSource
+from linvit.data.sources.splits import HUB
+from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform
+from linvit.errors import UserError
+
+MASKS = ("mask", "annotation", "segmentation_mask", "label", "labels", "segmentation")  # usual names of the column
+
+
+class SegmentationData(ImageData):
+    """Images with a mask each, which says the class of every pixel; 255 is ignored.
+
+    Samples have `image` and `mask`, 8-bit (H, W). Training crops both to `img_size`. Evaluation resizes the image
+    alone, so that scores are those of the original labels; batches hold lists where sizes differ.
+
+    Args:
+        source: "digit_scenes", scenes of the size `img_size` made of real handwritten digits; a folder of images and
+            masks: `images/training` and `annotations/training` (ADE20K), `train/images` and `train/masks`, or `images`
+            and `masks`; parquet, arrow or `hub:owner/name` with a column of images and one of masks. See `ImageData`.
+        img_size: Side, or [H, W], of the training crops.
+        num_classes: How many classes there are; null takes the number of `class_names`.
+        class_names: A list, or a file with a name per line; null where the names are unknown.
+        reduce_zero_label: Whether masks count the classes from 1, and 0 is for pixels without a class, as in ADE20K: 0
+            becomes 255, which is ignored, and all others one less. It is applied once, to all splits.
+        mask_values: What stands for each class in the masks: numbers, or colours [red, green, blue]; null counts.
+        ignored_values: Further numbers or colours in the masks that stand for no class.
+        mask_column: Column of the masks; null finds it.
+        limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as ADE20K's
+            [2048, 512]; null leaves the size.
+        multiple: Evaluated images are resized once more, to the next multiples of this; PVT's program has 32.
+        augmentation: Random changes to training images.
+        scenes: What `digit_scenes` is like.
+        **data: Arguments of `ImageData`: batches, splits, streaming, bad images.
+
+    Example:
+        $ linvit fit --config segmentation_quickstart --data.source=path/to/folder --data.class_names=names.txt
+    """
+
+    train_transform: TrainTransform
+    eval_transform: EvalTransform
+    ragged: ClassVar[tuple[str, ...]] = ("size",)
+    mixed: ClassVar[tuple[str, ...]] = ("image", "mask")
+    how_to_label: ClassVar[str] = (
+        "put masks of the same names beside the images, as in train/images and train/masks, or name the column of "
+        "masks with --data.mask_column"
+    )
+    advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
+        *("mask_column", "mask_values", "ignored_values", "multiple", "augment_on")
+    }
+
+    def __init__(
+        self,
+        source: str = digit_scenes.NAME,
+        img_size: int | Sequence[int] = 512,
+        num_classes: int | None = None,
+        class_names: list[str] | str | None = None,
+        reduce_zero_label: bool = False,
+        mask_values: list[int | list[int]] | None = None,
+        ignored_values: list[int | list[int]] | None = None,
+        mask_column: str | None = None,
+        limits: tuple[int, int] | None = None,
+        multiple: int = 1,
+        augmentation: SegmentationAugmentation = SegmentationAugmentation(),  # noqa: B008 (frozen)
+        scenes: Scenes = Scenes(),  # noqa: B008
+        **data: Any,
+    ) -> None:
+        super().__init__(source, img_size=img_size, **data)
+        if limits is not None and not limits[0] >= limits[1] > 0:
+            raise UserError(f"limits must be [longer side, shorter side] in pixels, above 0; got {list(limits)}")
+        if multiple < 1:
+            raise UserError(f"multiple must be 1 (as it is) or more; got {multiple}")
+        self.given_classes = num_classes
+        self.given_names = class_names
+        self.given_mask_column = mask_column
+        self.reduce_zero_label = reduce_zero_label
+        self.mask_values = mask_values
+        self.ignored_values = ignored_values or []
+        self.train_transform = TrainTransform(self.size, limits, augmentation)
+        self.eval_transform = EvalTransform(limits, multiple)
+        if source == digit_scenes.NAME:
+            self.data_source = SceneSource(scenes, self.size)
+
+    @cached_property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes in the order of their indices, if they are known.
+
+        Raises:
+            UserError: If there are not as many as `num_classes` says, or their file cannot be read.
+        """
+        if isinstance(self.data_source, SceneSource):
+            return digit_scenes.CLASSES
+        names = read_names(self.given_names) if isinstance(self.given_names, str) else self.given_names
+        if names is not None and self.given_classes not in (None, len(names)):
+            raise UserError(f"class_names has {len(names)} names, but num_classes says {self.given_classes}")
+        return names
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes, or None if nothing says it."""
+        return self.given_classes if self.class_names is None else len(self.class_names)
+
+    @cached_property
+    def mask_column(self) -> str | None:
+        """Name of the column of masks, or None if there is none."""
+        if isinstance(self.data_source, SceneSource):
+            return "scene"
+        features = features_of(self.data_source.tables)
+        others = {name: kind for name, kind in features.items() if name != self.image_column}
+        return column(others, self.given_mask_column, datasets.Image, MASKS, self.source)
+
+    def prepare(self, splits: Splits) -> Splits:
+        """The splits with masks as files."""
+        mask = self.mask_column
+        return splits if mask is None else splits | as_images(splits, mask, self.source)
+
+    def targets(self, split: str) -> Mapping[str, Target]:
+        """The masks of a split.
+
+        Raises:
+            UserError: If it has none, or nothing says how many classes there are.
+        """
+        table = split if split in self.splits else "train"  # without a validation split, a part of train is held out
+        mask = self.mask_column
+        if mask is None or (table in self.splits and mask not in self.splits[table].features):
+            raise UserError(
+                f"the {split} split of data source '{self.source}' has no masks, so it can only be predicted (linvit "
+                f"predict): {self.how_to_label}"
+            )
+        return {"mask": Target(mask, self.mask_reader)}
+
+    @cached_property
+    def mask_reader(self) -> MaskReader:
+        """Masks as classes.
+
+        Raises:
+            UserError: If nothing says how many classes there are.
+        """
+        if self.num_classes is None:
+            raise UserError(
+                f"data source '{self.source}' does not say how many classes it has; set --data.num_classes, or "
+                f"--data.class_names to a file with a name per line"
+            )
+        values = None if self.mask_values is None else [as_value(value) for value in self.mask_values]
+        ignored = [as_value(value) for value in self.ignored_values]
+        on_hub = self.source.startswith(HUB)
+        return MaskReader(self.num_classes, self.reduce_zero_label, values, ignored, self.max_pixels, on_hub)
+
+    def setup(self, stage: str) -> None:
+        """Makes the sets that a stage needs: fit, validate, test or predict."""
+        if self.trainer is not None and stage != "predict":
+            model = self.trainer.lightning_module.hparams.get("num_classes")
+            check_model_classes(model, self.num_classes, self.source)
+        super().setup(stage)
+
+    @property
+    def _image_bytes(self) -> int:
+        """Bytes of an image and its mask as a loader process hands them over."""
+        return 4 * self.size[0] * self.size[1]
+
+
+def read_names(path: str) -> list[str]:
+    """The lines of a file that are not empty.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read class_names from '{path}': {error}. Give a file with a name per line") from error
+    return [line.strip() for line in lines if line.strip()]

@@ -1,0 +1,184 @@
+"""Masks: image files whose pixels say a class, as classes from 0."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from linvit.data.sources.read import MAX_PIXELS, BadImageError, Stored, load, name_of, reason_of
+from linvit.data.transforms.decode import open_image
+from linvit.errors import UserError
+from linvit.ignore_index import IGNORE_INDEX
+
+UNKNOWN = 254  # stands for values that are no class; so there are at most 254 classes
+LOSSY = ("JPEG", "JPEG2000", "WEBP", "AVIF")
+WHOLE = 2**16  # values of masks of numbers
+COLOURS = 2**24
+Value = int | tuple[int, int, int]
+"""What a pixel of a mask says: a number, or a colour (red, green, blue)."""
+
+
+class MaskReader:
+    """Reads masks of numbers (8 or 16 bits, palettes) or of colours.
+
+    Args:
+        num_classes: Classes.
+        reduce_zero_label: Whether masks count from 1, and 0 is for pixels without a class.
+        values: The number or the colour of each class; None counts from 0, or from 1 with `reduce_zero_label`.
+        ignored: Further numbers or colours for pixels without a class, besides the number 255.
+        max_pixels: Masks with more are refused.
+        on_hub: Whether the masks belong to a set of the hub, and may lie there.
+
+    Raises:
+        UserError: If there are too many classes, or values contradict each other.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        reduce_zero_label: bool = False,
+        values: Sequence[Value] | None = None,
+        ignored: Sequence[Value] = (),
+        max_pixels: int = MAX_PIXELS,
+        on_hub: bool = False,
+    ) -> None:
+        if not 1 <= num_classes <= UNKNOWN:
+            raise UserError(f"masks of 8 bits have 1 to {UNKNOWN} classes; got {num_classes}")
+        if values is not None and reduce_zero_label:
+            raise UserError(
+                "mask_values says what each class is in the masks; with it, reduce_zero_label must be false"
+            )
+        if values is not None and len(values) != num_classes:
+            raise UserError(f"mask_values has {len(values)} values for {num_classes} classes; give one for each class")
+        first = int(reduce_zero_label)
+        chosen = range(first, num_classes + first) if values is None else [*values]
+        self.num_classes = num_classes
+        self.reduce_zero_label = reduce_zero_label
+        self.coloured = values is not None and any(isinstance(value, tuple) for value in chosen)
+        self.classes = {value: index for index, value in enumerate(chosen)}
+        without = [*ignored] + [0] * reduce_zero_label
+        without += [] if self.coloured or IGNORE_INDEX in self.classes else [IGNORE_INDEX]
+        both = [value for value in without if value in self.classes]
+        kinds = {type(value) for value in (*self.classes, *without)}
+        if len(self.classes) < num_classes or both or len(kinds) > 1:
+            raise UserError(
+                f"mask_values and ignored_values must be different numbers, or different colours [red, green, blue]; "
+                f"got {list(values or self.classes)} and {list(ignored)}"
+            )
+        self.meaning = tuple((self.classes | dict.fromkeys(without, IGNORE_INDEX)).items())
+        self.max_pixels = max_pixels
+        self.on_hub = on_hub
+
+    def __call__(self, stored: Stored, name: str) -> Tensor:
+        """Reads a mask as classes, 8-bit (h, w); 255 is ignored.
+
+        Args:
+            stored: The file.
+            name: Of its image.
+
+        Raises:
+            BadImageError: If it cannot be read, or has values that are no class.
+        """
+        label = name_of(stored, f"the mask of {name}")
+        raw = self.raw(stored, label)
+        mask = table(self.meaning, self.coloured).take(raw)
+        if (mask == UNKNOWN).any():
+            raise BadImageError(label, self.complaint(Counter(dict(zip(*counts(raw), strict=True)))))
+        return torch.from_numpy(mask)
+
+    def raw(self, stored: Stored, label: str) -> np.ndarray:
+        """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers.
+
+        Raises:
+            BadImageError: If it cannot be read.
+        """
+        try:
+            with open_image(load(stored, self.max_pixels, self.on_hub)) as picture:
+                if picture.format in LOSSY:
+                    raise OSError(
+                        f"a mask saved as {picture.format} has other labels at edges than it had before; save masks as "
+                        f"PNG, from before they were compressed"
+                    )
+                if picture.width * picture.height > self.max_pixels:
+                    raise OSError(f"{picture.width} x {picture.height} pixels are more than {self.max_pixels}")
+                return self._colours(picture) if self.coloured else self._numbers(picture)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise nearly anything on damaged files
+            raise BadImageError(label, reason_of(error)) from error
+
+    def complaint(self, found: Counter[int]) -> str:
+        """What is wrong with masks that have these values (as `raw` has them) so often, in a sentence."""
+        meaning = dict(self.meaning)
+        unknown = sorted(value for value in found if self.value(value) not in meaning)
+        kind = "colours" if self.coloured else "values"
+        listed = ", ".join(str(self.value(value)) for value in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        counted = list(self.classes) == list(range(len(self.classes)))
+        shown = f"0 to {self.num_classes - 1}" if counted else ", ".join(map(str, self.classes))
+        if self.reduce_zero_label:
+            shown = f"1 to {self.num_classes}"
+        without = [value for value, index in self.meaning if index == IGNORE_INDEX]
+        ignored = f"; ignored: {', '.join(map(str, without))}" if without else ""
+        return f"its {kind} {listed} are no class ({self.num_classes} classes: {shown}{ignored})"
+
+    def value(self, raw: int) -> Value:
+        """A value as masks and options state it."""
+        return (raw >> 16, raw >> 8 & 255, raw & 255) if self.coloured else raw
+
+    def _numbers(self, picture: Image.Image) -> np.ndarray:
+        if picture.mode in ("L", "P", "1"):
+            return np.asarray(picture).view(np.uint8)  # of bool, where there are two
+        if picture.mode.startswith("I"):
+            wide = np.asarray(picture)
+            if wide.min() < 0 or wide.max() >= WHOLE:
+                raise OSError(f"its values go from {wide.min()} to {wide.max()}; classes lie between 0 and {WHOLE - 1}")
+            return wide.astype(np.uint16)
+        if picture.mode in ("RGB", "RGBA", "LA"):
+            red, green, blue = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
+            if np.array_equal(red, green) and np.array_equal(red, blue):
+                return np.ascontiguousarray(red)
+            raise OSError("its pixels are colours; say the colour of each class with --data.mask_values")
+        raise OSError(f"its pixels are of the kind {picture.mode}, which are no classes")
+
+    def _colours(self, picture: Image.Image) -> np.ndarray:
+        pixels = np.asarray(picture.convert("RGB")).astype(np.int32)
+        return np.asarray(pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2])
+
+
+def as_value(value: Any) -> Value:
+    """A number or a colour as configurations state them.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    parts = [value] if isinstance(value, int) else value if isinstance(value, Sequence) else []
+    limit = WHOLE if len(parts) == 1 else 256
+    if len(parts) not in (1, 3) or not all(isinstance(part, int) and 0 <= part < limit for part in parts):
+        raise UserError(
+            f"a value of a mask is a number from 0 to {WHOLE - 1} or a colour [red, green, blue]; got {value}"
+        )
+    return value if isinstance(value, int) else (parts[0], parts[1], parts[2])
+
+
+@cache
+def table(meaning: tuple[tuple[Value, int], ...], coloured: bool) -> np.ndarray:
+    """The class of each value of a raw mask, 8-bit; `UNKNOWN` for values that are none."""
+    classes = np.full(COLOURS if coloured else WHOLE, UNKNOWN, np.uint8)
+    for value, index in meaning:
+        classes[value if isinstance(value, int) else value[0] << 16 | value[1] << 8 | value[2]] = index
+    return classes
+
+
+def counts(raw: np.ndarray) -> tuple[list[int], list[int]]:
+    """The values of a raw mask, and how often each occurs."""
+    if raw.dtype == np.int32:
+        values, found = np.unique(raw, return_counts=True)
+        return values.tolist(), found.tolist()
+    found = np.bincount(raw.ravel())
+    values = np.flatnonzero(found)
+    return values.tolist(), found[values].tolist()

@@ -1,0 +1,240 @@
+"""Scenes of many handwritten digits on textured backgrounds, with the class of each pixel, boxes and instance masks.
+
+The digits are the 1,797 real ones that come with linvit, split as they are for classification, so that no test digit is
+in a training scene. A scene is a function of its seed: nothing is stored, and any size can be had.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.data.loading.seeds import generator, sample_seed
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.splits import Rows, load_splits
+from linvit.data.transforms.decode import decode
+from linvit.errors import UserError, check_number
+
+NAME = "digit_scenes"
+CLASSES = ["background", *map(str, range(10))]
+SPLITS = ("train", "val", "test")
+INK = 0.5  # a pixel belongs to the digit that covers more of it than this
+HIDDEN = 0.25  # a digit of which less than this is seen is no instance
+PLACES = 8  # drawn for a digit, until one is free
+CONTRAST = 90.0  # of a digit against its surroundings: the least distance of their colours, of 442
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """What the scenes of `digit_scenes` are like.
+
+    Attributes:
+        train: Training scenes of an epoch.
+        val: Validation scenes, the same in every epoch and run.
+        test: Test scenes, likewise.
+        digits: Fewest and most digits of a scene.
+        digit_size: Least and largest side of a digit, as a fraction of the scene's shorter side.
+        fresh: Whether every epoch has new training scenes.
+        seed: Of all scenes.
+    """
+
+    train: int = 2000
+    val: int = 200
+    test: int = 400
+    digits: tuple[int, int] = (4, 8)
+    digit_size: tuple[float, float] = (0.22, 0.45)
+    fresh: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in SPLITS:
+            check_number(f"scenes.{name}", getattr(self, name), at_least=1, whole=True)
+        if not 0 <= self.digits[0] <= self.digits[1]:
+            raise UserError(f"scenes.digits must be [fewest, most] with 0 <= fewest <= most; got {list(self.digits)}")
+        if not 0 < self.digit_size[0] <= self.digit_size[1] <= 1:
+            raise UserError(
+                f"scenes.digit_size must be [least, largest] in (0, 1], least first; got {list(self.digit_size)}"
+            )
+
+
+def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes()) -> dict[str, Tensor]:
+    """Makes one scene.
+
+    Args:
+        split: Whose digits: train, val or test.
+        seed: What the scene follows from, besides its size and the options.
+        size: (H, W).
+        options: What scenes are like; how many there are does not matter.
+
+    Returns:
+        `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), with 0 for the background and 1 + digit; of each digit that is
+        not almost hidden, from the farthest to the nearest: `boxes` (N, 4) about what is seen of it, as x1, y1, x2, y2,
+        `labels` (N,), the digit, and `masks` (N, H, W), 8-bit, 1 where it is seen.
+    """
+    rng = generator(seed)
+    images, digits = pool(split)
+    image = background(rng, size)
+    mask, owner = np.zeros(size, np.uint8), np.zeros(size, np.uint8)  # owner: number of the instance, 0 for none
+    count = int(rng.integers(options.digits[0], options.digits[1] + 1))
+    chosen = rng.integers(len(digits), size=count)
+    low, high = (max(round(part * min(size)), 8) for part in options.digit_size)
+    sides = np.minimum(rng.integers(low, high + 1, count), min(size))
+    inks = _drawn(images[chosen], sides, rng)
+    whole, taken = [], np.zeros((0, 4))
+    for number, (ink, index) in enumerate(zip(inks, chosen, strict=True), 1):
+        side = len(ink)
+        top, left = _place(rng, size, side, taken)
+        taken = np.concatenate([taken, [[top, left, top + side, left + side]]])
+        at = slice(top, top + side), slice(left, left + side)
+        around = image[at]
+        around += ink[..., None] * (_colour(rng, around.mean((0, 1))) - around)
+        covered = ink > INK
+        mask[at][covered] = 1 + digits[index]
+        owner[at][covered] = number
+        whole.append(int(covered.sum()))
+    shown = torch.from_numpy((image + rng.normal(0, 4, (*size, 1))).clip(0, 255).astype(np.uint8)).permute(2, 0, 1)
+    return {"image": shown, "mask": torch.from_numpy(mask)} | _instances(owner, whole, digits[chosen])
+
+
+@cache
+def pool(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The digits of a split: 8-bit images (N, 8, 8), and which digits they are (N,)."""
+    rows = load_splits("digits")[split].cast_column("image", datasets.Image(decode=False))
+    return np.stack([decode(row["bytes"])[0].numpy() for row in rows["image"]]), np.array(rows["label"])
+
+
+def background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """A texture in any colours (H, W, 3), float32, 0 to 255: clouds of several sizes, and stripes in one of two."""
+    base = rng.uniform(30, 225, 3).astype(np.float32)
+    image = np.broadcast_to(base, (*size, 3))
+    for cells, strength in ((3, 30), (9, 18), (27, 12)):
+        noise = torch.from_numpy(rng.normal(0, strength, (1, 3, cells, cells)).astype(np.float32))
+        clouds = F.interpolate(noise, size, mode="bilinear", align_corners=False)[0]
+        image = image + clouds.permute(1, 2, 0).numpy()
+    if rng.random() < 0.5:
+        angle, period = rng.uniform(0, np.pi), rng.uniform(0.04, 0.2) * min(size)
+        x, y = np.cos(angle) * np.arange(size[1]), np.sin(angle) * np.arange(size[0])
+        wave = np.sin((2 * np.pi / period) * (x + y[:, None])).astype(np.float32)
+        image = image + wave[..., None] * rng.normal(0, 14, 3).astype(np.float32)
+    return image.astype(np.float32, copy=False)
+
+
+def _drawn(images: np.ndarray, sides: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Digits (n, 8, 8) in 8 bits as ink from 0 to 1, each on a square of its side, turned and stretched a little."""
+    if not len(images):
+        return []
+    largest, n = int(sides.max()), len(images)
+    angle, stretch = np.deg2rad(rng.uniform(-15, 15, n)), rng.uniform(1.1, 1.3, (2, n))
+    cos, sin = np.cos(angle) * stretch, np.sin(angle) * stretch  # (2, n): of the x and the y axis
+    # Canvas coordinates run from -1 to 1 over `largest` pixels; the square of a digit is the upper left part of it.
+    zoom = largest / sides
+    matrix = zoom[:, None, None] * np.stack([cos[0], -sin[1], sin[0], cos[1]], -1).reshape(n, 2, 2)
+    offset = matrix.sum(-1, keepdims=True) * (1 - 1 / zoom)[:, None, None]
+    theta = np.concatenate([matrix, offset], -1)  # (n, 2, 3)
+    canvas = F.affine_grid(torch.from_numpy(theta.astype(np.float32)), [n, 1, largest, largest], align_corners=False)
+    ink = torch.from_numpy(images[:, None].astype(np.float32) / 255)
+    drawn = F.grid_sample(ink, canvas, "bicubic", "zeros", align_corners=False)[:, 0].clamp_(0, 1).numpy()
+    return [digit[:side, :side] for digit, side in zip(drawn, sides, strict=True)]
+
+
+def _place(rng: np.random.Generator, size: tuple[int, int], side: int, taken: np.ndarray) -> tuple[int, int]:
+    """Draws where a digit lies: the first place of which others (N, 4) take little, or the freest of those drawn."""
+    places = rng.random((PLACES, 2)) * (np.array(size) - side + 1)
+    corner = places.astype(int)  # (PLACES, 2)
+    low = np.maximum(corner[:, None], taken[:, :2])
+    high = np.minimum(corner[:, None] + side, taken[:, 2:])
+    shared = (high - low).clip(0).prod(-1).sum(-1) / side**2  # (PLACES,)
+    free = np.flatnonzero(shared < 0.1)
+    top, left = corner[free[0] if len(free) else shared.argmin()]
+    return int(top), int(left)
+
+
+def _colour(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
+    """Draws a colour that differs from its surroundings."""
+    colours = rng.uniform(0, 255, (PLACES, 3)).astype(np.float32)
+    distance = np.sqrt(((colours - around) ** 2).sum(-1))
+    far = np.flatnonzero(distance > CONTRAST)
+    chosen: np.ndarray = colours[far[0] if len(far) else distance.argmax()]
+    return chosen
+
+
+def _instances(owner: np.ndarray, whole: list[int], digits: np.ndarray) -> dict[str, Tensor]:
+    """Boxes, labels and masks of what is seen of each digit, by the number of the digit at each pixel (H, W)."""
+    seen = np.bincount(owner.ravel(), minlength=len(whole) + 1)[1:]
+    kept = np.flatnonzero(seen > HIDDEN * np.array(whole))
+    masks = owner == (kept + 1)[:, None, None].astype(np.uint8)  # (N, H, W)
+    boxes = np.zeros((len(kept), 4), np.float32)
+    for axis, first in ((1, 0), (2, 1)):  # over the rows for x, over the columns for y
+        line = masks.any(axis)
+        boxes[:, first] = line.argmax(1)
+        boxes[:, first + 2] = line.shape[1] - line[:, ::-1].argmax(1)
+    labels = torch.from_numpy(digits[kept].astype(np.int64))
+    return {"boxes": torch.from_numpy(boxes), "labels": labels, "masks": torch.from_numpy(masks.astype(np.uint8))}
+
+
+@dataclass
+class SceneReader(Reader):
+    """Makes the sample of a row of `SceneSource`.
+
+    Attributes:
+        size: (H, W) of the scenes.
+        options: What they are like.
+        entries: What samples have besides the image.
+    """
+
+    size: tuple[int, int]
+    options: Scenes
+    entries: tuple[str, ...]
+
+    def columns_of(self, rows: Rows) -> Rows:
+        """The columns that say which scene it is."""
+        return rows.with_format("arrow")
+
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
+        """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
+        split = row["split"]
+        fresh = seed if self.options.fresh and split == SPLITS[0] else 0
+        made_from = sample_seed(self.options.seed, SPLITS.index(split), row["scene"], fresh)
+        made = scene(split, made_from, self.size, self.options)
+        sample = {name: made[name] for name in ("image", *self.entries)}
+        return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
+
+
+class SceneSource(DataSource):
+    """The data source `digit_scenes`.
+
+    Args:
+        options: What the scenes are like.
+        size: (H, W).
+    """
+
+    image_column = "scene"
+
+    def __init__(self, options: Scenes, size: tuple[int, int]) -> None:
+        super().__init__(NAME, None, 0, streaming=False, prepare=dict)
+        self.options = options
+        self.size = size
+
+    @cached_property
+    def tables(self) -> Splits:
+        """Numbers of the scenes of each split."""
+        return {
+            name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
+            for name, count in ((name, getattr(self.options, name)) for name in SPLITS)
+        }
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The same: there is nothing to prepare."""
+        return self.tables
+
+    def reader(self, targets: Mapping[str, Target], transform: Transform, *decoding: Any) -> Reader:
+        """Makes scenes instead of decoding images; see `DataSource.reader`."""
+        return SceneReader(transform, self.size, self.options, tuple(targets))

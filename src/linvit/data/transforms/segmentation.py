@@ -1,0 +1,140 @@
+"""What training and evaluation of segmentation do to an image and its mask in a loader process."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linvit.data.loading.seeds import generator
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize
+from linvit.data.transforms.on_device import DeviceOps
+from linvit.data.transforms.ops import Op, apply
+from linvit.data.transforms.photometric import photometric_distortion
+from linvit.errors import UserError, check_choice, check_number
+from linvit.ignore_index import IGNORE_INDEX
+
+CHECKS = 10  # crops that are looked at; the next one is taken as it is
+Limits = tuple[int, int]
+"""Of the longer and of the shorter side of a resized image, in pixels."""
+
+
+@dataclass(frozen=True)
+class SegmentationAugmentation:
+    """Random changes to a training image and its mask; the values are those of ADE20K's recipes.
+
+    Attributes:
+        ratio: Range of the factor by which the limits of the size, or the image, are multiplied, uniform.
+        max_class_ratio: Crops are drawn again, ten times at most, until two classes are in them and none has this
+            fraction of the labelled pixels or more; null takes the first.
+        hflip: Probability of a horizontal flip.
+        photometric: Whether brightness, contrast, saturation and hue change at random.
+        augment_on: Where photometric is done: worker, image by image, or device, batch by batch.
+    """
+
+    ratio: tuple[float, float] = (0.5, 2.0)
+    max_class_ratio: float | None = 0.75
+    hflip: float = 0.5
+    photometric: bool = True
+    augment_on: Literal["worker", "device"] = "worker"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UserError(f"ratio must be [low, high] with 0 < low <= high; got {list(self.ratio)}")
+        if self.max_class_ratio is not None:
+            check_number("max_class_ratio", self.max_class_ratio, above=0, at_most=1)
+        check_number("hflip", self.hflip, at_least=0, at_most=1)
+        check_choice("augment_on", self.augment_on, ["worker", "device"])
+
+
+class TrainTransform:
+    """Resizes, crops, flips and recolours at random; the sample's seed is the only source of randomness.
+
+    Args:
+        size: (H, W) of the crop. What an image lacks is padded: the image with 0 after normalising, the mask with 255.
+        limits: Of the resized image before the random factor; None resizes by the factor alone.
+        augmentation: The random changes.
+    """
+
+    def __init__(self, size: tuple[int, int], limits: Limits | None, augmentation: SegmentationAugmentation) -> None:
+        self.size = size
+        self.limits = limits
+        self.augmentation = augmentation
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Turns `image`, 8-bit (3, h, w), and `mask`, 8-bit (h, w), into (3, H, W) and (H, W)."""
+        given, rng = self.augmentation, generator(seed)
+        height, width = sample["image"].shape[-2:]
+        ratio = rng.uniform(*given.ratio)
+        target = scaled(height, width, ratio)
+        if self.limits is not None:
+            target = within(height, width, (int(self.limits[0] * ratio), int(self.limits[1] * ratio)))
+        sample = apply([Resize(target, "bilinear", antialias=False)], sample)
+        box = self._box(rng, sample["mask"])
+        ops: list[Op] = [Crop(box)]
+        if rng.random() < given.hflip:
+            ops.append(HorizontalFlip())
+        colours = photometric_distortion(rng) if given.photometric else []
+        if given.augment_on == "worker":
+            ops, colours = [*ops, *colours], []
+        inside = (box.height, box.width)
+        if inside != self.size:
+            ops.append(Pad(right=self.size[1] - box.width, bottom=self.size[0] - box.height))
+        sample = apply(ops, sample)
+        sample |= {name: sample[name].contiguous() for name in ("image", "mask")}
+        return sample | {"device_ops": DeviceOps(seed, tuple(colours), None, inside=inside)}
+
+    def _box(self, rng: np.random.Generator, mask: Tensor) -> Box:
+        """Draws the crop."""
+        height, width = (min(side, full) for side, full in zip(self.size, mask.shape, strict=True))
+        limit = self.augmentation.max_class_ratio
+        box = None
+        for _ in range(CHECKS + 1):
+            top, left = (int(rng.integers(full - side + 1)) for full, side in zip(mask.shape, (height, width)))  # noqa: B905
+            box = Box(top, left, height, width)
+            if limit is None or is_varied(Crop(box).mask(mask, 0), limit):
+                break
+        assert box is not None
+        return box
+
+
+class EvalTransform:
+    """Resizes the image and leaves the mask as it is, so that scores are those of the original labels.
+
+    Args:
+        limits: Of the resized image; None leaves its size.
+        multiple: The image is then resized once more, to the next multiples of this; 1 leaves it.
+    """
+
+    def __init__(self, limits: Limits | None, multiple: int = 1) -> None:
+        self.limits = limits
+        self.multiple = multiple
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Resizes `image` (3, h, w) and adds `size`, which is (h, w) as it was; the seed does not matter."""
+        image, size = sample["image"], tuple(sample["image"].shape[-2:])
+        for target in self.sizes(*size):
+            image = Resize(target, "bilinear", antialias=False).image(image)
+        return sample | {"image": image.contiguous(), "size": size}
+
+    def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The sizes (H, W) that an image gets one after another."""
+        kept = (height, width) if self.limits is None else within(height, width, self.limits)
+        return [kept, (-(-kept[0] // self.multiple) * self.multiple, -(-kept[1] // self.multiple) * self.multiple)]
+
+
+def within(height: int, width: int, limits: Limits) -> tuple[int, int]:
+    """The largest size (H, W) of the same aspect whose sides keep to the limits, rounded as mmcv rounds."""
+    return scaled(height, width, min(limits[0] / max(height, width), limits[1] / min(height, width)))
+
+
+def scaled(height: int, width: int, factor: float) -> tuple[int, int]:
+    """A size (H, W) times a factor."""
+    return max(1, int(height * factor + 0.5)), max(1, int(width * factor + 0.5))
+
+
+def is_varied(mask: Tensor, limit: float) -> bool:
+    """Whether a mask has two classes at least, and none with `limit` of the labelled pixels or more."""
+    counts = torch.bincount(mask.flatten(), minlength=IGNORE_INDEX + 1)[:IGNORE_INDEX]
+    return bool((counts > 0).sum() > 1) and bool(counts.max() / counts.sum() < limit)
