@@ -25,10 +25,10 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     """Sets every global generator to a state that `random_state` returned; another device's keeps its own."""
-    torch.set_rng_state(state["torch"].cpu())
+    torch.set_rng_state(state["torch"].cpu().clone())  # of a view torch would read what lies before it, or crash
     *keys, place, has_gauss, gauss = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, np.uint32), int(place), int(has_gauss), gauss))
     *words, has_gauss, gauss = state["python"].tolist()
     random.setstate((3, tuple(map(int, words)), gauss if has_gauss else None))
     if device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type].cpu())
+        torch.get_device_module(device).set_rng_state(state[device.type].cpu().clone())
