@@ -1,5 +1,7 @@
 """A malicious file runs nothing, whichever way it comes in."""
 
+import sys
+
 import pytest
 import torch
 
@@ -89,3 +91,20 @@ def test_the_command_line_runs_nothing(tmp_path, verb):
     assert done.code == 2  # the weights of another model
     assert "nothing was changed" in done.err
     assert not mark.exists()
+
+
+def test_the_command_line_imports_no_class_that_it_does_not_name(run, tmp_path, monkeypatch):
+    module, name = tmp_path / "module_of_a_run.py", "module_of_a_run:Mine"
+    module.write_text("from linvit.backbones.deit import deit_nano as Mine\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    content["hyper_parameters"]["backbone"] = {"name": name, "depth": 1}
+    torch.save(content, tmp_path / "x.ckpt")
+    arguments = ("validate", f"--config={run.config}", f"--ckpt_path={tmp_path / 'x.ckpt'}")
+    done = command(*arguments, cwd=tmp_path)
+    assert done.code == 2
+    assert f"the checkpoint names the backbone class '{name}'" in done.err
+    assert "module_of_a_run" not in sys.modules
+    done = command(*arguments, f"--model.backbone={name}", cwd=tmp_path)
+    assert done.code == 0, done.err
+    del sys.modules["module_of_a_run"]
