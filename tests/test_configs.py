@@ -19,9 +19,20 @@ CONFIGS = {
 FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS))
 IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")]
+ADE20K = [name for name in EXPERIMENTS if name.startswith("configs/ade20k/")]
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
-SMALLEST = {"deit_tiny", "pvt_v2_b0", "swin_tiny", "cswin_tiny", "soft_tiny", "flatten_pvt_v2_b0", "flatten_swin_tiny"}
+SCENES = flags(data__source="digit_scenes", data__img_size=64, data__num_classes=None, data__reduce_zero_label=False)
+SMALLEST = {
+    "pvt_tiny_semantic_fpn",
+    "deit_tiny",
+    "pvt_v2_b0",
+    "swin_tiny",
+    "cswin_tiny",
+    "soft_tiny",
+    "flatten_pvt_v2_b0",
+    "flatten_swin_tiny",
+}
 
 
 def heading(name):
@@ -83,19 +94,27 @@ def photos(folder):
 
 
 def slow_unless_small(name):
-    big = name in IMAGENET and Path(name).stem not in SMALLEST
+    big = name in IMAGENET + ADE20K and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
 @pytest.mark.parametrize("name", [*map(slow_unless_small, EXPERIMENTS)])
 def test_it_runs(name, tmp_path):
-    data = DIGITS if name in IMAGENET else photos(tmp_path.with_suffix(".photos")) if "images" in name else []
+    data = (
+        DIGITS
+        if name in IMAGENET
+        else SCENES
+        if name in ADE20K
+        else photos(tmp_path.with_suffix(".photos"))
+        if "images" in name
+        else []
+    )
     done = linvit("fit", f"--config={ROOT / name}", "--trainer.fast_dev_run=true", *SMALL, *data, cwd=tmp_path)
     assert done.code == 0, done.err
     assert not [file for file in files(tmp_path) if file.endswith((".ckpt", ".yaml"))]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [*map(slow_unless_small, EXPERIMENTS)])
 def test_what_is_printed_of_it_reads_the_same(name, tmp_path):
     once = printed(f"--config={ROOT / name}", cwd=tmp_path)
     (tmp_path / "saved.yaml").write_text(yaml.safe_dump(once))

@@ -1,0 +1,62 @@
+"""The ADE20K recipes against what mmsegmentation's configurations of PVT, Swin and CSwin say, at their total batch."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.test_configs import ADE20K, ROOT, printed
+
+DEVICES = 8
+
+
+class Recipe(NamedTuple):
+    """Learning rate, weight decay, power of the decay, steps, warm-up steps, total batch, drop path."""
+
+    lr: float
+    weight_decay: float
+    power: float
+    steps: int
+    warmup: int
+    batch: int
+    drop_path: float
+
+
+def upernet(drop_path):
+    return Recipe(6e-5, 0.01, 1.0, 160_000, 1500, 16, drop_path)
+
+
+SEMANTIC_FPN = Recipe(2e-4, 1e-4, 0.9, 40_000, 0, 32, 0.1)
+PUBLISHED = {
+    **{f"{name}_semantic_fpn": SEMANTIC_FPN for name in ("pvt_tiny", "pvt_small", "pvt_medium", "pvt_large")},
+    "flatten_pvt_tiny_semantic_fpn": SEMANTIC_FPN,
+    **{f"swin_{size}_upernet": upernet(0.3) for size in ("tiny", "small", "base")},
+    **{f"flatten_swin_{size}_upernet": upernet(0.3) for size in ("tiny", "small")},
+    **{f"cswin_{size}_upernet": upernet(rate) for size, rate in (("tiny", 0.3), ("small", 0.4), ("base", 0.6))},
+    **{f"soft_norm_{size}_upernet": upernet(0.3) for size in ("small", "medium")},
+}
+
+
+def test_every_row_has_a_configuration():
+    assert {Path(name).stem for name in ADE20K} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", ADE20K)
+def test_it_is_the_published_recipe(name, tmp_path):
+    want, config = PUBLISHED[Path(name).stem], printed(f"--config={ROOT / name}", cwd=tmp_path)
+    model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
+    assert Path(name).stem == f"{model['backbone']}_{model['head']}"
+    assert (model["schedule"], model["poly_power"], model["min_lr"]) == ("poly", want.power, 0)
+    assert (model["lr"], model["weight_decay"], model["betas"]) == (want.lr, want.weight_decay, [0.9, 0.999])
+    assert model["no_decay"] == (["relative_position_bias_table", "norm"] if want.warmup else [])
+    assert model["warmup_steps"] == want.warmup
+    assert not want.warmup or model["warmup_lr"] == pytest.approx(1e-6 * want.lr)
+    assert (trainer["max_steps"], trainer["max_epochs"]) == (want.steps, None)
+    assert trainer["val_check_interval"] == want.steps // 10
+    assert trainer["check_val_every_n_epoch"] is None
+    assert DEVICES * data["batch_size"] == want.batch == model["published_batch_size"]
+    assert model["drop_path_rate"] == want.drop_path
+    assert (model["loss_average"], model["auxiliary_weight"]) == ("all", 0.4)
+    assert (data["img_size"], data["limits"], data["reduce_zero_label"]) == (512, [2048, 512], True)
+    assert data["multiple"] == (1 if want.warmup else 32)
+    assert trainer["sync_batchnorm"]
