@@ -1,20 +1,24 @@
 """Images whose pixels have classes: embedded, from folders, tables or the hub, through one loading path."""
 
+import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import datasets
 
 from linvit.data.base import ImageData
-from linvit.data.sources import scenes as digit_scenes
+from linvit.data.sources.class_names import read_names
 from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import check_model_classes
+from linvit.data.sources.mask_check import check_masks
 from linvit.data.sources.masks import MaskReader, as_value
-from linvit.data.sources.scenes import Scenes, SceneSource
+from linvit.data.sources.pairs import load_pairs
+from linvit.data.sources.scene_source import NAME as DIGIT_SCENES
+from linvit.data.sources.scene_source import SceneSource
+from linvit.data.sources.scenes import CLASSES, Scenes
 from linvit.data.sources.splits import HUB
 from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform
 from linvit.errors import UserError
@@ -34,12 +38,14 @@ class SegmentationData(ImageData):
             and `masks`; parquet, arrow or `hub:owner/name` with a column of images and one of masks. See `ImageData`.
         img_size: Side, or [H, W], of the training crops.
         num_classes: How many classes there are; null takes the number of `class_names`.
-        class_names: A list, or a file with a name per line; null where the names are unknown.
+        class_names: A list, a file with a name per line, or "ade20k"; null where the names are unknown.
         reduce_zero_label: Whether masks count the classes from 1, and 0 is for pixels without a class, as in ADE20K: 0
             becomes 255, which is ignored, and all others one less. It is applied once, to all splits.
         mask_values: What stands for each class in the masks: numbers, or colours [red, green, blue]; null counts.
         ignored_values: Further numbers or colours in the masks that stand for no class.
         mask_column: Column of the masks; null finds it.
+        mask_path: Folder of the masks, if it is not beside that of the images, which is then the source.
+        mask_suffix: What names of masks have after that of their image, such as "_mask" in "7_mask.png" of "7.jpg".
         limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as ADE20K's
             [2048, 512]; null leaves the size.
         multiple: Evaluated images are resized once more, to the next multiples of this; PVT's program has 32.
@@ -60,12 +66,12 @@ class SegmentationData(ImageData):
         "masks with --data.mask_column"
     )
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
-        *("mask_column", "mask_values", "ignored_values", "multiple", "augment_on")
+        *("mask_column", "mask_suffix", "mask_values", "ignored_values", "multiple", "augment_on")
     }
 
     def __init__(
         self,
-        source: str = digit_scenes.NAME,
+        source: str = DIGIT_SCENES,
         img_size: int | Sequence[int] = 512,
         num_classes: int | None = None,
         class_names: list[str] | str | None = None,
@@ -73,6 +79,8 @@ class SegmentationData(ImageData):
         mask_values: list[int | list[int]] | None = None,
         ignored_values: list[int | list[int]] | None = None,
         mask_column: str | None = None,
+        mask_path: str | None = None,
+        mask_suffix: str = "",
         limits: tuple[int, int] | None = None,
         multiple: int = 1,
         augmentation: SegmentationAugmentation = SegmentationAugmentation(),  # noqa: B008 (frozen)
@@ -92,8 +100,10 @@ class SegmentationData(ImageData):
         self.ignored_values = ignored_values or []
         self.train_transform = TrainTransform(self.size, limits, augmentation)
         self.eval_transform = EvalTransform(limits, multiple)
-        if source == digit_scenes.NAME:
+        if source == DIGIT_SCENES:
             self.data_source = SceneSource(scenes, self.size)
+        else:
+            self.data_source.load = partial(load_pairs, mask_path=mask_path, mask_suffix=mask_suffix)
 
     @cached_property
     def class_names(self) -> list[str] | None:
@@ -103,7 +113,7 @@ class SegmentationData(ImageData):
             UserError: If there are not as many as `num_classes` says, or their file cannot be read.
         """
         if isinstance(self.data_source, SceneSource):
-            return digit_scenes.CLASSES
+            return CLASSES
         names = read_names(self.given_names) if isinstance(self.given_names, str) else self.given_names
         if names is not None and self.given_classes not in (None, len(names)):
             raise UserError(f"class_names has {len(names)} names, but num_classes says {self.given_classes}")
@@ -120,7 +130,12 @@ class SegmentationData(ImageData):
         if isinstance(self.data_source, SceneSource):
             return "scene"
         features = features_of(self.data_source.tables)
-        others = {name: kind for name, kind in features.items() if name != self.image_column}
+        no_files = re.compile("u?int|float|bool")
+        others = {
+            name: kind
+            for name, kind in features.items()
+            if name != self.image_column and not no_files.match(getattr(kind, "dtype", ""))
+        }
         return column(others, self.given_mask_column, datasets.Image, MASKS, self.source)
 
     def prepare(self, splits: Splits) -> Splits:
@@ -141,7 +156,11 @@ class SegmentationData(ImageData):
                 f"the {split} split of data source '{self.source}' has no masks, so it can only be predicted (linvit "
                 f"predict): {self.how_to_label}"
             )
-        return {"mask": Target(mask, self.mask_reader)}
+        reader = self.mask_reader
+        if table in self.splits and not self.data_source.streaming and not isinstance(self.data_source, SceneSource):
+            rows, how = self.splits[table], (reader, self.class_names, self.exif_orientation)
+            check_masks(rows, self.image_column, mask, *how, table, self.source)
+        return {"mask": Target(mask, reader)}
 
     @cached_property
     def mask_reader(self) -> MaskReader:
@@ -171,16 +190,3 @@ class SegmentationData(ImageData):
     def _image_bytes(self) -> int:
         """Bytes of an image and its mask as a loader process hands them over."""
         return 4 * self.size[0] * self.size[1]
-
-
-def read_names(path: str) -> list[str]:
-    """The lines of a file that are not empty.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read class_names from '{path}': {error}. Give a file with a name per line") from error
-    return [line.strip() for line in lines if line.strip()]

@@ -69,6 +69,25 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
     return tables
 
 
+def files_below(folder: Path) -> list[str]:
+    """Paths of all images below a folder, sorted."""
+    return _files(_walk(str(folder.absolute())))
+
+
+def path_column(paths: list[str]) -> pa.StructArray:
+    """Paths as the `datasets` library stores images.
+
+    Raises:
+        UserError: If a path is not UTF-8.
+    """
+    try:
+        return pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the name of the file {error.object!r} is not UTF-8, which tables of paths need; rename it"
+        ) from error
+
+
 def _walk(root: str) -> dict[str, Listing]:
     """Every folder below `root`, itself included, that is neither hidden nor special; links are followed."""
     tree: dict[str, Listing] = {}
@@ -121,15 +140,7 @@ def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets
     number = {name: index for index, name in enumerate(classes.names)}
     tables = {}
     for name, paths in files.items():
-        try:
-            column = pa.array(paths)
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the name of the file {error.object!r} is not UTF-8, which tables of paths need; rename it"
-            ) from error
-        columns: list[pa.Array] = [
-            pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), column], ["bytes", "path"])
-        ]
+        columns: list[pa.Array] = [path_column(paths)]
         features = datasets.Features({"image": datasets.Image()})
         if name in classes.splits:
             features["label"] = datasets.ClassLabel(names=classes.names)

@@ -1,7 +1,6 @@
 """Masks: image files whose pixels say a class, as classes from 0."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -51,7 +50,7 @@ class MaskReader:
             raise UserError(f"masks of 8 bits have 1 to {UNKNOWN} classes; got {num_classes}")
         if values is not None and reduce_zero_label:
             raise UserError(
-                "mask_values says what each class is in the masks; with it, reduce_zero_label must be false"
+                "with mask_values, which says what each class is in the masks, reduce_zero_label is false"
             )
         if values is not None and len(values) != num_classes:
             raise UserError(f"mask_values has {len(values)} values for {num_classes} classes; give one for each class")
@@ -70,6 +69,8 @@ class MaskReader:
                 f"mask_values and ignored_values must be different numbers, or different colours [red, green, blue]; "
                 f"got {list(values or self.classes)} and {list(ignored)}"
             )
+        self.given = values is not None
+        self.without = without
         self.meaning = tuple((self.classes | dict.fromkeys(without, IGNORE_INDEX)).items())
         self.max_pixels = max_pixels
         self.on_hub = on_hub
@@ -88,7 +89,7 @@ class MaskReader:
         raw = self.raw(stored, label)
         mask = table(self.meaning, self.coloured).take(raw)
         if (mask == UNKNOWN).any():
-            raise BadImageError(label, self.complaint(Counter(dict(zip(*counts(raw), strict=True)))))
+            raise BadImageError(label, self.complaint(self.unknown(counts(raw)[0])))
         return torch.from_numpy(mask)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
@@ -112,18 +113,20 @@ class MaskReader:
         except Exception as error:  # decoders raise nearly anything on damaged files
             raise BadImageError(label, reason_of(error)) from error
 
-    def complaint(self, found: Counter[int]) -> str:
-        """What is wrong with masks that have these values (as `raw` has them) so often, in a sentence."""
+    def unknown(self, found: Iterable[int]) -> list[int]:
+        """Those of some values, as `raw` has them, that are no class and not ignored; sorted."""
         meaning = dict(self.meaning)
-        unknown = sorted(value for value in found if self.value(value) not in meaning)
+        return sorted(value for value in found if self.value(value) not in meaning)
+
+    def complaint(self, unknown: list[int]) -> str:
+        """What is wrong with a mask that has these values, as `raw` has them."""
         kind = "colours" if self.coloured else "values"
         listed = ", ".join(str(self.value(value)) for value in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         counted = list(self.classes) == list(range(len(self.classes)))
         shown = f"0 to {self.num_classes - 1}" if counted else ", ".join(map(str, self.classes))
         if self.reduce_zero_label:
             shown = f"1 to {self.num_classes}"
-        without = [value for value, index in self.meaning if index == IGNORE_INDEX]
-        ignored = f"; ignored: {', '.join(map(str, without))}" if without else ""
+        ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
         return f"its {kind} {listed} are no class ({self.num_classes} classes: {shown}{ignored})"
 
     def value(self, raw: int) -> Value:
@@ -131,8 +134,10 @@ class MaskReader:
         return (raw >> 16, raw >> 8 & 255, raw & 255) if self.coloured else raw
 
     def _numbers(self, picture: Image.Image) -> np.ndarray:
-        if picture.mode in ("L", "P", "1"):
-            return np.asarray(picture).view(np.uint8)  # of bool, where there are two
+        if picture.mode in ("L", "P"):
+            return np.asarray(picture)
+        if picture.mode == "1":
+            return np.asarray(picture.convert("L")) // 255
         if picture.mode.startswith("I"):
             wide = np.asarray(picture)
             if wide.min() < 0 or wide.max() >= WHOLE:

@@ -1,0 +1,136 @@
+"""Folders of images and folders of masks, paired by the names of their files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import datasets
+import pyarrow as pa
+from lightning.pytorch.utilities import rank_zero_warn
+
+from linvit.data.sources.folder import files_below, path_column
+from linvit.data.sources.splits import HUB, SPLITS, load_splits
+from linvit.errors import UserError, some
+
+IMAGES = ("images", "image", "imgs", "img", "img_dir", "src")
+"""What folders of images are called; MACU-Net's program has `src`."""
+MASKS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab")
+"""What folders of masks are called; MACU-Net's program has `lab`."""
+LOSSY = (".jpg", ".jpeg", ".jp2", ".webp", ".avif")
+
+
+class Folders(NamedTuple):
+    """Where the images and the masks of a split lie; None for no masks."""
+
+    images: Path
+    masks: Path | None
+
+
+def load_pairs(source: str, mask_path: str | None = None, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
+    """The splits of a data source with images and masks.
+
+    Args:
+        source: A folder of images and masks, or anything that `load_splits` knows.
+        mask_path: Folder of the masks, if they do not lie beside the images: as the images, in folders of the splits or
+            not.
+        mask_suffix: What the names of masks have between the name of their image and the extension, such as "_mask".
+
+    Raises:
+        UserError: If images have no masks, or masks no images, or masks are saved with loss.
+    """
+    path = Path(source).expanduser()
+    found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path, mask_path)
+    if not any(folders.masks for folders in found.values()):
+        if mask_path is not None:
+            raise UserError(f"--data.mask_path={mask_path} needs a folder of images as --data.source; got '{source}'")
+        return load_splits(source)
+    return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
+
+
+def split_folders(path: Path, mask_path: str | None = None) -> dict[str, Folders]:
+    """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
+
+    Known are `images/SPLIT` with `masks/SPLIT`, `SPLIT/images` with `SPLIT/masks`, and without splits, which is train.
+    """
+    if mask_path is not None:
+        masks = Path(mask_path).expanduser()
+        if not masks.is_dir():
+            raise UserError(f"there is no folder '{mask_path}' of masks (--data.mask_path)")
+        return by_split(path, masks) or {"train": Folders(path, masks)}
+    images, masks_beside = child(path, IMAGES), child(path, MASKS)
+    if images is not None and masks_beside is not None:
+        return by_split(images, masks_beside) or {"train": Folders(images, masks_beside)}
+    found = {}
+    for name, folder in children(path).items():
+        images = child(folder, IMAGES)
+        if images is not None:
+            found[name] = Folders(images, child(folder, MASKS))
+    return found
+
+
+def by_split(images: Path, masks: Path) -> dict[str, Folders]:
+    """The folders of the splits within one folder of images and one of masks."""
+    labelled = children(masks)
+    return {name: Folders(folder, labelled.get(name)) for name, folder in children(images).items()}
+
+
+def children(path: Path) -> dict[str, Path]:
+    """The folders of the splits in a folder, by the names train, val and test."""
+    found = {name: child(path, aliases) for name, aliases in SPLITS.items()}
+    return {name: folder for name, folder in found.items() if folder is not None}
+
+
+def child(path: Path, names: tuple[str, ...]) -> Path | None:
+    """The first folder in `path` that has one of these names."""
+    return next((path / name for name in names if (path / name).is_dir()), None)
+
+
+def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
+    """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name.
+
+    Raises:
+        UserError: If there are no images, an image or a mask is alone or twice, or masks are saved with loss.
+    """
+    images = by_stem(folders.images)
+    if not images:
+        raise UserError(f"there are no images in '{folders.images}'")
+    columns = {"image": [*images.values()]}
+    if folders.masks is not None:
+        masks = by_stem(folders.masks, suffix)
+        lossy = [path for path in masks.values() if path.lower().endswith(LOSSY)]
+        if lossy:
+            raise UserError(
+                f"masks must be saved without loss, as PNG: {some(lossy, 3)} have other labels at edges than they had "
+                f"before they were saved, and they cannot be had back from these files"
+            )
+        alone = [images[stem] for stem in images.keys() - masks.keys()]
+        without = [masks[stem] for stem in masks.keys() - images.keys()]
+        if alone or without:
+            hint = "" if suffix or not without else "; a common ending of their names is --data.mask_suffix"
+            raise UserError(
+                f"images and masks of the {split} split do not belong together: {len(alone)} of {len(images)} images "
+                f"in '{folders.images}' have no mask of the same name in '{folders.masks}'"
+                f"{f', such as {some(sorted(alone), 3)}' if alone else ''}, and {len(without)} of {len(masks)} masks "
+                f"have no image{f', such as {some(sorted(without), 3)}' if without else ''}{hint}"
+            )
+        columns["mask"] = [masks[stem] for stem in images]
+    else:
+        rank_zero_warn(f"the {split} images in '{folders.images}' have no folder of masks")
+    features = datasets.Features(dict.fromkeys(columns, datasets.Image()))
+    stored = [path_column(paths) for paths in columns.values()]
+    return datasets.Dataset(pa.Table.from_arrays(stored, schema=features.arrow_schema))
+
+
+def by_stem(folder: Path, suffix: str = "") -> Mapping[str, str]:
+    """Image files below a folder by their path within it, without extension and suffix; sorted.
+
+    Raises:
+        UserError: If two files have the same.
+    """
+    found: dict[str, str] = {}
+    for path in files_below(folder):
+        stem = path[len(str(folder.absolute())) + 1 :].rpartition(".")[0].removesuffix(suffix)
+        if stem in found:
+            raise UserError(f"'{found[stem]}' and '{path}' differ in their extension alone; remove one of them")
+        found[stem] = path
+    return found

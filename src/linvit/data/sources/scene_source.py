@@ -1,0 +1,77 @@
+"""Scenes of digits as a data source: its rows are numbers of scenes, which are made when they are read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import datasets
+
+from linvit.data.loading.seeds import sample_seed
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.scenes import SPLITS, Scenes, scene
+from linvit.data.sources.splits import Rows
+
+NAME = "digit_scenes"
+
+
+@dataclass
+class SceneReader(Reader):
+    """Makes the sample of a row of `SceneSource`.
+
+    Attributes:
+        size: (H, W) of the scenes.
+        options: What they are like.
+        entries: What samples have besides the image.
+    """
+
+    size: tuple[int, int]
+    options: Scenes
+    entries: tuple[str, ...]
+
+    def columns_of(self, rows: Rows) -> Rows:
+        """The columns that say which scene it is."""
+        return rows.with_format("arrow")
+
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
+        """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
+        split = row["split"]
+        fresh = seed if self.options.fresh and split == SPLITS[0] else 0
+        made_from = sample_seed(self.options.seed, SPLITS.index(split), row["scene"], fresh)
+        made = scene(split, made_from, self.size, self.options)
+        sample = {name: made[name] for name in ("image", *self.entries)}
+        return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
+
+
+class SceneSource(DataSource):
+    """The data source `digit_scenes`.
+
+    Args:
+        options: What the scenes are like.
+        size: (H, W).
+    """
+
+    image_column = "scene"
+
+    def __init__(self, options: Scenes, size: tuple[int, int]) -> None:
+        super().__init__(NAME, None, 0, streaming=False, prepare=dict)
+        self.options = options
+        self.size = size
+
+    @cached_property
+    def tables(self) -> Splits:
+        """Numbers of the scenes of each split."""
+        return {
+            name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
+            for name, count in ((name, getattr(self.options, name)) for name in SPLITS)
+        }
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The same: there is nothing to prepare."""
+        return self.tables
+
+    def reader(self, targets: Mapping[str, Target], transform: Transform, *decoding: Any) -> Reader:
+        """Makes scenes instead of decoding images; see `DataSource.reader`."""
+        return SceneReader(transform, self.size, self.options, tuple(targets))

@@ -1,0 +1,239 @@
+"""Segmentation data from folders and tables: what is read, what samples and batches are, and what is refused."""
+
+import shutil
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linvit.data import SegmentationData
+from linvit.data.sources.pairs import load_pairs
+from linvit.data.transforms.segmentation import SegmentationAugmentation
+from linvit.errors import UserError
+from tests.data.images import png
+
+STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
+SIZES = [(24, 36), (24, 36), (30, 20), (50, 40)]  # height and width
+
+
+def pair(index, size):
+    """A picture whose left part is class 1 and dark, the right part class 2 and bright, with a row of no class."""
+    height, width = size
+    labels = np.full((height, width), 1, np.uint8)
+    labels[:, width // 2 :] = 2
+    labels[0] = 0
+    pixels = np.repeat(labels[..., None] * 100 + index, 3, -1).astype(np.uint8)
+    return Image.fromarray(pixels), Image.fromarray(labels)
+
+
+def write(images, masks, count=4, extension="png"):
+    images.mkdir(parents=True)
+    masks.mkdir(parents=True)
+    for index in range(count):
+        picture, mask = pair(index, SIZES[index % 4])
+        picture.save(images / f"{index}.{extension}")
+        mask.save(masks / f"{index}.png")
+
+
+LAYOUTS = {
+    "ADE20K": ("images/training", "annotations/training", "images/validation", "annotations/validation"),
+    "splits first": ("train/images", "train/masks", "val/images", "val/masks"),
+    "MACU-Net": ("train/src", "train/lab", "val/src", "val/lab"),
+    "mmsegmentation": ("img_dir/train", "ann_dir/train", "img_dir/val", "ann_dir/val"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for images, masks in (LAYOUTS["ADE20K"][:2], LAYOUTS["ADE20K"][2:]):
+        write(tmp_path / images, tmp_path / masks)
+    return tmp_path
+
+
+def data(source, **options):
+    given = {"num_classes": 2, "reduce_zero_label": True, "img_size": 24, "batch_size": 4, "num_workers": 0}
+    return SegmentationData(str(source), **{**given, "augmentation": STILL, "seed": 0, **options})
+
+
+def refused(source, stage="fit", **options):
+    with pytest.raises(UserError) as caught:
+        data(source, **options).setup(stage)
+    return str(caught.value)
+
+
+class TestLayouts:
+    @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+    def test_folders(self, tmp_path, layout):
+        write(tmp_path / layout[0], tmp_path / layout[1], 4)
+        write(tmp_path / layout[2], tmp_path / layout[3], 3)
+        splits = load_pairs(str(tmp_path))
+        assert {name: len(rows) for name, rows in splits.items()} == {"train": 4, "val": 3}
+        stored = splits["train"].cast_column("mask", datasets.Image(decode=False))[2]["mask"]
+        assert stored["path"] == str(tmp_path / layout[1] / "2.png")
+
+    def test_without_splits_a_part_is_held_out(self, tmp_path):
+        write(tmp_path / "images", tmp_path / "masks", 8)
+        made = data(tmp_path, val_fraction=0.25)
+        made.setup("fit")
+        assert (len(made.train_set), len(made.val_set)) == (6, 2)
+
+    def test_masks_elsewhere_with_a_suffix(self, tmp_path):
+        write(tmp_path / "photos" / "train", tmp_path / "drawn" / "train", extension="jpg")
+        for path in (tmp_path / "drawn" / "train").iterdir():
+            path.rename(path.with_name(f"{path.stem}_mask.png"))
+        made = data(tmp_path / "photos", mask_path=str(tmp_path / "drawn"), mask_suffix="_mask", val_fraction=0.5)
+        made.setup("fit")
+        assert len(made.train_set) == 2
+        assert "--data.mask_suffix" in refused(tmp_path / "photos", mask_path=str(tmp_path / "drawn"))
+
+    def test_tables(self, tmp_path):
+        rows = {"image": [], "annotation": []}
+        for index in range(8):
+            for name, picture in zip(rows, pair(index, SIZES[index % 4]), strict=True):
+                rows[name].append({"bytes": png(picture), "path": None})
+        features = datasets.Features(dict.fromkeys(rows, datasets.Image()))
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
+        for streaming in (False, True):
+            if streaming:
+                shutil.copy(tmp_path / "train.parquet", tmp_path / "validation.parquet")
+            made = data(tmp_path, streaming=streaming)
+            made.setup("fit")
+            assert made.mask_column == "annotation"
+            batch = next(iter(made.train_dataloader()))
+            assert batch["mask"].shape == (4, 24, 24)
+            assert set(batch["mask"].unique().tolist()) <= {0, 1, 255}
+
+
+class TestSamples:
+    def test_training_batches(self, folder):
+        made = data(folder, mean=[0] * 3, std=[1] * 3)
+        made.setup("fit")
+        batch = made.on_after_batch_transfer(next(iter(made.train_dataloader())), 0)
+        assert batch["image"].shape == (4, 3, 24, 24)
+        assert batch["mask"].shape == (4, 24, 24)
+        inside = batch["mask"] != 255
+        bright = (255 * batch["image"][:, 0]).round() >= 200
+        assert torch.equal(bright[inside], batch["mask"][inside] == 1)
+        assert inside.any()
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_evaluation_keeps_the_labels_size(self, folder, workers):
+        made = data(folder, limits=(64, 16), multiple=8, num_workers=workers)
+        made.setup("fit")
+        batch = made.on_after_batch_transfer(next(iter(made.val_dataloader())), 0)
+        assert [tuple(mask.shape) for mask in batch["mask"]] == SIZES
+        assert [tuple(image.shape[1:]) for image in batch["image"]] == [(16, 24), (16, 24), (24, 16), (24, 16)]
+        assert batch["size"] == SIZES
+        assert all(image.dtype == torch.float32 for image in batch["image"])
+        assert made.preview(4)["val"].shape == (4, 3, 24, 24)
+
+    def test_images_of_one_size_are_one_tensor(self, folder):
+        made = data(folder, batch_size=2)
+        made.setup("validate")
+        first, second = made.val_dataloader()
+        assert first["image"].shape == (2, 3, 24, 36)
+        assert isinstance(second["image"], list)
+
+    def test_photos_of_any_size_are_predicted(self, tmp_path):
+        for index, size in enumerate([(13, 31), (40, 22)]):
+            pair(index, size)[0].save(tmp_path / f"{index}.png")
+        made = data(tmp_path, limits=(64, 32))
+        made.setup("predict")
+        (batch,) = made.predict_dataloader()
+        assert batch["size"] == [(13, 31), (40, 22)]
+        assert batch["id"][0].endswith("0.png")
+        assert "mask" not in batch
+
+    def test_class_names(self, tmp_path, folder):
+        assert data(folder, num_classes=None, class_names="ade20k").class_names[149] == "flag"
+        (tmp_path / "names.txt").write_text("dark\nbright\n", encoding="utf-8")
+        made = data(folder, num_classes=None, class_names=str(tmp_path / "names.txt"))
+        assert (made.num_classes, made.class_names) == (2, ["dark", "bright"])
+        with pytest.raises(UserError, match="150 names, but num_classes says 2"):
+            _ = data(folder, class_names="ade20k").num_classes
+        with pytest.raises(UserError, match="ade20k"):
+            _ = data(folder, num_classes=None, class_names="no_file.txt").num_classes
+
+
+class TestRefused:
+    def test_a_mask_of_another_size(self, folder):
+        Image.fromarray(np.ones((9, 9), np.uint8)).save(folder / "annotations/training/2.png")
+        message = refused(folder)
+        assert "annotations/training/2.png" in message
+        assert "9 x 9 pixels, but its image has 20 x 30" in message
+
+    def test_a_photo_that_exif_turns_and_a_mask_that_it_does_not(self, folder):
+        picture, _ = pair(2, SIZES[2])
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        picture.save(folder / "images/training/2.png", exif=exif)
+        assert "--data.exif_orientation=false" in refused(folder)
+        data(folder, exif_orientation=False).setup("fit")
+
+    def test_labels_outside(self, folder):
+        message = refused(folder, reduce_zero_label=False)
+        assert "annotations/training/0.png" in message
+        assert "values 2 are no class (2 classes: 0 to 1; ignored: 255)" in message
+        assert "--data.reduce_zero_label=true" in message
+
+    def test_a_label_that_training_meets(self, folder):
+        made = data(folder, bad_images="raise")
+        made.setup("fit")
+        Image.fromarray(np.full(SIZES[2], 7, np.uint8)).save(folder / "annotations/training/2.png")
+        with pytest.raises(UserError, match=r"annotations/training/2.png.*values 7 are no class"):
+            list(made.train_dataloader())
+
+    def test_a_bad_mask_is_skipped_as_a_bad_image_is(self, folder):
+        made = data(folder)
+        made.setup("fit")
+        (folder / "annotations/training/2.png").write_bytes(b"no mask")
+        batch = next(iter(made.train_dataloader()))
+        assert len(batch["mask"]) == 4
+        assert made.bad_images.since_last() >= 1
+
+    def test_missing_pairs(self, folder):
+        (folder / "annotations/training/2.png").unlink()
+        (folder / "images/training/3.png").unlink()
+        message = refused(folder)
+        assert "1 of 3 images" in message
+        assert "images/training/2.png" in message
+        assert "annotations/training/3.png" in message
+
+    def test_jpeg_masks(self, folder):
+        path = folder / "annotations/training/1.png"
+        Image.open(path).save(path.with_suffix(".jpg"))
+        path.unlink()
+        assert "without loss" in refused(folder)
+
+    def test_coloured_masks_without_their_colours(self, folder):
+        for path in (folder / "annotations/training").iterdir():
+            labels = np.array(Image.open(path))
+            Image.fromarray(np.array([[0, 0, 0], [255, 0, 0], [0, 9, 255]], np.uint8)[labels]).save(path)
+        assert "--data.mask_values" in refused(folder)
+        shutil.rmtree(folder / "images/validation")
+        given = {"mask_values": [[255, 0, 0], [0, 9, 255]], "ignored_values": [[0, 0, 0]], "val_fraction": 0.3}
+        data(folder, reduce_zero_label=False, **given).setup("fit")
+
+    def test_black_and_white_masks(self, folder):
+        for path in folder.glob("annotations/*/*.png"):
+            Image.fromarray((np.array(Image.open(path)) == 2).astype(np.uint8) * 255).save(path)
+        assert "--data.mask_values=[0,255]" in refused(folder, reduce_zero_label=False)
+        data(folder, reduce_zero_label=False, mask_values=[0, 255]).setup("fit")
+
+    def test_a_class_without_a_pixel_is_warned_of(self, folder):
+        with pytest.warns(UserWarning, match="4 of the 4 train masks .* no pixel is of the classes 'sea'"):
+            data(folder, num_classes=None, class_names=["dark", "bright", "sea"]).setup("fit")
+
+    def test_classes_that_nothing_says(self, folder):
+        assert "--data.num_classes" in refused(folder, num_classes=None)
+
+    def test_no_masks(self, folder):
+        shutil.rmtree(folder / "annotations")
+        assert "train/masks" in refused(folder)
+
+    def test_options(self, folder):
+        for options in ({"limits": (16, 64)}, {"multiple": 0}):
+            with pytest.raises(UserError, match=next(iter(options))):
+                data(folder, **options)
