@@ -106,7 +106,7 @@ class TestBad:
         assert "kind F" in complaint(file(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"), 2)
 
     def test_no_image(self):
-        assert complaint({"bytes": b"no image", "path": None}, 2) .startswith("not an image")
+        assert complaint({"bytes": b"no image", "path": None}, 2).startswith("not an image")
         assert "more than 5" in complaint(file(GREY), 4, max_pixels=5)
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks.segmentation.confusion import PixelConfusion, class_scores, mean_scores
-from linvit.tasks.segmentation.loss import IGNORE
 from tests.golden_files import load
 
 
@@ -18,7 +18,7 @@ def test_equals_mmsegmentation():
     """With classes that are absent, and ignored pixels."""
     golden = load("dense_seg_metrics")
     label = golden.tensors["input.gt_raw"].clone()
-    label = torch.where((label == 0) | (label == IGNORE), IGNORE, label - 1)  # reduce_zero_label
+    label = torch.where((label == 0) | (label == IGNORE_INDEX), IGNORE_INDEX, label - 1)  # reduce_zero_label
     matrix = confusion(golden.tensors["input.pred"], label, golden.constructor["num_classes"])
     found = {
         "area_intersect": matrix.diagonal(),

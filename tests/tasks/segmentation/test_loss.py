@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linvit.tasks.segmentation.loss import IGNORE, dice_loss, pixel_cross_entropy
+from linvit.ignore_index import IGNORE_INDEX
+from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
 from tests.golden_files import load
 from tests.helpers import randn
 
@@ -39,8 +40,8 @@ def test_a_batch_without_labels_has_no_loss_and_no_gradient(average):
 
 def test_smoothing_spreads_the_target_over_all_classes():
     logits, label = randn(2, 4, 5, 6), torch.randint(4, (2, 5, 6))
-    label[0, 0] = IGNORE
-    valid = label != IGNORE
+    label[0, 0] = IGNORE_INDEX
+    valid = label != IGNORE_INDEX
     target = F.one_hot(label.clamp(max=3), 4).movedim(-1, 1) * 0.9 + 0.1 / 4
     want = -(target * logits.log_softmax(1)).sum(1)[valid].mean()
     torch.testing.assert_close(pixel_cross_entropy(logits, label, "valid", 0.1), want.float())
@@ -48,11 +49,11 @@ def test_smoothing_spreads_the_target_over_all_classes():
 
 def test_dice_is_its_definition_over_the_classes_that_are_there():
     logits, label = randn(2, 5, 4, 4, grad=True), torch.randint(3, (2, 8, 8))
-    label[1, :3] = IGNORE
+    label[1, :3] = IGNORE_INDEX
     resized = F.interpolate(logits, (8, 8), mode="bilinear").softmax(1)
     terms = []
     for k in range(3):
-        p, y = resized[:, k][label != IGNORE], (label[label != IGNORE] == k).double()
+        p, y = resized[:, k][label != IGNORE_INDEX], (label[label != IGNORE_INDEX] == k).double()
         terms.append(1 - 2 * (p * y).sum() / (p.sum() + y.sum()))
     want = sum(terms) / 3
     got = dice_loss(logits, label)

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from linvit import UserError
 from linvit.heads.segmentation import inference
+from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
 from linvit.tasks.segmentation.confusion import mean_scores
-from linvit.tasks.segmentation.loss import IGNORE
 from tests.helpers import randn
 from tests.second_task.data import InkData
 from tests.training import trainer
@@ -34,7 +34,7 @@ def task(**options):
 def batch(classes=3):
     """Two images, and labels of which a corner is ignored."""
     image, mask = randn(2, 3, 32, 32).float(), torch.randint(classes, (2, 32, 32), dtype=torch.uint8)
-    mask[:, :5, :7] = IGNORE
+    mask[:, :5, :7] = IGNORE_INDEX
     return {"image": image, "mask": mask, "id": ["a", "b"]}
 
 
@@ -44,12 +44,14 @@ def test_the_loss_is_that_of_the_logits_and_of_the_auxiliary_output():
     model = task()
     model.network.eval()
     logits, (auxiliary,) = model.network(given["image"], auxiliary=True)
-    losses = [F.cross_entropy(x, label, ignore_index=IGNORE, reduction="none").mean() for x in (logits, auxiliary)]
+    losses = [
+        F.cross_entropy(x, label, ignore_index=IGNORE_INDEX, reduction="none").mean() for x in (logits, auxiliary)
+    ]
     torch.testing.assert_close(model.training_loss(given), losses[0] + 0.4 * losses[1])
     alone = task(auxiliary_weight=0, loss_average="valid")
     alone.network.load_state_dict(model.network.state_dict())
     alone.network.eval()
-    torch.testing.assert_close(alone.training_loss(given), F.cross_entropy(logits, label, ignore_index=IGNORE))
+    torch.testing.assert_close(alone.training_loss(given), F.cross_entropy(logits, label, ignore_index=IGNORE_INDEX))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 16, "stride": 8}, {"scales": [0.5, 1.0], "mirror": True}], ids=str)
@@ -59,7 +61,7 @@ def test_scores_are_those_of_the_whole_set_at_the_labels_size(options, monkeypat
     model = task(**options).eval()
     images = [randn(3, 32, 40).float(), randn(3, 24, 32, seed=1).float()]
     masks = [torch.randint(3, size, dtype=torch.uint8) for size in ((50, 61), (24, 32))]
-    masks[0][:9] = IGNORE
+    masks[0][:9] = IGNORE_INDEX
     metrics = model.configure_metrics()
     with torch.no_grad():
         found = model.score_batch(model.network, {"image": images, "mask": masks}, metrics)
@@ -68,7 +70,7 @@ def test_scores_are_those_of_the_whole_set_at_the_labels_size(options, monkeypat
     for classes, mask, again in zip(found, masks, predicted["classes"], strict=True):
         assert classes.shape == mask.shape
         assert torch.equal(classes, again)
-        kept = mask != IGNORE
+        kept = mask != IGNORE_INDEX
         matrix += torch.bincount(3 * mask[kept].long() + classes[kept], minlength=9).view(3, 3)
     for name, score in mean_scores(matrix).items():
         torch.testing.assert_close(metrics[name].compute(), score.float())
@@ -77,7 +79,7 @@ def test_scores_are_those_of_the_whole_set_at_the_labels_size(options, monkeypat
             F.cross_entropy(
                 F.interpolate(model.network(image[None]), mask.shape, mode="bilinear"),
                 mask[None].long(),
-                ignore_index=IGNORE,
+                ignore_index=IGNORE_INDEX,
                 reduction="sum",
             )
             for image, mask in zip(images, masks, strict=True)

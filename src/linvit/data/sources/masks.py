@@ -49,9 +49,7 @@ class MaskReader:
         if not 1 <= num_classes <= UNKNOWN:
             raise UserError(f"masks of 8 bits have 1 to {UNKNOWN} classes; got {num_classes}")
         if values is not None and reduce_zero_label:
-            raise UserError(
-                "with mask_values, which says what each class is in the masks, reduce_zero_label is false"
-            )
+            raise UserError("with mask_values, which says what each class is in the masks, reduce_zero_label is false")
         if values is not None and len(values) != num_classes:
             raise UserError(f"mask_values has {len(values)} values for {num_classes} classes; give one for each class")
         first = int(reduce_zero_label)

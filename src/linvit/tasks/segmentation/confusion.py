@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.tasks.segmentation.loss import IGNORE
+from linvit.ignore_index import IGNORE_INDEX
 
 
 class PixelConfusion(MulticlassConfusionMatrix):
@@ -22,7 +22,7 @@ class PixelConfusion(MulticlassConfusionMatrix):
     """
 
     def __init__(self, num_classes: int, **options: Any) -> None:
-        super().__init__(num_classes, ignore_index=IGNORE, validate_args=False, **options)
+        super().__init__(num_classes, ignore_index=IGNORE_INDEX, validate_args=False, **options)
 
 
 def class_scores(matrix: Tensor) -> dict[str, Tensor]:

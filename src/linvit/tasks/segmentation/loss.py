@@ -1,12 +1,11 @@
-"""Losses of semantic segmentation. Labels are (B, H, W); those of `IGNORE` count for nothing."""
+"""Losses of semantic segmentation. Labels are (B, H, W); those of `IGNORE_INDEX` count for nothing."""
 
 from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORE = 255
-"""The label of pixels that belong to no class."""
+from linvit.ignore_index import IGNORE_INDEX
 
 
 def pixel_cross_entropy(
@@ -24,8 +23,10 @@ def pixel_cross_entropy(
         label_smoothing: Fraction of the target that is spread over all classes ("soft cross entropy").
     """
     logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
-    losses = F.cross_entropy(logits, label, ignore_index=IGNORE, reduction="none", label_smoothing=label_smoothing)
-    return losses.mean() if average == "all" else losses.sum() / (label != IGNORE).sum().clamp(min=1)
+    losses = F.cross_entropy(
+        logits, label, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=label_smoothing
+    )
+    return losses.mean() if average == "all" else losses.sum() / (label != IGNORE_INDEX).sum().clamp(min=1)
 
 
 def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
         label: (B, H, W), int64.
     """
     logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
-    valid = label != IGNORE
+    valid = label != IGNORE_INDEX
     probability = logits.softmax(1).movedim(1, -1)[valid]  # (pixels, K)
     target = F.one_hot(label[valid], logits.shape[1]).to(probability)
     both, each = (probability * target).sum(0), (probability + target).sum(0)

@@ -15,10 +15,11 @@ from linvit.callbacks.segmentation.report import SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.segmentation.inference import View, bands
 from linvit.heads.segmentation.segmentor import create_segmentor
+from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
 from linvit.tasks.base import Task
 from linvit.tasks.segmentation.confusion import ConfusionScore, PixelConfusion, class_scores
-from linvit.tasks.segmentation.loss import IGNORE, dice_loss, pixel_cross_entropy
+from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
 
@@ -113,8 +114,8 @@ class SegmentationTask(Task):
             for scores in self._bands(network, image, label.shape):
                 rows = label[None, top : top + scores.shape[2]]
                 top += scores.shape[2]
-                losses = F.nll_loss(scores.clamp(min=1e-30).log(), rows, ignore_index=IGNORE, reduction="none")
-                metrics["loss"].update(losses[rows != IGNORE])
+                losses = F.nll_loss(scores.clamp(min=1e-30).log(), rows, ignore_index=IGNORE_INDEX, reduction="none")
+                metrics["loss"].update(losses[rows != IGNORE_INDEX])
                 predicted.append(scores.argmax(1))
                 confusion.update(predicted[-1], rows)
             found.append(torch.cat(predicted, 1)[0])
