@@ -4,6 +4,7 @@ They stand for those of a shell, of torchrun, or of Lightning, which starts all 
 """
 
 import atexit
+import logging
 import os
 import signal
 import socket
@@ -43,6 +44,10 @@ class Forked:
             os.dup2(target, 2)
             sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+            for name in logging.root.manager.loggerDict:
+                for handler in logging.getLogger(name).handlers:
+                    if isinstance(handler, logging.StreamHandler):
+                        handler.setStream(sys.stderr)
             torch.set_num_threads(1)
             code = function()
         except SystemExit as stop:

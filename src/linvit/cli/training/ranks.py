@@ -91,8 +91,10 @@ class Ranks(Callback):
     def _missing(self, store: PrefixStore) -> list[int]:
         """The ranks that do not answer; none if another rank has said why the run ends."""
         deadline, missing = time.monotonic() + GRACE / 2, set(range(self.world)) - {self.rank}
-        while missing and time.monotonic() < deadline and not store.add("spoken", 0):
-            time.sleep(0.2)
+        while missing and time.monotonic() < deadline:
+            if store.add("spoken", 0):
+                return []
+            time.sleep(0.1)
             missing = {rank for rank in missing if not store.check([f"here{rank}"])}
         return sorted(missing)
 
@@ -142,9 +144,10 @@ class Ranks(Callback):
 
     def _name(self, rank: int) -> str:
         try:
-            where = self._where_rank_0 if rank == 0 else _store().get(f"where{rank}").decode()
+            store, key = _store(), f"where{rank}"
+            where = store.get(key).decode() if store.check([key]) else ""
         except (RuntimeError, ValueError):  # there is no store any more, or not yet
-            where = ""
+            where = self._where_rank_0 if rank == 0 else ""
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
     @staticmethod

@@ -1,0 +1,229 @@
+"""Runs of several processes: equal to one process, and of one mind when one of them ends."""
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies.launchers import subprocess_script
+from torch.distributed import HashStore, PrefixStore, distributed_c10d
+
+from linvit.cli.training import ranks
+from linvit.signals import STOP
+from tests.cli import forked
+from tests.cli.runs import QUICKSTART, events, flags, tiny
+
+ROOT = Path(__file__).parents[3]
+LONG = tiny(trainer__max_epochs=1000, trainer__limit_val_batches=1)
+
+
+class Fail(Callback):
+    """Fails in a step of a rank."""
+
+    def __init__(self, rank: int, step: int = 12):
+        self.rank, self.step = rank, step
+
+    def on_train_batch_start(self, trainer, *args):
+        """Raises an error."""
+        if trainer.global_rank == self.rank and trainer.global_step == self.step:
+            raise ZeroDivisionError("nothing to divide by")
+
+
+def failing(rank):
+    """Options of a run whose rank fails."""
+    return [f"--trainer.callbacks+={__name__}.Fail", f"--trainer.callbacks.rank={rank}"]
+
+
+def start(root, *options, launcher="torchrun"):
+    """Two ranks of a long run, forked from this process, when they have saved a checkpoint."""
+    run = forked.Ranks(["fit", f"--config={QUICKSTART}", *LONG, *options], root, 2, launcher)
+    deadline = time.monotonic() + 120
+    while not list(root.rglob("last.ckpt")) and run.started[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    return run
+
+
+def said(text):
+    """The one line that says why the run has ended, and no traceback; the command that goes on is below."""
+    assert "Traceback" not in text
+    (line,) = re.findall(r"^linvit: error: (.*)$", text, re.MULTILINE)
+    assert "go on with\n  linvit fit --config checkpoints/quickstart/version_0/config.yaml --resume=auto\n" in text
+    return line
+
+
+class TestOneVoice:
+    """What a rank says when it ends, by the store that it shares with the others."""
+
+    @pytest.fixture
+    def store(self, monkeypatch):
+        store = HashStore()
+        monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+        monkeypatch.setattr(ranks, "GRACE", 0.5)
+        return PrefixStore("linvit", store)
+
+    @staticmethod
+    def rank(rank, world=3):
+        """A rank, and what it says."""
+        found = ranks.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
+        found.rank, found.world, lines = rank, world, []
+        found.say = lines.append
+        return found, lines
+
+    @staticmethod
+    def lost():
+        """What gloo raises when another rank is gone."""
+        return RuntimeError("[/pytorch/third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+
+    def test_the_one_that_fails_says_so(self, store):
+        store.set("where2", "host a, pid 7")
+        rank, lines = self.rank(2)
+        rank.explain(ValueError("oh"), "ValueError: oh")
+        assert lines == ["rank 2 (host a, pid 7): ValueError: oh"]
+        other, silence = self.rank(0)
+        other.explain(self.lost(), "RuntimeError: lost")
+        assert silence == []
+
+    def test_the_one_that_does_not_answer_was_killed(self, store):
+        store.set("where1", "host b, pid 8")
+        store.set("here2", "")
+        rank, lines = self.rank(0)
+        rank.explain(self.lost(), "RuntimeError: lost")
+        assert lines == ["rank 1 (host b, pid 8) was killed, perhaps for want of memory"]
+
+    def test_how_a_child_was_killed_is_known(self, store, monkeypatch):
+        store.set("where1", "host b, pid 8")
+        monkeypatch.setattr(STOP, "children", [SimpleNamespace(poll=lambda: -11)])
+        rank, lines = self.rank(0, world=2)
+        rank.explain(self.lost(), "RuntimeError: lost")
+        assert lines == ["rank 1 (host b, pid 8) was killed by SIGSEGV"]
+
+    def test_the_store_ends_with_rank_0(self, store, monkeypatch):
+        def gone(*_):
+            raise torch.distributed.DistNetworkError("Broken pipe")
+
+        monkeypatch.setattr(ranks, "_store", lambda: SimpleNamespace(set=gone, check=gone))
+        for number, expected in ((1, ["rank 0 was killed, perhaps for want of memory"]), (2, [])):
+            rank, lines = self.rank(number)
+            rank.explain(self.lost(), "RuntimeError: lost")
+            assert lines == expected
+
+    def test_a_rank_that_a_signal_ended_was_not_killed(self, store, monkeypatch):
+        exits = []
+        monkeypatch.setattr(STOP, "leave", lambda *ending: exits.append(ending))
+        store.set("left1", "143")
+        self.rank(0, world=2)[0].explain(self.lost(), "RuntimeError: lost")
+        assert exits == [(143, "ended by a signal to rank 1")]
+
+
+def test_private_names_of_lightning_and_torch():
+    assert list(inspect.signature(subprocess_script._launch_process_observer).parameters) == ["child_processes"]
+    launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
+    launcher._call_children_scripts = lambda: None
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess_script, "_launch_process_observer", asked.append)
+        launcher.launch(lambda: None)
+    assert asked == [launcher.procs]
+    with pytest.raises(ValueError, match="has not been initialized"):
+        distributed_c10d._get_default_store()
+
+
+@pytest.mark.slow
+class TestEnds:
+    """All processes end, and one line says why."""
+
+    @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+    @pytest.mark.parametrize("victim", [0, 1])
+    def test_a_killed_rank_is_named(self, tmp_path, launcher, victim):
+        run = start(tmp_path, launcher=launcher)
+        pid = run.rank(victim)
+        run.send(signal.SIGKILL, [victim])
+        codes = run.wait()
+        assert run.left() == []
+        assert sorted(codes) == ([-9, 1] if launcher == "torchrun" else [-9 if victim == 0 else 1])
+        by = " by SIGKILL" if launcher == "lightning" and victim == 1 else ""
+        name = f"rank {victim} (host {os.uname().nodename}, pid {pid})"
+        assert said(run.text()) == f"{name} was killed{by}, perhaps for want of memory"
+
+    @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_rank_that_fails_is_named(self, tmp_path, launcher, rank):
+        run = start(tmp_path, *failing(rank), launcher=launcher)
+        codes = run.wait()
+        assert run.left() == []
+        assert codes == [1] * len(codes)
+        file = f"checkpoints/quickstart/version_0/traceback_rank_{rank}.txt"
+        line = rf"rank {rank} \(host .*, pid \d+\): ZeroDivisionError: nothing to divide by; its traceback is in {file}"
+        assert re.fullmatch(line, said(run.text()))
+        assert "in on_train_batch_start" in (tmp_path / file).read_text(encoding="utf-8")
+
+    def test_a_killed_loader_process_is_named(self, tmp_path):
+        run = start(tmp_path, *flags(data__num_workers=1))
+        children = Path(f"/proc/{run.rank(1)}/task/{run.rank(1)}/children").read_text(encoding="utf-8").split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert run.wait() == [1, 1]
+        assert run.left() == []
+        assert re.match(r"rank 1 \(.*\): loader process: DataLoader worker \(pid \d+\) is killed", said(run.text()))
+
+    def test_loaders_outlive_a_signal_to_all_processes(self, tmp_path):
+        run = start(tmp_path, *flags(data__num_workers=1))
+        for rank in (0, 1):
+            children = Path(f"/proc/{run.rank(rank)}/task/{run.rank(rank)}/children").read_text(encoding="utf-8")
+            for pid in [run.rank(rank), *children.split()]:
+                os.kill(int(pid), signal.SIGTERM)
+        assert run.wait() == [143, 143]
+        assert run.left() == []
+        assert "ended by SIGTERM at step" in run.text()
+        assert "could not be saved" not in run.text()
+
+    @pytest.mark.parametrize(
+        "command", [["-m", "linvit"], ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "linvit"]]
+    )
+    def test_whole_processes(self, tmp_path, command):
+        options = [*LONG, *failing(1), "--trainer.devices=2", "--trainer.strategy=ddp"]
+        done = subprocess.run(
+            [sys.executable, *command, "fit", f"--config={QUICKSTART}", *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        own, _, launcher = done.stderr.partition("linvit: error: ")
+        assert "Traceback" not in own
+        assert launcher.startswith("rank 1 (host ")
+        assert "linvit: error" not in launcher
+        if command == ["-m", "linvit"]:
+            assert len(launcher.splitlines()) == 3, launcher
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(tmp_path):
+    found = []
+    for number, batch in ((1, 16), (2, 8)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        options = flags(data__batch_size=batch, model__warmup_epochs=0, trainer__max_epochs=1)
+        run = forked.Ranks(["fit", f"--config={QUICKSTART}", *tiny(), *options], root, number)
+        assert run.wait() == [0] * number, run.text()
+        curves = events(root / "checkpoints" / "quickstart" / "version_0")
+        checkpoint = torch.load(next(root.rglob("last.ckpt")), weights_only=True)
+        found.append((curves, checkpoint["state_dict"]))
+    (one, alone), (two, shared) = found
+    (norm,) = [tag for tag in one if "grad_norm" in tag]
+    assert [value for _, value in two[norm]] == pytest.approx([value for _, value in one[norm]], rel=1e-4)
+    assert [value for _, value in two["val/loss"]] == pytest.approx([value for _, value in one["val/loss"]], rel=1e-4)
+    for name, weight in alone.items():
+        torch.testing.assert_close(shared[name], weight, rtol=1e-3, atol=2e-5)
