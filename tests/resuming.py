@@ -1,6 +1,9 @@
 """Runs that are interrupted after some optimiser steps and go on in a new trainer, model and data module."""
 
+import json
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 
+from linvit.callbacks.stop_at import StopAt, digest
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask
+from tests.cli.forked import Forked, free_port
 from tests.training import trainer
 
 BACKBONE = {"name": "deit_tiny", "depth": 1, "embed_dim": 24, "patch_size": 4, "proj_drop": 0.2}
@@ -17,72 +22,90 @@ RANDOM = {"drop_path_rate": 0.3, "ema_decay": 0.9, "mixup_alpha": 0.8, "cutmix_a
 SHORT = {"max_epochs": 2, "limit_train_batches": 7, "limit_val_batches": 1}
 
 
-class StopHereError(Exception):
-    """The process is gone."""
+class Seen(Callback):
+    """Which samples were trained on, with their augmentation, and what happened when, one file per rank."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-class Interrupt(Callback):
-    """Writes a checkpoint after an optimiser step, and nothing happens after it."""
+    def _write(self, trainer: Trainer, kind: str, *what: Any) -> None:
+        with (self.folder / f"{kind}-{trainer.global_rank}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps([trainer.current_epoch, trainer.global_step, *what]) + "\n")
 
-    def __init__(self, step: int, path: Path) -> None:
-        self.step, self.path = step, path
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._write(trainer, "samples", batch["index"].tolist(), digest(batch))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-            raise StopHereError
-
-
-class Seen(Callback):
-    """Which samples were trained on, with their augmentation, and what happened when."""
-
-    def __init__(self) -> None:
-        self.samples: list[tuple[int, list[int], float]] = []  # epoch, indices, sum of the batch
-        self.events: list[tuple[Any, ...]] = []
-
-    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
-        self.samples.append((trainer.current_epoch, batch["index"].tolist(), batch["image"].double().sum().item()))
-        self.events.append(("batch", trainer.current_epoch, trainer.global_step))
+        self._write(trainer, "events", "batch")
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.events.append(("validation", trainer.current_epoch, trainer.global_step))
+        self._write(trainer, "events", "validation")
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.events.append(("start", trainer.current_epoch, trainer.global_step))
+        self._write(trainer, "events", "start")
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.events.append(("end", trainer.current_epoch, trainer.global_step))
+        self._write(trainer, "events", "end")
 
 
-def data(**options: Any) -> ClassificationData:
-    """The embedded digits."""
-    return ClassificationData("digits", **{"batch_size": 16, "img_size": 8, "seed": 5, **options})
+def part(
+    folder: Path,
+    step: int,
+    seed: int,
+    loading: dict[str, Any],
+    resumed: Path | None = None,
+    model: dict[str, Any] = RANDOM,
+    **options: Any,
+) -> Path:
+    """Trains up to a step, as a new process would; the checkpoint, behind which nothing happened."""
+    seed_everything(seed, verbose=False)
+    os.environ.pop("PL_GLOBAL_SEED")
+    task = ClassificationTask(backbone=BACKBONE, num_classes=10, img_size=8, lr=1e-2, warmup_epochs=0.5, **model)
+    data = ClassificationData(**{"source": "digits", "batch_size": 16, "img_size": 8, "seed": 5, **loading})
+    end = folder / f"{step}.ckpt"
+    stop = StopAt(step, str(end), str(folder / "record.jsonl"))
+    runner = trainer(folder, callbacks=[Seen(folder), stop], **{**SHORT, **options})
+    with suppress(SystemExit):
+        runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
+    return end
 
 
-def run(
-    folder: Path, interruptions: list[int], loading: dict[str, Any], model: dict[str, Any] = RANDOM, **options: Any
-) -> tuple[dict[str, Any], Seen]:
-    """Trains, and is interrupted after some of the optimiser steps; the content of the last checkpoint.
+def run(folder: Path, stops: Sequence[int], loading: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Trains with interruptions after some steps; weights and all other state at the end, samples and events.
 
     Each part of the run has another state of the random generators when it starts, as another process has.
     """
-    seen, last = Seen(), None
-    for part, step in enumerate([*interruptions, None]):
-        seed_everything(part, verbose=False)
-        os.environ.pop("PL_GLOBAL_SEED")
-        torch.manual_seed(part)
-        if part == 0:
-            seed_everything(0, verbose=False)
-            os.environ.pop("PL_GLOBAL_SEED")
-        task = ClassificationTask(backbone=BACKBONE, num_classes=10, img_size=8, lr=1e-2, warmup_epochs=0.5, **model)
-        ends = [] if step is None else [Interrupt(step, folder / f"{part}.ckpt")]
-        runner = trainer(folder, callbacks=[seen, *ends], **{**SHORT, **options})
-        try:
-            runner.fit(task, datamodule=data(**loading), ckpt_path=last, weights_only=True)
-        except StopHereError:
-            last = folder / f"{part}.ckpt"
-    runner.save_checkpoint(folder / "end.ckpt")
-    return torch.load(folder / "end.ckpt", weights_only=True), seen
+    folder.mkdir()
+    last = None
+    for seed, step in enumerate([*stops, 10**6]):
+        last = part(folder, step, seed, loading, last, **options)
+    return read(folder, last)
+
+
+def ranks(folder: Path, number: int, step: int, seed: int, *args: Any, **options: Any) -> Path:
+    """The same as `part` on several ranks, in processes forked from this one."""
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(number)}
+    common |= {"LOCAL_WORLD_SIZE": str(number), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+
+    def function() -> int:
+        part(folder, step, seed, *args, devices=number, strategy="ddp", **options)
+        return 0
+
+    env = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+    output = folder / "output"
+    started = [Forked(function, folder, output, one) for one in env]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1]) for process in started]
+    assert codes == [0] * number, f"{codes}\n{output.read_text(encoding='utf-8')}"
+    return folder / f"{step}.ckpt"
+
+
+def read(folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """What a run came to: the checkpoint, and samples and events of each rank."""
+    lines = {
+        path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in sorted(folder.glob("*-*.jsonl"))
+    }
+    return {"checkpoint": torch.load(checkpoint, weights_only=True), **lines}
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:
@@ -90,11 +113,9 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
     if isinstance(one, Tensor):
         same = isinstance(other, Tensor) and torch.equal(one, other)
         return [] if same else [name]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
     if isinstance(one, dict) and isinstance(other, dict):
         keys = one.keys() | other.keys()
         return [found for key in keys for found in differences(one.get(key), other.get(key), f"{name}/{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        return [
-            found for i, (a, b) in enumerate(zip(one, other, strict=True)) for found in differences(a, b, f"{name}/{i}")
-        ]
     return [] if one == other else [name]

@@ -74,11 +74,19 @@ class ExactResume(Callback):
             set_random_state({name: part[rank] for name, part in self._generators.items()}, pl_module.device)
         if not trainer.fit_loop.restarted_mid_epoch:
             trainer.fit_loop.epoch_loop.restarting = False
-        elif self._loader and isinstance(trainer.train_dataloader, Resumable):
-            trainer.train_dataloader.load_state_dict(self._loader)
-            progress = vars(trainer.fit_loop.epoch_loop.batch_progress.current)
-            later = trainer.train_dataloader.batches_done - progress["processed"]  # not 0 in another layout
-            progress.update({name: value + later for name, value in progress.items()})
-            if progress["processed"] >= trainer.num_training_batches:  # trainer.limit_train_batches
-                trainer.train_dataloader.end_epoch()
+        elif self._loader:
+            self._place_loader(trainer)
         self._generators, self._loader = None, {}
+
+    def _place_loader(self, trainer: Trainer) -> None:
+        """Lets the loader go on within the epoch, and has Lightning count the batches as it does."""
+        trainer.fit_loop.setup_data()  # what trainer.reload_dataloaders_every_n_epochs asks for, while it does no harm
+        loader = trainer.train_dataloader
+        if not isinstance(loader, Resumable):
+            return
+        loader.load_state_dict(self._loader)
+        progress = vars(trainer.fit_loop.epoch_loop.batch_progress.current)
+        later = loader.batches_done - progress["processed"]  # not 0 in another layout
+        progress.update({name: value + later for name, value in progress.items()})
+        if progress["processed"] >= trainer.num_training_batches:  # trainer.limit_train_batches
+            loader.end_epoch()

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linvit.errors import UserError
+
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The state of every global generator, as tensors of fixed size. float64 holds numbers of 32 bits exactly."""
@@ -24,11 +26,24 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Sets every global generator to a state that `random_state` returned; another device's keeps its own."""
-    torch.set_rng_state(state["torch"].cpu().clone())  # of a view torch would read what lies before it, or crash
-    *keys, place, has_gauss, gauss = state["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), int(place), int(has_gauss), gauss))
-    *words, has_gauss, gauss = state["python"].tolist()
-    random.setstate((3, tuple(map(int, words)), gauss if has_gauss else None))
-    if device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type].cpu().clone())
+    """Sets every global generator to a state that `random_state` returned; another device's keeps its own.
+
+    Raises:
+        UserError: If it is no such state.
+    """
+    # copies, since of a view torch would read what lies before it, or crash
+    state = {name: part.cpu().clone() for name, part in state.items()}
+    try:
+        *keys, place, has_gauss, gauss = state["numpy"].tolist()
+        if not 0 <= place <= len(keys):  # numpy does not check
+            raise ValueError(f"numpy's generator has no number {place}")
+        np.random.set_state(("MT19937", np.array(keys, np.uint32), int(place), int(has_gauss), gauss))
+        *words, has_gauss, gauss = state["python"].tolist()
+        random.setstate((3, tuple(map(int, words)), gauss if has_gauss else None))
+        torch.set_rng_state(state["torch"])
+        if device.type in state:
+            torch.get_device_module(device).set_rng_state(state[device.type])
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"the states of the random generators in the checkpoint cannot be used ({error}); the file may be damaged"
+        ) from error

@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
         UserError: If the configuration cannot be run.
     """
     parser = argument_parser("linvit verify-resume", __doc__, EPILOG)
+    parser.allow_abbrev = False  # the other options are those of fit
     parser.add_argument("--interruptions", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="optimiser steps (default: %(default)s)")
     args, options = parser.parse_known_args(argv)

@@ -125,6 +125,8 @@ def make_loader(
         worker_init_fn=outlive_signals,
         pin_memory=torch.cuda.is_available(),
     )
+    if isinstance(loader, TrainLoader) and loader.order is not None:
+        loader.order.position = None  # a stream may have been resumed with another loader
     if isinstance(samples, IterableDataset):  # Lightning sets the epoch through the sampler
         loader.sampler.set_epoch = samples.set_epoch  # type: ignore[attr-defined]
     return loader
