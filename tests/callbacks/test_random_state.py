@@ -3,8 +3,10 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
+import linvit
 from linvit.callbacks.random_state import random_state, set_random_state
 
 CPU = torch.device("cpu")
@@ -12,7 +14,7 @@ CPU = torch.device("cpu")
 
 def draw():
     """A number from each generator."""
-    return torch.rand(()).item(), np.random.rand(), random.random(), random.gauss(0, 1)
+    return torch.rand(()).item(), np.random.randn(), random.random(), random.gauss(0, 1)
 
 
 def test_each_rank_goes_on_with_its_own():
@@ -30,3 +32,21 @@ def test_each_rank_goes_on_with_its_own():
             assert draw() == expected[rank]
     finally:
         set_random_state(before, CPU)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"torch": torch.zeros(5056, dtype=torch.uint8)},
+        {"torch": torch.zeros(3)},
+        {"numpy": torch.full((627,), 1e6, dtype=torch.float64)},
+        {"python": torch.full((627,), float("nan"), dtype=torch.float64)},
+        {"numpy": torch.zeros(2)},
+    ],
+    ids=str,
+)
+def test_a_state_that_is_none_is_refused(damage):
+    state = random_state(CPU)
+    with pytest.raises(linvit.UserError, match="random generators in the checkpoint cannot be used"):
+        set_random_state(state | damage, CPU)
+    set_random_state(state, CPU)
