@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from linvit.cli import tile
 from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.sources.labels import check_labels
@@ -38,8 +39,8 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If the data cannot be found or read at all.
     """
-    parser = argparse.ArgumentParser("linvit data", description="Looks at data sets.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="check")
+    parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
     check = verbs.add_parser(
         "check",
         help="decode every image of a set and list the bad ones",
@@ -57,7 +58,10 @@ def main(argv: list[str]) -> int:
     check.add_argument(
         "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
     )
+    tile.add_parser(verbs)
     args = parser.parse_args(argv)
+    if args.verb == "tile":
+        return tile.run(args)
     if args.workers < 0:
         raise UserError(f"--workers must be 0 or more; got {args.workers}")
     if args.output is not None and not args.output.absolute().parent.is_dir():

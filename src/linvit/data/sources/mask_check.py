@@ -29,8 +29,8 @@ def check_masks(
 ) -> None:
     """Holds masks to the classes and to the sizes of their images, and says how frequent the classes are.
 
-    It warns of classes that occur in no mask, if all masks were looked at. Single files that cannot be read are left to
-    training, which skips them or not.
+    It warns of classes that occur in no mask of training, if all were looked at. Single files that cannot be read are
+    left to training, which skips them or not.
 
     Args:
         rows: A table.
@@ -73,19 +73,16 @@ def check_masks(
             )
     if len(bad) == len(chosen):
         raise UserError(f"none of {len(bad)} masks of '{source}' can be read; {bad[0].name}: {bad[0].reason}")
-    if (
-        set(found) == {0, IGNORE_INDEX}
-        and reader.num_classes > 1
-        and not reader.coloured
-        and IGNORE_INDEX in reader.without
-    ):
+    black_and_white = set(found) == {0, IGNORE_INDEX} and not reader.given
+    if black_and_white and reader.num_classes > 1:
         raise UserError(
             f"the masks of '{source}' hold 0 and 255 only, and 255 is the label of ignored pixels; if they are black "
             f"and white for two classes, set --data.mask_values=[0,255]"
         )
-    _report(
-        found, reader, names, f"{len(chosen)} of the {len(rows)} {split} masks of '{source}'", len(rows) == len(chosen)
-    )
+    where = f"{len(chosen)} of the {len(rows)} {split} masks of '{source}'"
+    absent = _report(found, reader, names, where)
+    if absent and split == "train" and len(chosen) == len(rows):
+        rank_zero_warn(f"{where}: no pixel is of the classes {some(absent)}")
 
 
 def _hint(unknown: list[int], reader: MaskReader) -> str:
@@ -109,8 +106,8 @@ def _size(stored: Stored, reader: MaskReader, exif_orientation: bool) -> tuple[i
         return None
 
 
-def _report(found: Counter[int], reader: MaskReader, names: list[str] | None, where: str, all_of_them: bool) -> None:
-    """Says how frequent the classes are, and warns of those that do not occur."""
+def _report(found: Counter[int], reader: MaskReader, names: list[str] | None, where: str) -> list[str]:
+    """Says how frequent the classes are; returns those that do not occur."""
     total = sum(found.values())
     meaning = dict(reader.meaning)
     pixels: Counter[int] = Counter()
@@ -121,6 +118,4 @@ def _report(found: Counter[int], reader: MaskReader, names: list[str] | None, wh
     largest = ", ".join(f"{called[index]} {count / total:.1%}" for index, count in pixels.most_common(SHOWN))
     more = f" and {len(pixels) - SHOWN} more classes" if len(pixels) > SHOWN else ""
     rank_zero_info(f"{where}: {largest}{more}; ignored {ignored / total:.1%}")
-    absent = [called[index] for index in range(reader.num_classes) if index not in pixels]
-    if absent and all_of_them:
-        rank_zero_warn(f"{where}: no pixel is of the classes {some(absent)}")
+    return [called[index] for index in range(reader.num_classes) if index not in pixels]

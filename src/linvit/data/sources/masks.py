@@ -85,10 +85,19 @@ class MaskReader:
         """
         label = name_of(stored, f"the mask of {name}")
         raw = self.raw(stored, label)
-        mask = table(self.meaning, self.coloured).take(raw)
+        mask = self.classify(raw)
         if (mask == UNKNOWN).any():
             raise BadImageError(label, self.complaint(self.unknown(counts(raw)[0])))
         return torch.from_numpy(mask)
+
+    def classify(self, raw: np.ndarray) -> np.ndarray:
+        """Values of pixels, as `raw` has them, to classes, 8-bit; `UNKNOWN` where they are none."""
+        classes = table(self.meaning, self.coloured)
+        if raw.dtype == np.uint8:  # twice as fast as numpy's indexing
+            return np.frombuffer(bytearray(raw.tobytes().translate(classes[:256].tobytes())), np.uint8).reshape(
+                raw.shape
+            )
+        return classes.take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
         """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers.

@@ -17,6 +17,21 @@ Amount = Tensor | float
 BAND = 64  # rows
 
 
+def in_bands(operation: Callable[[Tensor, Amount], Tensor]) -> Callable[[Tensor, Amount], Tensor]:
+    """On a CPU, does an operation a band of rows at a time, so that what it computes in between stays in the cache.
+
+    For an image of 512 x 512 pixels this takes half the time.
+    """
+
+    @wraps(operation)
+    def banded(images: Tensor, amount: Amount) -> Tensor:
+        if images.device.type != "cpu":
+            return operation(images, amount)
+        return torch.cat([operation(band, amount) for band in images.split(BAND, -2)], -2)
+
+    return banded
+
+
 def invert(images: Tensor, amount: Amount) -> Tensor:
     """Inverts the colours; the amount does not matter."""
     return 255 - images
@@ -54,6 +69,7 @@ def solarize_add(images: Tensor, amount: Amount) -> Tensor:
     return images + (images < 128).to(torch.uint8).mul_(added)
 
 
+@in_bands
 def brightness(images: Tensor, amount: Amount) -> Tensor:
     """Blends between black (amount 0) and the image (amount 1), and extrapolates beyond."""
     return to_8_bits(images * amount)
@@ -96,21 +112,6 @@ def blur(images: Tensor, amount: Amount) -> Tensor:
     planes = F.conv2d(planes, bell, groups=count * channels)
     planes = F.conv2d(planes, bell.mT, groups=count * channels)
     return to_8_bits(planes.add_(0.5)).view_as(images)
-
-
-def in_bands(operation: Callable[[Tensor, Amount], Tensor]) -> Callable[[Tensor, Amount], Tensor]:
-    """On a CPU, does an operation a band of rows at a time, so that what it computes in between stays in the cache.
-
-    For an image of 512 x 512 pixels this takes half the time.
-    """
-
-    @wraps(operation)
-    def banded(images: Tensor, amount: Amount) -> Tensor:
-        if images.device.type != "cpu":
-            return operation(images, amount)
-        return torch.cat([operation(band, amount) for band in images.split(BAND, -2)], -2)
-
-    return banded
 
 
 @in_bands
