@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from linvit.weights import checksum
+
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 """When a last.ckpt is replaced, the one before is kept under the other name."""
 
@@ -41,11 +43,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def publish(prepared: Path, path: Path) -> None:
-    """Renames a complete file or folder to `path`, and waits until the disk has it.
+    """Renames a complete file or folder to `path`, and waits until the disk has it. A folder gets its checksums here.
 
     A kill in between leaves the old one or the new one; of a folder, which no rename can replace, it may leave only
     the one before, `PREVIOUS`.
     """
+    if prepared.is_dir():
+        checksum.write_list(prepared)
+        for part in (*prepared.iterdir(), prepared):
+            sync(part)
     if path.name == LAST and path.exists():
         _keep(path, path.with_name(PREVIOUS))
     elif path.is_dir():
@@ -54,10 +60,10 @@ def publish(prepared: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def sync(folder: Path) -> None:
-    """Waits until the disk has the names in a folder. Windows cannot be asked to."""
+def sync(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder. Windows cannot be asked to."""
     if os.name != "nt":
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

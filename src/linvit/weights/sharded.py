@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from linvit.errors import UserError
-from linvit.weights import torch_file
+from linvit.weights import checksum, torch_file
 
 CONTENTS = ".metadata"
 OTHERS = "meta.pt"  # of Lightning: all that is neither weights nor the optimiser's
+WEIGHTS = ("model", "state_dict")  # what Lightning's strategies call them
 NAMES = {  # what a table of contents is made of, besides torch's dtypes
     "torch.distributed.checkpoint.metadata": {
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
@@ -38,10 +39,42 @@ class _Contents(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def check_sharded(folder: Path) -> None:
-    """Raises a `UserError` if a folder is no checkpoint, or loading it would run something."""
+def is_sharded(path: Path) -> bool:
+    """Whether a path is that of a checkpoint in a folder."""
+    return (path / CONTENTS).is_file()
+
+
+def outline(folder: Path) -> dict[str, Any]:
+    """What a checkpoint of Lightning in a folder holds, with empty tensors on the device "meta" for its weights.
+
+    Raises:
+        UserError: If it is damaged, or loading it would run something.
+    """
+    described = check_sharded(folder).state_dict_metadata
+    content = torch_file.load(folder / OTHERS, objects=False) if (folder / OTHERS).is_file() else {}
+    parts = [(name.partition("."), about) for name, about in described.items() if hasattr(about, "size")]
+    weights = {
+        name: torch.empty(about.size, dtype=about.properties.dtype, device="meta")
+        for (part, _, name), about in parts
+        if part in WEIGHTS
+    }
+    optimizers = sorted({part for (part, _, _), _ in parts if part not in WEIGHTS})
+    return {
+        **content,
+        "state_dict": weights,
+        "optimizer_states": [{"state": {}, "param_groups": []} for _ in optimizers],
+    }
+
+
+def check_sharded(folder: Path) -> Any:
+    """Returns the table of contents of a checkpoint in a folder.
+
+    Raises:
+        UserError: If it is no such folder, is damaged, or loading it would run something.
+    """
     if not (folder / CONTENTS).is_file():
         raise UserError(f"'{folder}' is a folder, and not one of torch.distributed.checkpoint: it has no {CONTENTS}")
+    checksum.verify(folder)
     try:
         with (folder / CONTENTS).open("rb") as file:
             contents = _Contents(file).load()
@@ -56,3 +89,4 @@ def check_sharded(folder: Path) -> None:
         raise UserError(f"checkpoint '{folder}' is not opened: {type(error).__name__}: {error}") from error
     if (folder / OTHERS).is_file():
         torch_file.load(folder / OTHERS, objects=False)
+    return contents

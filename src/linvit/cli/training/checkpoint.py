@@ -17,6 +17,7 @@ from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.safe_loading import check_content
 from linvit.weights import torch_file
+from linvit.weights.sharded import is_sharded, outline
 
 
 class Checkpoint:
@@ -91,6 +92,8 @@ class Checkpoint:
     def check_weights(self, model: nn.Module) -> None:
         """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""
         check_same_model(self.path, self._weights, model)
+        if Path(self.path).is_dir():
+            return  # only its strategy can read the weights
         if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
             raise UserError(
                 f"checkpoint '{self.path}' is not finite: {some(bad, 3)}. Use an earlier one; others may lie in "
@@ -103,7 +106,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed.
 
     Args:
-        path: The file.
+        path: The file, or the folder of a sharded strategy, whose weights are then given by empty tensors.
         resumed: Whether a run goes on from it, which needs more than its weights.
 
     Raises:
@@ -111,7 +114,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
             or lacks something.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.is_file() and not is_sharded(path):
         others = (
             sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
         )
@@ -120,7 +123,8 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     option = f"--model.pretrained={shlex.quote(str(path))}"
     start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
     try:
-        checkpoint = check_content(torch_file.load(path, objects=False), path)
+        content = outline(path) if path.is_dir() else torch_file.load(path, objects=False)
+        checkpoint = check_content(content, path)
     except UserError as error:
         before = path.with_name(PREVIOUS)
         other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
