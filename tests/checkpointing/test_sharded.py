@@ -1,4 +1,4 @@
-"""Two processes with a share of the weights each: the folder that they write is complete, or it is not there."""
+"""Two processes, with a share of the weights each or with copies: what they write is complete, or it is not there."""
 
 import errno
 import os
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import start_processes
 
 from linvit.callbacks import LastCheckpoint
+from linvit.checkpointing import checkpoint_io
 from linvit.cli.training.checkpoint import read_checkpoint
 from linvit.errors import UserError
 from linvit.weights import checksum
@@ -34,6 +35,8 @@ class Net(LightningModule):
         self.net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
 
     def configure_model(self):
+        if self.device_mesh is None:
+            return  # each rank has a copy
         for layer in (*self.net, self.net):
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
@@ -45,11 +48,11 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer)]
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.randn(8, 64), 2)  # 4 steps for each rank
+        return torch.utils.data.DataLoader(torch.randn(8, 64), 2)  # 4 steps, or 2 for each of the ranks of DDP
 
 
-def rank_of(rank, port, folder, epochs, ckpt_path, fault):
-    """One rank: trains for some epochs; a fault hits the second checkpoint that rank 1 writes."""
+def rank_of(rank, port, folder, epochs, ckpt_path, fault, strategy):
+    """One rank: trains for some epochs; a fault hits the second checkpoint that the last rank which writes does."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
@@ -68,9 +71,17 @@ def rank_of(rank, port, folder, epochs, ckpt_path, fault):
         return write(self, *args)
 
     FileSystemWriter.write_data = faulty
+
+    def refuse(*_):
+        nonlocal count
+        count += 1
+        if count == 2 and fault == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint_io.check_space = refuse
     last = LastCheckpoint()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = ModelParallelStrategy(process_group_backend="gloo")
+    strategy = strategy(process_group_backend="gloo")
     trainer = Trainer(
         accelerator="cpu", devices=WORLD, strategy=strategy, default_root_dir=folder, max_epochs=epochs,
         callbacks=[last], **quiet,
@@ -79,12 +90,12 @@ def rank_of(rank, port, folder, epochs, ckpt_path, fault):
     Path(folder, f"said-{rank}").write_text(f"{trainer.global_step} {last.failure}", encoding="utf-8")
 
 
-def train(folder, epochs, ckpt_path=None, fault=None, join=True):
+def train(folder, epochs, ckpt_path=None, fault=None, join=True, strategy=ModelParallelStrategy):
     """Both ranks; returns what each says at its end, or, if it shall not wait for it, the processes."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    args = (port, str(folder), epochs, ckpt_path and str(ckpt_path), fault)
+    args = (port, str(folder), epochs, ckpt_path and str(ckpt_path), fault, strategy)
     started = start_processes(rank_of, args, WORLD, join=False, start_method="fork")
     if not join:
         return started
@@ -112,10 +123,11 @@ class TestTwoRanks:
         assert train(tmp_path, 3, ckpt_path=kept / "last.ckpt") == ["12 None", "12 None"]
         assert sorted(path.name for path in kept.iterdir()) == [".lock", "last.ckpt", "previous.ckpt"]
 
-    def test_a_disk_that_refuses_one_rank(self, tmp_path):
+    @pytest.mark.parametrize(("strategy", "steps"), [(ModelParallelStrategy, 4), (DDPStrategy, 2)])
+    def test_a_disk_that_refuses_one_rank(self, tmp_path, strategy, steps):
         kept = tmp_path / "checkpoints"
-        assert train(tmp_path, 3, fault="full") == ["12 None", "12 None"]
-        assert [step_of(kept / name) for name in ("last.ckpt", "previous.ckpt")] == [12, 4]
+        assert train(tmp_path, 3, fault="full", strategy=strategy) == [f"{3 * steps} None"] * WORLD
+        assert [step_of(kept / name) for name in ("last.ckpt", "previous.ckpt")] == [3 * steps, steps]
         assert not list(kept.glob(".*.tmp"))
 
     def test_a_kill_in_the_middle_of_it(self, tmp_path):

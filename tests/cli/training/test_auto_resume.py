@@ -2,14 +2,17 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from linvit.checkpointing import AtomicCheckpointIO
-from linvit.cli.training.auto_resume import find, newest_checkpoint, run_to_resume
+from linvit.cli.training.auto_resume import SameCheckpoint, find, newest_checkpoint, run_to_resume
 from linvit.cli.training.run_folder import claim_version
-from tests.cli.runs import QUICKSTART, flags, linvit, tiny
+from linvit.errors import UserError
+from tests.cli.forked import Ranks
+from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
 
 AUTO = "--resume=auto"
 
@@ -150,3 +153,27 @@ def test_the_command_at_the_end_goes_on(tmp_path):
     assert "goes on from last.ckpt, step 2" in again.log
     printed = next(line for line in again.log.splitlines() if "MORE" in line).partition("linvit fit ")[2]
     assert "config_from_step_2.yaml" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+def test_all_ranks_go_on_from_the_same_file(tmp_path, launcher):
+    command = ["fit", f"--config={QUICKSTART}", *tiny(trainer__limit_train_batches=2, data__batch_size=2), AUTO]
+    for epochs, changed in ((1, True), (2, True), (2, False)):  # starts, goes on, is finished
+        before = files(tmp_path)
+        ranks = Ranks([*command, f"--trainer.max_epochs={epochs}"], tmp_path, number=2, launcher=launcher)
+        assert set(ranks.wait()) == {0}, ranks.text()
+        assert not ranks.left()
+        (run,) = (tmp_path / "checkpoints" / "quickstart").iterdir()
+        assert step_of(run / "checkpoints" / "last.ckpt") == 2 * epochs
+        written = {name for name in set(files(tmp_path)) - set(before) if name.startswith("checkpoints")}
+        assert bool(written) is changed
+
+
+def test_ranks_that_have_found_other_files_say_so(tmp_path):
+    found = SameCheckpoint((tmp_path / "version_0", None))
+    strategy = SimpleNamespace(broadcast=lambda own: ("other", None, None))
+    with pytest.raises(UserError, match=r"on rank 1, and \('other', None, None\) on rank 0"):
+        found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")
+    strategy.broadcast = lambda own: own
+    found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")
