@@ -55,9 +55,10 @@ def folders(root: Path, mark: Path) -> Iterator[Path]:
     }
     for name, content in images.items():
         folder = root / f"folder-{name.translate({27: 'e', 7: 'b'})}"
-        image_folder(folder, ["train", "val"])
-        path = folder / "train" / "ant" / name
-        content(path) if callable(content) else path.write_bytes(content)
+        image_folder(folder, ["train", "val", "test"])
+        for split in ("train", "val", "test"):
+            path = folder / split / "ant" / name
+            content(path) if callable(content) else path.write_bytes(content)
         yield folder
     for name, classes in {"escape_class": (ESCAPE, "bee"), "formula_class": (FORMULA.replace("/", "_"), "@x")}.items():
         yield image_folder(root / name, ["train", "val", "test"], classes)
@@ -160,11 +161,12 @@ def _write(path: Path, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def _load(path: Path, address: str, **options: Any) -> None:
-    """From Python: all samples of training."""
-    data = ClassificationData(str(path), img_size=32, num_workers=0, batch_size=4, **options)
-    data.setup("fit")
-    for _ in data.train_dataloader():
+def _load(path: Path, address: str, streaming: bool = False) -> None:
+    """From Python: all samples of training, or all that a stream has."""
+    options: dict[str, Any] = {"img_size": 32, "num_workers": 0, "batch_size": 4, "streaming": streaming}
+    data = ClassificationData(str(path), **options, num_classes=2 if streaming else None)
+    data.setup("predict" if streaming else "fit")
+    for _ in data.predict_dataloader() if streaming else data.train_dataloader():
         pass
 
 
