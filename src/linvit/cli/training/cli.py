@@ -80,9 +80,13 @@ class SaveRunConfig(SaveConfigCallback):
     """Saves the full configuration of a training run beside its checkpoints; a resumed run adds a file of its own."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Saves before training starts."""
-        if stage == "fit":
+        """Saves before training starts; a kill leaves the whole file or none."""
+        if stage == "fit" and not self.already_saved:
+            path = Path(str(trainer.log_dir), self.config_filename)
+            self.config_filename, self.overwrite = f"{path.name}.part", True
             super().setup(trainer, pl_module, stage)
+            if trainer.is_global_zero:
+                path.with_name(self.config_filename).replace(path)
 
 
 class LinvitCLI(LightningCLI):
@@ -194,7 +198,7 @@ class LinvitCLI(LightningCLI):
             check_writable(self.run_folder)
             if self.resumed_run is not None:
                 name = f"config_from_step_{self._step}.yaml" if self._step else "config.yaml"
-                self.save_config_kwargs = {"config_filename": name, "overwrite": True}  # going on from there again
+                self.save_config_kwargs = {"config_filename": name}
         elif self.checkpoint is not None:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
         elif not self.settings.model.init_args.pretrained:
