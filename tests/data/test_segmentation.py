@@ -10,9 +10,12 @@ from PIL import Image
 
 from linvit.data import SegmentationData
 from linvit.data.sources.pairs import load_pairs
+from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
+from linvit.tasks import SegmentationTask
 from tests.data.images import png
+from tests.training import trainer
 
 STILL = SegmentationAugmentation(ratio=(1, 1), max_class_ratio=None, hflip=0, photometric=False)
 SIZES = [(24, 36), (24, 36), (30, 20), (50, 40)]  # height and width
@@ -146,6 +149,16 @@ class TestSamples:
         assert batch["id"][0].endswith("0.png")
         assert "mask" not in batch
 
+    def test_photos_elsewhere_are_predicted(self, folder, tmp_path):
+        (tmp_path / "photos").mkdir()
+        pair(1, (13, 31))[0].save(tmp_path / "photos" / "a.png")
+        made = data(folder, predict_path=str(tmp_path / "photos"))
+        made.setup("predict")
+        (batch,) = made.predict_dataloader()
+        assert batch["id"] == [str(tmp_path / "photos" / "a.png")]
+        made.setup("validate")
+        assert len(made.val_set) == 4
+
     def test_class_names(self, tmp_path, folder):
         assert data(folder, num_classes=None, class_names="ade20k").class_names[149] == "flag"
         (tmp_path / "names.txt").write_text("dark\nbright\n", encoding="utf-8")
@@ -237,3 +250,19 @@ class TestRefused:
         for options in ({"limits": (16, 64)}, {"multiple": 0}):
             with pytest.raises(UserError, match=next(iter(options))):
                 data(folder, **options)
+
+
+def test_a_task_trains_scores_and_predicts_on_scenes(tmp_path):
+    """What the task takes is what the data gives."""
+    scenes = SegmentationData(img_size=32, batch_size=4, num_workers=0, scenes=Scenes(train=8, val=4, test=2), seed=0)
+    backbone = {"name": "pvt_v2_b0", "embed_dims": [8, 8, 16, 16], "depths": [1] * 4, "num_heads": [1, 1, 2, 2]}
+    head = {"name": "semantic_fpn", "width": 8}
+    task = SegmentationTask(
+        backbone=backbone, head=head, num_classes=11, class_names=scenes.class_names, img_size=32, warmup_epochs=0
+    )
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(task, scenes)
+    assert 0 <= run.callback_metrics["val/score"] <= 1
+    run.test(task, scenes)
+    predicted = run.predict(task, scenes)
+    assert [tuple(classes.shape) for batch in predicted for classes in batch["classes"]] == [(32, 32)] * 2

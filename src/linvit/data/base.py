@@ -63,6 +63,7 @@ class ImageData(LightningDataModule):
         max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
         max_pixels: Images with more are refused before they are decoded; WebP and JPEG 2000 from half as many on.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
+        predict_path: Images to predict instead of those of the source: a folder, or anything that a source can be.
 
     Attributes:
         size: (H, W) of the images given to the model.
@@ -111,6 +112,7 @@ class ImageData(LightningDataModule):
         max_bad_fraction: float = 0.001,
         max_pixels: int = MAX_PIXELS,
         seed: int | None = None,
+        predict_path: str | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -139,6 +141,7 @@ class ImageData(LightningDataModule):
         self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeated_aug)
         self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
         self.data_source = DataSource(source, image_column, val_fraction, streaming, self.prepare)
+        self.predict_source = None if predict_path is None else DataSource(predict_path, image_column, 0, False, dict)
         self._statistics = torch.tensor([self.mean, self.std]).view(2, 3, 1, 1)
 
     @property
@@ -195,7 +198,8 @@ class ImageData(LightningDataModule):
         if stage == "test":
             self.test_set = self._samples(self.data_source.evaluated({*self.splits, "val"}))
         if stage == "predict":
-            self.predict_set = self._samples(self.data_source.evaluated({*self.splits}), predict=True)
+            source = self.predict_source or self.data_source
+            self.predict_set = self._samples(source.evaluated({*source.splits}), predict=True)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Finishes a batch on the device that it was moved to; see `finish`."""
@@ -292,10 +296,11 @@ class ImageData(LightningDataModule):
     def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
         """Makes the samples of a split; images of training alone may be skipped, and prediction needs no targets."""
         targets = {} if predict else self.targets(split)
-        rows, chosen, shards = self.data_source.rows_of(split, whole=predict)
+        source = self.predict_source if predict and self.predict_source else self.data_source
+        rows, chosen, shards = source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform
-        on_hub = self.source.startswith(HUB)
-        reader = self.data_source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub)
+        on_hub = source.name.startswith(HUB)
+        reader = source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
             return Images(rows, reader, bad, chosen)
