@@ -4,7 +4,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -27,6 +27,8 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
+        with suppress(RuntimeError):  # another rank is gone
+            trainer.strategy.barrier()  # launchers kill the others when one has ended, and loggers are to be closed
         rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
         raise SystemExit(STOP.exit_code(stop.by)) from None
     except Exception as error:
