@@ -30,6 +30,7 @@ from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
 from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
+from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
 from linvit.data.base import ImageData
 from linvit.entries import only_named
 from linvit.errors import UserError
@@ -243,6 +244,8 @@ class LinvitCLI(LightningCLI):
             kwargs["logger"] = False
         if config.enable_progress_bar is not False:
             kwargs["callbacks"] = with_progress_bar(config.callbacks)
+        if config.sync_batchnorm:
+            kwargs["plugins"] = with_sync_batch_norm(config.plugins)
         if config.enable_checkpointing is False:  # Lightning refuses it beside callbacks that save
             kwargs["enable_checkpointing"] = True
         try:
@@ -252,6 +255,8 @@ class LinvitCLI(LightningCLI):
         if config.enable_checkpointing is False:
             callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
             callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
+        if config.sync_batchnorm:
+            check_sync_batch_norm(trainer)
         self._ranks = Ranks(trainer)
         if self._same_checkpoint is not None:
             trainer.callbacks.append(self._same_checkpoint)  # type: ignore[attr-defined]

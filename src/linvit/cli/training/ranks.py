@@ -45,7 +45,8 @@ class Ranks(Callback):
             return
         # Lightning's own thread would kill them all, this process included, without a word
         subprocess_script._launch_process_observer = self._watch_children  # type: ignore
-        launcher = int(os.environ.setdefault(LAUNCHER, str(os.getpid())))
+        own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
+        launcher = int(os.environ.setdefault(LAUNCHER, own))
         if launcher != os.getpid():
             self._in_thread(self._watch_launcher, launcher)
 
