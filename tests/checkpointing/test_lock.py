@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+import time
 
 import pytest
 
@@ -11,32 +10,34 @@ import linvit
 from linvit.checkpointing.atomic_file import sweep
 from linvit.checkpointing.lock import lock, unlock
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from linvit.checkpointing.lock import lock
-lock(Path(sys.argv[1]))
-if os.fork() == 0:  # as a loader process
-    print("held", flush=True)
+
+def hold(folder, ready):
+    """Locks a folder and waits to be killed, as a child of its own does, like a loader process."""
+    os.setpgid(0, 0)
+    lock(folder)
+    if os.fork() == 0:
+        os.write(ready, b"held")
     time.sleep(60)
-time.sleep(60)
-"""
+    os._exit(0)
 
 
 def test_another_process_is_refused_until_the_first_is_dead(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-                              start_new_session=True)  # fmt: skip
+    read, write = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        hold(tmp_path, write)
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert os.read(read, 4) == b"held"
         with pytest.raises(linvit.UserError, match="another process saves its checkpoints to"):
             lock(tmp_path)
-        holder.kill()  # its child lives on
-        holder.wait()
+        os.kill(holder, signal.SIGKILL)  # its child lives on
+        os.waitpid(holder, 0)
         lock(tmp_path)
     finally:
-        os.killpg(holder.pid, signal.SIGKILL)
-        holder.stdout.close()
+        os.killpg(holder, signal.SIGKILL)
         unlock(tmp_path)
+        os.close(read)
+        os.close(write)
 
 
 def test_the_same_process_may_ask_again(tmp_path):
