@@ -112,6 +112,13 @@ class TestFit:
         assert not list(tmp_path.rglob("*.ckpt"))
         assert (run.folder / "metrics.csv").is_file()
 
+    def test_a_run_without_a_logger(self, tmp_path):
+        short = tiny(trainer__max_epochs=1, trainer__limit_train_batches=2, trainer__logger=False)
+        done = linvit("fit", f"--config={QUICKSTART}", *short, cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert not list(tmp_path.rglob("events*"))
+        assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+
     def test_nothing_is_advertised_and_no_library_speaks_of_its_own_affairs(self, run):
         done = run.then("fit", *flags(trainer__max_epochs=2), checkpoint="last")
         for words in ("Tip:", "litlogger", "pypi.org", "exists and is not empty"):

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -252,9 +252,11 @@ class LinvitCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
-        if config.enable_checkpointing is False:
-            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-            callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
+        useless = [ModelCheckpoint] * (config.enable_checkpointing is False) + [LearningRateMonitor] * (
+            not trainer.loggers
+        )
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, tuple(useless))]
         if config.sync_batchnorm:
             check_sync_batch_norm(trainer)
         self._ranks = Ranks(trainer)

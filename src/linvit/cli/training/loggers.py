@@ -19,7 +19,7 @@ from linvit.errors import UserError, check_choice
 KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}
 
-Loggers = Logger | str | list[Logger | str] | bool | None
+Loggers = bool | Logger | str | list[Logger | str] | None  # bool before str, or false is a name
 
 
 SCORES = ("final/", "train/", "val/", "test/")
