@@ -108,17 +108,17 @@ def pool(split: str) -> tuple[np.ndarray, np.ndarray]:
 def background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     """A texture in any colours (H, W, 3), float32, 0 to 255: clouds of several sizes, and stripes in one of two."""
     base = rng.uniform(30, 225, 3).astype(np.float32)
-    image = np.broadcast_to(base, (*size, 3))
-    for cells, strength in ((3, 30), (9, 18), (27, 12)):
+    clouds = torch.from_numpy(base)[None, :, None, None]
+    for cells, strength in ((3, 30), (9, 18), (27, 12)):  # each finer than the one before, which is enlarged
         noise = torch.from_numpy(rng.normal(0, strength, (1, 3, cells, cells)).astype(np.float32))
-        clouds = F.interpolate(noise, size, mode="bilinear", align_corners=False)[0]
-        image = image + clouds.permute(1, 2, 0).numpy()
+        clouds = F.interpolate(clouds, (cells, cells), mode="bilinear") + noise
+    image: np.ndarray = F.interpolate(clouds, size, mode="bilinear")[0].permute(1, 2, 0).contiguous().numpy()
     if rng.random() < 0.5:
         angle, period = rng.uniform(0, np.pi), rng.uniform(0.04, 0.2) * min(size)
         x, y = np.cos(angle) * np.arange(size[1]), np.sin(angle) * np.arange(size[0])
         wave = np.sin((2 * np.pi / period) * (x + y[:, None])).astype(np.float32)
-        image = image + wave[..., None] * rng.normal(0, 14, 3).astype(np.float32)
-    return image.astype(np.float32, copy=False)
+        image += wave[..., None] * rng.normal(0, 14, 3).astype(np.float32)
+    return image
 
 
 def _drawn(images: np.ndarray, sides: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
