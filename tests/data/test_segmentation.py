@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from linvit.cli.data import main
 from linvit.data import SegmentationData
 from linvit.data.sources.pairs import load_pairs
 from linvit.data.sources.scenes import Scenes
@@ -250,6 +251,19 @@ class TestRefused:
         for options in ({"limits": (16, 64)}, {"multiple": 0}):
             with pytest.raises(UserError, match=next(iter(options))):
                 data(folder, **options)
+
+
+def test_data_check_reads_every_mask(folder, capsys):
+    arguments = ["check", str(folder), "--workers=0", "--num_classes=3", "--reduce_zero_label"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "4 masks: 0 48.5%, 1 48.5%; ignored 3.0%" in out
+    assert "1 classes have no pixel: 2" in out
+    Image.fromarray(np.full(SIZES[2], 7, np.uint8)).save(folder / "annotations/training/2.png")
+    Image.fromarray(np.ones((9, 9), np.uint8)).save(folder / "annotations/validation/1.png")
+    assert main([*arguments, f"--output={folder}/bad.csv"]) == 1
+    assert "annotations/training/2.png: its values 7 are no class" in capsys.readouterr().out
+    assert "it has 9 x 9 pixels" in (folder / "bad.csv").read_text(encoding="utf-8")
 
 
 def test_a_task_trains_scores_and_predicts_on_scenes(tmp_path):

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.cli import tile
+from linvit.cli import check_pairs, tile
 from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
+from linvit.data.segmentation import SegmentationData
 from linvit.data.sources.labels import check_labels
+from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.read import MAX_PIXELS
-from linvit.data.sources.scan import ScanResult, scan
+from linvit.data.sources.scan import Finding, ScanResult, scan
 from linvit.data.sources.splits import HUB
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
@@ -24,6 +26,8 @@ EPILOG = """examples:
                                         writes the list of bad images
   linvit data check path/to/parquet --workers 16
   linvit data check hub:owner/name
+  linvit data check path/to/ADEChallengeData2016 --class_names ade20k \
+      --reduce_zero_label               images and masks
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings
@@ -58,6 +62,7 @@ def main(argv: list[str]) -> int:
     check.add_argument(
         "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
     )
+    check_pairs.add_arguments(check)
     tile.add_parser(verbs)
     args = parser.parse_args(argv)
     if args.verb == "tile":
@@ -67,6 +72,8 @@ def main(argv: list[str]) -> int:
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
 
+    if has_masks(args.source):
+        return _check_masks(args)
     data = ClassificationData(
         args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
     )
@@ -75,11 +82,27 @@ def main(argv: list[str]) -> int:
     wrong = _columns(data) or _training(data)
     found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB))
     print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
-    if args.output is not None:
-        with args.output.open("w", encoding="utf-8", newline="") as file:
+    _write(found, args.output)
+    return int(bool(found.bad or wrong))
+
+
+def _check_masks(args: argparse.Namespace) -> int:
+    """Looks at images and masks; see `main`."""
+    given = {"num_classes": args.num_classes, "reduce_zero_label": args.reduce_zero_label}
+    data = SegmentationData(args.source, class_names=args.class_names, max_pixels=args.max_pixels, **given)
+    lines, bad = check_pairs.check(data, args.workers, SHOWN)
+    found = scan(data.splits, data.image_column, args.max_pixels, args.workers)
+    found.bad += [Finding("mask", mask.name, mask.reason) for mask in bad]
+    print("\n".join([f"{data.source}: {data.num_classes} classes", *lines, *_bad(found, args.output), *_copies(found)]))
+    _write(found, args.output)
+    return int(bool(found.bad))
+
+
+def _write(found: ScanResult, output: Path | None) -> None:
+    if output is not None:
+        with output.open("w", encoding="utf-8", newline="") as file:
             rows = [(bad.split, bad.name, bad.reason) for bad in found.bad]
             CsvWriter(file).writerows([("split", "image", "reason"), *rows])
-    return int(bool(found.bad or wrong))
 
 
 def _columns(data: ClassificationData) -> list[str]:

@@ -13,7 +13,7 @@ from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import check_model_classes
-from linvit.data.sources.mask_check import check_masks
+from linvit.data.sources.mask_check import Masks, check_masks
 from linvit.data.sources.masks import MaskReader, as_value
 from linvit.data.sources.pairs import load_pairs
 from linvit.data.sources.scene_source import NAME as DIGIT_SCENES
@@ -158,9 +158,12 @@ class SegmentationData(ImageData):
             )
         reader = self.mask_reader
         if table in self.splits and not self.data_source.streaming and not isinstance(self.data_source, SceneSource):
-            rows, how = self.splits[table], (reader, self.class_names, self.exif_orientation)
-            check_masks(rows, self.image_column, mask, *how, table, self.source)
+            check_masks(self.masks(self.splits[table]), self.class_names, table, self.source)
         return {"mask": Target(mask, reader)}
+
+    def masks(self, rows: datasets.Dataset) -> Masks:
+        """The masks of a split that has some, to be looked at."""
+        return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader, self.exif_orientation)
 
     @cached_property
     def mask_reader(self) -> MaskReader:

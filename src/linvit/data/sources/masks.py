@@ -134,7 +134,13 @@ class MaskReader:
         if self.reduce_zero_label:
             shown = f"1 to {self.num_classes}"
         ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
-        return f"its {kind} {listed} are no class ({self.num_classes} classes: {shown}{ignored})"
+        way = "Mend the mask, or set --data.num_classes, --data.mask_values or --data.ignored_values"
+        if unknown == [self.num_classes] and counted and not self.given:
+            way = (
+                f"If classes count from 1 and 0 is for pixels without a class, set --data.reduce_zero_label=true; else "
+                f"there are {self.num_classes + 1} classes (--data.num_classes)"
+            )
+        return f"its {kind} {listed} are no class ({self.num_classes} classes: {shown}{ignored}). {way}"
 
     def value(self, raw: int) -> Value:
         """A value as masks and options state it."""

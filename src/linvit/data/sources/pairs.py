@@ -47,6 +47,12 @@ def load_pairs(source: str, mask_path: str | None = None, mask_suffix: str = "")
     return {name: pairs(folders, mask_suffix, name) for name, folders in found.items()}
 
 
+def has_masks(source: str) -> bool:
+    """Whether a data source is a folder of images and masks."""
+    path = Path(source).expanduser()
+    return path.is_dir() and any(folders.masks for folders in split_folders(path).values())
+
+
 def split_folders(path: Path, mask_path: str | None = None) -> dict[str, Folders]:
     """Where the images and masks of each split lie, by the names of the folders; nothing if they have other names.
 
