@@ -22,7 +22,7 @@ IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")
 ADE20K = [name for name in EXPERIMENTS if name.startswith("configs/ade20k/")]
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
-SCENES = flags(data__source="digit_scenes", data__img_size=64, data__num_classes=None, data__reduce_zero_label=False)
+SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
 SMALLEST = {
     "pvt_tiny_semantic_fpn",
     "deit_tiny",
