@@ -101,8 +101,8 @@ class StopSignals:
 
     def leave(self, code: int, message: str = "") -> None:
         """Ends this process and its children now, without any cleaning up that could wait for another process."""
-        if message and all(os.environ.get(variable, "0") == "0" for variable in RANKS):
-            os.write(2, f"\nlinvit: {message}\n".encode())
+        if message:
+            _say(message)
         for child in self.children:
             child.kill()
         for worker in multiprocessing.active_children():
@@ -121,7 +121,9 @@ class StopSignals:
             self.received, self._noticed = by, time.monotonic()
         if not self.deferred:
             self._end(by, f"ended by {name(by)}")
-        elif not first and time.monotonic() - self._noticed > SAME:
+        elif first:
+            _say(f"{name(by)}: the run saves after the current step and ends; a second signal ends it at once")
+        elif time.monotonic() - self._noticed > SAME:
             self._end(by, f"ended at once by a second {name(by)}, without saving")
 
     def _end(self, by: signal.Signals, message: str) -> None:
@@ -145,6 +147,12 @@ def outlive_signals(worker: int = 0) -> None:
         signal.signal(signal.SIGTERM, lambda *_: signal.alarm(WORKER_SECONDS))
     else:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _say(message: str) -> None:
+    """Prints a line on rank 0, past Python's buffers, which the main thread may be writing to."""
+    if all(os.environ.get(variable, "0") == "0" for variable in RANKS):
+        os.write(2, f"\nlinvit: {message}\n".encode())
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -2,15 +2,19 @@
 
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 from linvit.callbacks.stop_on_signal import StopOnSignal
-from linvit.signals import STOP
+from linvit.signals import STOP, Stopped
+from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, Run, events, linvit, tiny
+from tests.tasks.two_ranks import Odd
+from tests.training import tiny_task
 
 EPOCH = 10  # steps
 
@@ -105,3 +109,34 @@ def test_ranks_stop_within_the_batches_that_all_of_them_have(monkeypatch):
     for batch in range(3):
         callback.on_validation_batch_end(trainer, None, None, None, batch)
     assert asked == ["MIN", "stop", "stop"]
+
+
+def validate_unevenly(rank, batch):
+    """Trains and validates; a rank gets a signal in a batch of validation. Rank 0 has three of them, rank 1 two."""
+
+    class SendInBatch(Callback):
+        def on_validation_batch_start(self, trainer, *args):
+            if trainer.global_rank == rank and args[2] == batch and STOP.received is None:
+                signal.raise_signal(signal.SIGTERM)
+                while STOP.received is None:
+                    time.sleep(0.001)
+
+    with STOP.caught():
+        task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 2}
+        options["num_sanity_val_steps"] = 0
+        callbacks = [SendInBatch(), StopOnSignal()]
+        runner = Trainer(accelerator="cpu", devices=2, strategy="ddp", callbacks=callbacks, **options)
+        try:
+            runner.fit(task, datamodule=Odd())
+        except Stopped:
+            Path(f"stopped-{runner.global_rank}").write_text(str(runner.global_step), encoding="utf-8")
+    return 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "batch", "step"), [(0, 0, 2), (0, 1, 2), (1, 1, 2), (0, 2, 3)])
+def test_ranks_with_unequal_numbers_of_batches_stop_together(tmp_path, rank, batch, step):
+    run = Ranks([], tmp_path, 2, call=lambda: validate_unevenly(rank, batch))
+    assert run.wait() == [0, 0], run.text()
+    assert [(tmp_path / f"stopped-{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == [str(step)] * 2

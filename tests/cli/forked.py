@@ -87,6 +87,7 @@ class Ranks:
         launcher: "torchrun" starts all of them with its variables; "lightning" starts the first, which starts others.
         env: More variables.
         before: Is called in each process before the command, with the number of its rank.
+        call: Is called in the place of the command.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Ranks:
         launcher: str = "torchrun",
         env: dict[str, str] | None = None,
         before: Callable[[int], None] = lambda rank: None,
+        call: Callable[[], int] | None = None,
     ) -> None:
         self.output = folder / f"output-{time.monotonic_ns()}"
         command = [str(argument) for argument in arguments]
@@ -107,7 +109,7 @@ class Ranks:
             with self.pids.open("a", encoding="utf-8") as file:
                 print(os.getpid(), file=file)
             before(int(os.environ.get("LOCAL_RANK", 0)))
-            return main(command)
+            return main(command) if call is None else call()
 
         if number > 1:
             command += [f"--trainer.devices={number}", "--trainer.strategy=ddp"]

@@ -33,7 +33,7 @@ from linvit.cli.training.score_table import score_table
 from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
 from linvit.data.base import ImageData
 from linvit.entries import only_named
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
@@ -189,6 +189,7 @@ class LinvitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Checks the output folder; settles the precision; has the checkpoint loaded safely."""
         self.settings.weights_only = True
+        check_number("requeue_exit_code", self.settings.requeue_exit_code, at_least=1, at_most=255, whole=True)
         STOP.requeue_exit_code = self.settings.requeue_exit_code
         check_loggers(self.settings.trainer.logger)
         if self.settings.trainer.precision is None:  # written down, so that a resumed run keeps it
