@@ -33,6 +33,7 @@ from tests.cli.runs import QUICKSTART, tiny
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
 MOMENTS = ("start-up", "step", "validation", "save")
 RECEIVERS = {"one process": (1, [0]), "all of 2": (2, [0, 1]), "rank 0 of 2": (2, [0]), "rank 1 of 2": (2, [1])}
+PATIENCE = 180.0  # seconds after which a run hangs, its start included
 START_UP = 1.5  # seconds within which a signal comes in start-up
 EPOCH = 10  # steps
 
@@ -92,7 +93,7 @@ def one_run(root: Path, by: str, receiver: str, moment: str, launcher: str) -> t
 
     fit = ["fit", f"--config={QUICKSTART}", *tiny(trainer__max_epochs=1000, trainer__limit_val_batches=10)]
     run = Ranks([*fit, "--trainer.callbacks+=benchmarks.signals.Send"], root, world, launcher, before=before)
-    codes, left = run.wait(), run.left()
+    codes, left = run.wait(PATIENCE), run.left()
     expected = {130 if by == "SIGINT" else 143}
     if moment == "start-up" and world == 2 and launcher == "torchrun":
         expected.add(143)  # torchrun sends SIGTERM to the others
@@ -107,7 +108,7 @@ def one_run(root: Path, by: str, receiver: str, moment: str, launcher: str) -> t
     saved = max([torch.load(last, weights_only=True)["global_step"] for last in root.rglob("last.ckpt")], default=0)
     text = run.text()
     run = Ranks([*fit, "--resume=auto", f"--trainer.max_steps={saved + 3}"], root, world, launcher)
-    if any(code != 0 for code in run.wait()) or run.left():
+    if any(code != 0 for code in run.wait(PATIENCE)) or run.left():
         wrong.append("the next start does not continue")
         text += run.text()
     return ", ".join(wrong), max(0, done - saved), text

@@ -4,6 +4,7 @@ They stand for those of a shell, of torchrun, or of Lightning, which starts all 
 """
 
 import atexit
+import faulthandler
 import logging
 import os
 import signal
@@ -48,6 +49,7 @@ class Forked:
                 for handler in logging.getLogger(name).handlers:
                     if isinstance(handler, logging.StreamHandler):
                         handler.setStream(sys.stderr)
+            faulthandler.register(signal.SIGUSR2, file=target)
             torch.set_num_threads(1)
             code = function()
         except SystemExit as stop:
@@ -141,7 +143,7 @@ class Ranks:
         """The process of a rank."""
         if len(self.started) > 1:
             return self.started[rank].pid
-        return int(self.pids.read_text(encoding="utf-8").split()[rank])
+        return self._pids()[rank]
 
     def send(self, number: int, ranks: Sequence[int]) -> None:
         """Sends a signal to ranks."""
@@ -159,19 +161,25 @@ class Ranks:
                     process.send_signal(signal.SIGTERM)
             time.sleep(0.05)
         codes = [process.poll() for process in self.started]
+        for pid in [] if None not in codes else filter(_alive, self._pids()):  # where it hangs
+            os.kill(pid, signal.SIGUSR2)
+            time.sleep(0.5)
         for process in self.started:
             process.kill()
         return codes
 
     def left(self, deadline: float = DEADLINE) -> list[int]:
         """Ranks that are still there after a deadline; they are killed."""
-        pids = [int(pid) for pid in self.pids.read_text(encoding="utf-8").split()]
+        pids = self._pids()
         end = time.monotonic() + deadline
         while (alive := [pid for pid in pids if _alive(pid)]) and time.monotonic() < end:
             time.sleep(0.1)
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
         return alive
+
+    def _pids(self) -> list[int]:
+        return [int(pid) for pid in self.pids.read_text(encoding="utf-8").split()]
 
     def text(self) -> str:
         """What was printed."""
