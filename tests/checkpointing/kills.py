@@ -23,6 +23,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from linvit.checkpointing import AtomicCheckpointIO
 from linvit.checkpointing.atomic_file import TEMPORARY
 from linvit.cli.training.auto_resume import newest_checkpoint
+from linvit.errors import UserError
+from linvit.weights import torch_file
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, tiny
 
@@ -53,7 +55,7 @@ class Kills:
         self.run = root / "checkpoints" / "quickstart" / "version_0"
         self.folder = self.run / "checkpoints"
         self.known = 0  # the last step that was known to be saved
-        self.within, self.lost, self.left, self.went_back = 0, 0, 0, 0
+        self.within, self.broken, self.lost, self.left, self.went_back = 0, 0, 0, 0, 0
 
     def kill(self, aimed: bool, real: bool, draw: random.Random) -> None:
         """One kill, and the start after it."""
@@ -65,6 +67,7 @@ class Kills:
         self.within += self._is_writing()
         process.kill()
         process.wait()
+        self.broken += sum(not is_whole(path) for path in self.folder.glob("*.ckpt"))
         newest = newest_checkpoint(self.run)
         step = 0 if newest is None else newest.step
         self.went_back += step < self.known
@@ -74,7 +77,7 @@ class Kills:
         if self.known != step + 2 or (step and "goes on from" not in process.text()):
             self.lost += 1
             print(process.text(), flush=True)
-            shutil.rmtree(self.run)
+            shutil.rmtree(self.run, ignore_errors=True)
             self.known = 0
         self.left += len(list(self.folder.glob(f".*{TEMPORARY}"))) + len(list(self.shm.iterdir()))
         for path in self.shm.iterdir():
@@ -83,14 +86,14 @@ class Kills:
     def _start(self, more: list[str], real: bool) -> "Process":
         return Process([*COMMAND, *more], self.root, self.shm, real, self._before)
 
-    def _before(self) -> None:
+    def _before(self, rank: int = 0) -> None:
+        tempfile.tempdir = None  # which this process has found before TMPDIR was set
         if self.plain:
             AtomicCheckpointIO.save_checkpoint = TorchCheckpointIO.save_checkpoint  # type: ignore[method-assign]
 
     def _is_writing(self) -> bool:
-        """Whether a file is being written; Lightning's plug-in copies over the old one."""
-        sizes = [path.stat().st_size for path in self.folder.glob("*.ckpt")]
-        return any(self.folder.glob(f".*{TEMPORARY}")) or bool(sizes and min(sizes) < max(sizes))
+        """Whether a file is being written; Lightning's plug-in writes to the temporary folder and copies it."""
+        return any(self.folder.glob(f".*{TEMPORARY}")) or any(self.shm.iterdir())
 
     def _wait_for_a_write(self, draw: random.Random, process: "Process") -> None:
         for _ in range(draw.randint(1, 4)):
@@ -99,10 +102,19 @@ class Kills:
             time.sleep(draw.uniform(0, 0.15) * draw.random())
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint can be opened."""
+    try:
+        torch_file.load(path)
+    except UserError:
+        return False
+    return True
+
+
 class Process:
     """A run: forked from this process, or a real command."""
 
-    def __init__(self, command: list[str], root: Path, shm: Path, real: bool, before: Callable[[], None]) -> None:
+    def __init__(self, command: list[str], root: Path, shm: Path, real: bool, before: Callable[[int], None]) -> None:
         env = {"TMPDIR": str(shm), "OMP_NUM_THREADS": "1"}
         if real:
             self.output = root / f"output-{time.monotonic_ns()}"
@@ -149,14 +161,14 @@ def main(arguments: list[str] | None = None) -> int:
             real = given.real > 0 and number % (given.kills // given.real) == 0
             kills.kill(aimed=number % 4 < 2, real=real, draw=draw)
             print(
-                f"{number + 1} kills, {kills.within} within a write: {kills.lost} runs lost, "
-                f"{kills.went_back} gone back, {kills.left} temporary files left",
+                f"{number + 1} kills, {kills.within} within a write: {kills.broken} files broken, {kills.lost} runs "
+                f"lost, {kills.went_back} gone back, {kills.left} temporary files left",
                 flush=True,
             )
     finally:
         shutil.rmtree(root)
         shutil.rmtree(shm)
-    return int(kills.lost + kills.left + kills.went_back > 0)
+    return int(kills.broken + kills.lost + kills.left + kills.went_back > 0)
 
 
 if __name__ == "__main__":
