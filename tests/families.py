@@ -5,12 +5,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from linvit.registry import backbones
+from linvit.registry import backbones, heads
 from linvit.signatures import parameters_of
 from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
+NARROW = ("width", "fpn_width", "auxiliary_width")
 WIDTHS_AND_DEPTHS = {"embed_dim", "embed_dims", "depth", "depths", "num_heads"}
 
 
@@ -40,6 +41,12 @@ def small(name: str, **supplied: Any) -> dict[str, Any]:
         elif key in ("depth", "depths") and not _one_spec_per_block(attention, default):
             spec[key] = 2 if isinstance(default, int) else [1] * len(default)
     return spec
+
+
+def narrow(head: str) -> dict[str, Any]:
+    """The spec of a registered head with few channels."""
+    options = parameters_of(heads.get(head))
+    return {"name": head, **{option: 8 for option in NARROW if option in options}}
 
 
 def kinds() -> list[str]:

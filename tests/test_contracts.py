@@ -1,4 +1,4 @@
-"""linvit's own attentions and backbones keep the contracts: the public kit, one case per name and clause.
+"""linvit's own attentions, backbones and heads keep the contracts: the public kit, one case per name and clause.
 
 A new name is tested by existing. What a mechanism cannot do it declares on its class, and the kit reads it there.
 """
@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from linvit import Grid
-from linvit.registry import attentions, backbones
+from linvit.registry import attentions, backbones, heads
 from linvit.signatures import parameters_of
-from linvit.testing import Verdict, check_attention, check_backbone, parametrize_with_checks
+from linvit.testing import Verdict, check_attention, check_backbone, check_head, parametrize_with_checks
 from linvit.testing.backbone.members import ARGUMENTS
-from tests.families import WIDTHS_AND_DEPTHS, families, kinds, small
+from tests.families import WIDTHS_AND_DEPTHS, families, kinds, narrow, small
 from tests.helpers import inputs, low_rank, mechanism, own_names
 from tests.testing.helpers import attention_lines
 
@@ -31,6 +31,20 @@ def test_attention(check: Callable[[], None]) -> None:
 def test_attention_in_full(name: str) -> None:
     """Compiled, exported, and at the largest sizes."""
     report = check_attention(name)
+    assert report.passed, f"\n{report}"
+
+
+@parametrize_with_checks([narrow(name) for name in own_names(heads)], kind="head", quick=True)
+def test_head(check: Callable[[], None]) -> None:
+    """With few channels."""
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", own_names(heads))
+def test_head_in_full(name: str) -> None:
+    """Compiled and exported."""
+    report = check_head(narrow(name))
     assert report.passed, f"\n{report}"
 
 

@@ -259,11 +259,31 @@ for backbone in ("two_stage_tiny", "linvit_two_stage:build"):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_third_partys_head(tmp_path_factory):
+    """It is listed, goes on a backbone of ours, and is named by its class path, too."""
+    folder = installed(PACKAGE.parent / "linvit-skip-fcn", tmp_path_factory)
+    code = """
+import linvit, torch
+from linvit.cli import main
+
+assert main(["list", "heads"]) == 0
+for head in ("skip_fcn", "linvit_skip_fcn:SkipFCN"):
+    model = linvit.create_segmentor("pvt_v2_b0", {"name": head, "dropout": 0.0}, num_classes=4)
+    logits, others = model(torch.randn(1, 3, 45, 61), auxiliary=True)
+    assert [maps.shape for maps in (logits, *others)] == [(1, 4, 45, 61)] * 2
+    (logits.sum() + others[0].sum()).backward()
+"""
+    done = python("-c", code, path=folder)
+    assert done.returncode == 0, done.stderr
+    assert line_of("skip_fcn", done.stdout).split()[1:5] == ["linvit-skip-fcn", "0.1", "Long", "et"]
+
+
 @pytest.mark.parametrize(
     ("name", "case", "skipped"),
     [
         ("cosine", "cosine-gradients", "not declared: rank_bound(grid) is the 196 of any matrix"),
         ("two-stage", "two_stage_tiny-another-attention", ""),
+        ("skip-fcn", "skip_fcn-auxiliary-outputs", ""),
     ],
 )
 def test_a_third_partys_own_suite(name, case, skipped, tmp_path_factory):

@@ -6,6 +6,7 @@ import pytest
 
 import linvit
 from linvit.cli.list import main
+from linvit.registry import heads
 from tests.plugin.distributions import python, write_distribution
 
 
@@ -84,14 +85,24 @@ def test_a_plugin_backbone_shows_its_owner_and_summary(tmp_path, wide):
     assert line.split(maxsplit=3) == ["mine", "linvit-mine", "1.0", "A net of mine."]
 
 
-def test_an_empty_section_says_how_to_fill_it(capsys):
-    if linvit.list_heads():
-        pytest.skip("there are heads")
+def test_an_empty_section_says_how_to_fill_it(capsys, monkeypatch):
+    monkeypatch.setattr(heads, "entries", dict)
     assert main(["heads"]) == 0
     out = capsys.readouterr().out
     assert "none yet" in out
     assert "@linvit.register_head" in out
     assert '[project.entry-points."linvit.heads"]' in out
+
+
+def test_heads(wide, capsys):
+    assert main(["heads"]) == 0
+    (line,) = [line for line in sections(capsys.readouterr().out)["heads"] if line.split()[0] == "upernet"]
+    assert "Xiao et al. 2018" in line
+    assert "UPerNet with an auxiliary FCN" in line
+    assert main(["heads", "upernet"]) == 0
+    options = capsys.readouterr().out.partition("\noptions:\n")[2].splitlines()
+    assert "  width = 512" in options
+    assert not {"channels", "reductions", "num_classes"} & {line.split()[0] for line in options}
 
 
 def test_one_kind_only(capsys):

@@ -1,4 +1,4 @@
-"""`linvit check`: holds attention mechanisms and backbones to their contracts, a plug-in's like linvit's own."""
+"""`linvit check`: holds attention mechanisms, backbones and heads to their contracts, a plug-in's like linvit's own."""
 
 import argparse
 
@@ -6,8 +6,8 @@ from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.errors import UserError, check_number
-from linvit.registry import attentions, backbones
-from linvit.testing import check_attention, check_backbone
+from linvit.registry import attentions, backbones, heads
+from linvit.testing import check_attention, check_backbone, check_head
 from linvit.testing.report import Report
 
 EPILOG = """examples:
@@ -25,21 +25,21 @@ EPILOG = """examples:
   linvit check --backbone swin_tiny --attention focused \\
     --options '{window_size: 14}'
   linvit check --backbone my_package.my_module:MyBackbone --img_size 32
+  linvit check --head upernet --quick        a head of semantic segmentation
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
 declare does not fail. In Python:
-  from linvit.testing import check_attention, check_backbone
-from linvit.testing.report import Report
+  from linvit.testing import check_attention, check_backbone, check_head
   report = check_attention("focused")
   report = check_backbone("swin_tiny", attention="focused")
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit check`; prints a table per mechanism, or that of a backbone, and returns 1 if a line failed, else 0.
+    """Runs `linvit check`; prints a table per mechanism, or of a backbone or head; returns 1 if a line failed, else 0.
 
     Raises:
-        UserError: If the mechanism or backbone is unknown, cannot be imported, or refuses its options.
+        UserError: If the mechanism, backbone or head is unknown, cannot be imported, or refuses its options.
     """
     parser = argument_parser("linvit check", __doc__, EPILOG)
     parser.add_argument(
@@ -48,9 +48,10 @@ def main(argv: list[str]) -> int:
         help="a registered name, package.module:Class, or {name: ..., option: value}; all registered if left out",
     )
     parser.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
+    parser.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
-    parser.add_argument("--img_size", metavar="SIZE", help="the backbone's images: a side or [H, W] (default: 64)")
-    parser.add_argument("--options", metavar="MAPPING", help="options of the mechanism or backbone, as JSON or YAML")
+    parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
+    parser.add_argument("--options", metavar="MAPPING", help="options of what is checked, as JSON or YAML")
     parser.add_argument(
         "--quick", action="store_true", help="leave out torch.compile, torch.export and the largest sizes"
     )
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
 
     if args.backbone is not None:
         return _check_backbone(args)
+    if args.head is not None:
+        return _check_head(args)
     for option in ("attention", "img_size"):
         if getattr(args, option) is not None:
             raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
@@ -87,6 +90,18 @@ def _check_backbone(args: argparse.Namespace) -> int:
     attention = None if args.attention is None else read_value("--attention", args.attention)
     size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
     report = check_backbone(spec, attention, **size, quick=args.quick)
+    print(_table(report))
+    return int(not report.passed)
+
+
+def _check_head(args: argparse.Namespace) -> int:
+    """The one head of `--head`."""
+    if args.name is not None or args.attention is not None:
+        raise UserError("with --head, name no mechanism; options of the head go into --options")
+    spec = read_spec(heads, args.head, args.options)
+    check_import(heads, heads.parse(spec)[0], args.timeout)
+    size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
+    report = check_head(spec, **size, quick=args.quick)
     print(_table(report))
     return int(not report.passed)
 

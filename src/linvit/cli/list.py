@@ -18,7 +18,11 @@ from linvit.registry import Registry, attentions, backbones, heads
 from linvit.signatures import parameters_of
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
-COLUMNS = {"attentions": ("cost", "paper"), "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"), "heads": ()}
+COLUMNS = {
+    "attentions": ("cost", "paper"),
+    "backbones": ("params (M)", "MACs (G)", "published top-1 (%)"),
+    "heads": ("paper",),
+}
 
 KINDS = [*REGISTRIES, "configs"]
 
@@ -107,6 +111,8 @@ def _facts(kind: str, name: str, owners: list[Entry]) -> tuple[str, ...]:
     target = owners[0].target
     if kind == "attentions":
         return source.complexity(target), source.paper(target)
+    if kind == "heads":
+        return (source.paper(target),)
     facts = model_info().get(name) if owners[0].owner == "linvit" else None
     if kind == "backbones" and facts is not None:
         top1 = "" if facts.top1 is None else f"{facts.top1:.1f}"

@@ -14,6 +14,8 @@ from linvit.testing.attention import check as attention_check
 from linvit.testing.attention.inputs import Subject as AttentionSubject
 from linvit.testing.backbone import check as backbone_check
 from linvit.testing.backbone.images import Subject as BackboneSubject
+from linvit.testing.head import check as head_check
+from linvit.testing.head.network import HeadSubject
 from linvit.testing.report import Line, Verdict
 from linvit.testing.runner import Check, Contract, line
 
@@ -23,7 +25,7 @@ S = TypeVar("S")
 def parametrize_with_checks(
     specs: Sequence[Spec | type[Attention] | Callable[..., nn.Module]],
     *,
-    kind: Literal["attention", "backbone"] = "attention",
+    kind: Literal["attention", "backbone", "head"] = "attention",
     quick: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Any]:
@@ -34,12 +36,13 @@ def parametrize_with_checks(
     time is left out, since it is only measured.
 
     Args:
-        specs: What `check_attention` or `check_backbone` takes: names, `{name: ..., option: value}`,
+        specs: What `check_attention`, `check_backbone` or `check_head` takes: names, `{name: ..., option: value}`,
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
-        kind: Which contract: "attention" or "backbone".
+        kind: Which contract: "attention", "backbone" or "head".
         quick: Leave out `torch.compile`, `torch.export` and the largest sizes.
-        options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones.
+        options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones,
+            `img_size` of heads.
 
     Raises:
         UserError: If `kind` is another, or `specs` is no list.
@@ -52,13 +55,15 @@ def parametrize_with_checks(
     """
     import pytest
 
-    check_choice("kind", kind, ["attention", "backbone"])
+    check_choice("kind", kind, ["attention", "backbone", "head"])
     if isinstance(specs, str | Mapping) or not isinstance(specs, Sequence):
         raise UserError(f"specs must be a list of names, specs or classes; got {specs!r}. Write [{specs!r}]")
     cases: list[Case[Any]] = []
     for spec in specs:
         if kind == "attention":
             cases += _cases(attention_check.CONTRACT, _attention(spec, quick, **options), spec, quick)
+        elif kind == "head":
+            cases += _cases(head_check.CONTRACT, _head(spec, quick, **options), spec, quick)
         else:
             cases += _cases(backbone_check.CONTRACT, _backbone(spec, quick, **options), spec, quick)
     return pytest.mark.parametrize("check", cases, ids=[case.name for case in cases])
@@ -126,6 +131,10 @@ def _backbone(
     spec: Any, quick: bool, *, attention: Any = None, img_size: int | Sequence[int] = 64
 ) -> Callable[[], BackboneSubject]:
     return functools.partial(BackboneSubject, spec, attention, img_size, quick)
+
+
+def _head(spec: Any, quick: bool, *, img_size: int | Sequence[int] = 64) -> Callable[[], HeadSubject]:
+    return functools.partial(HeadSubject, spec, img_size, quick)
 
 
 def _case_name(spec: Any, check: Check[S]) -> str:

@@ -12,24 +12,16 @@ from linvit import Attention, UserError
 from linvit.heads.segmentation.segmentor import Segmentor
 from linvit.optim import parameter_groups
 from linvit.registry import attentions, heads
-from linvit.signatures import parameters_of
 from linvit.tasks.execution import enable_grad_checkpointing
-from tests.families import families, small
+from tests.families import families, narrow, small
 from tests.helpers import own_names, perturb, randn
 
-NARROW = {"width": 8, "fpn_width": 8, "auxiliary_width": 8}
 CLASSES = 5
 PVT = {"name": "pvt_v2_b0", "embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 3, 4]}
 SWIN = {"name": "swin_tiny", "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2]}
 FLATTEN = {**SWIN, "name": "flatten_swin_tiny"}
 RESNET = {"name": "timm", "model": "test_resnet"}
 WITHOUT_PYRAMID = {"DeiT"}
-
-
-def narrow(head: str) -> dict[str, Any]:
-    """The spec of a head with few channels."""
-    options = parameters_of(heads.get(head))
-    return {"name": head, **{option: value for option, value in NARROW.items() if option in options}}
 
 
 def segmentor(backbone: Any = None, head: Any = "upernet", img_size: Any = 64, **options: Any) -> Segmentor:

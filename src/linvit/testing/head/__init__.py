@@ -1,0 +1,1 @@
+"""The contract of the heads of semantic segmentation."""
