@@ -2,7 +2,7 @@
 
 Runs the tests that hold the package to the files and writes down what they compare, in float32. An error is the largest
 absolute one over the largest absolute value of the file's tensors of that kind. Files without parameters, or whose
-parameters' gradients are not kept, have no such error.
+parameters' gradients are not kept, have no such error; running statistics are in files of a step of training.
 
 Example:
     $ python benchmarks/golden_errors.py mech_ > errors.md
@@ -22,15 +22,20 @@ sys.path.insert(0, str(ROOT))
 
 from tests.golden_files import FOLDER, Golden  # noqa: E402
 
-KINDS = ("output", "grad_input", "grad_param")
+KINDS = ("output", "grad_input", "grad_param", "after")
 
 
 class GoldenTests:
-    """Picks the tests that take a golden file."""
+    """Picks the tests that take a golden file whose name begins as asked."""
+
+    def __init__(self, start: str) -> None:
+        self.start = start
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves the others out."""
-        items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+        given = [(item, getattr(item, "callspec", None)) for item in items]
+        golden = [(item, spec.params.get("golden")) for item, spec in given if spec is not None]
+        items[:] = [item for item, file in golden if file is not None and file.name.startswith(self.start)]
 
 
 def main() -> None:
@@ -50,9 +55,12 @@ def main() -> None:
         compare(golden, name, got)
 
     Golden.check = check  # type: ignore[method-assign]
-    folders = [str(ROOT / "tests" / name) for name in ("attention", "layers", "backbones")]
-    code = pytest.main(["-q", "-W", "ignore", *folders], plugins=[GoldenTests()])
-    print("| file | output | gradient of inputs | of parameters |\n|---|---|---|---|")
+    folders = [
+        str(ROOT / "tests" / name)
+        for name in ("attention", "layers", "backbones", "heads", "weights", "tasks/segmentation")
+    ]
+    code = pytest.main(["-q", "-W", "ignore", *folders], plugins=[GoldenTests(start)])
+    print("| file | output | gradient of inputs | of parameters | running statistics |\n|---|---|---|---|---|")
     for file in sorted(path.stem for path in FOLDER.glob(f"{start}*.safetensors")):
         shown = (f"{errors[file][kind]:.1e}" if kind in errors[file] else "-" for kind in KINDS)
         print(f"| {file} | {' | '.join(shown)} |")
