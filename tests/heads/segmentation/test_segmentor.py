@@ -269,6 +269,8 @@ def test_other_mistakes() -> None:
         segmentor(head={"name": "maresunet", "attention": ["taylor", "softmax"]})
     with pytest.raises(UserError, match="channel_attention must be one of softmax, linear"):
         segmentor(head={"name": "maresunet", "channel_attention": "sofmax"})
+    with pytest.raises(UserError, match="a batch of one image cannot train pyramid pooling"):
+        segmentor()(torch.zeros(1, 3, 64, 64))
     head = linvit.create_head("fcn", channels=[8, 16], reductions=[4, 8], num_classes=3)
     with pytest.raises(UserError, match=r"FCN was made for feature maps of \[8, 16\] channels; got maps of \[8\]"):
         head([torch.zeros(1, 8, 4, 4)])

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.errors import UserError
+
 
 class ConvNormReLU(nn.Sequential):
     """Convolution without bias, BatchNorm, ReLU: (B, C, H, W) -> (B, C', H, W).
@@ -30,7 +32,8 @@ class ConvNormReLU(nn.Sequential):
 class PyramidPooling(nn.Module):
     """Means of a map over grids of several sizes, beside the map itself: (B, C, H, W) -> (B, width, H, W).
 
-    Paper: Zhao et al. 2017, "Pyramid Scene Parsing Network", Sec. 3.2. A map may be smaller than a grid.
+    Paper: Zhao et al. 2017, "Pyramid Scene Parsing Network", Sec. 3.2. A map may be smaller than a grid. In training a
+    batch has two images or more, for the sake of the BatchNorm behind the mean over the whole map.
 
     Args:
         channels: Channels C.
@@ -46,6 +49,12 @@ class PyramidPooling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, width, H, W)."""
+        if self.training and len(x) == 1 and 1 in self.pool_sizes and isinstance(self.branches[0].bn, nn.BatchNorm2d):
+            raise UserError(
+                "a batch of one image cannot train pyramid pooling: BatchNorm behind the mean over the whole map has "
+                "one number per channel. Take a batch_size of 2 or more that leaves no rest of 1, or sync_batchnorm on "
+                "several devices"
+            )
         size = x.shape[-2:]
         means = [
             resize(branch(F.adaptive_avg_pool2d(x, side)), size)

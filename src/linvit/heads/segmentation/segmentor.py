@@ -94,7 +94,7 @@ def create_segmentor(
 
     Example:
         >>> model = linvit.create_segmentor(backbone="flatten_swin_tiny", head="upernet", num_classes=150, img_size=512)
-        >>> model(torch.randn(1, 3, 97, 131)).shape
+        >>> model.eval()(torch.randn(1, 3, 97, 131)).shape
         torch.Size([1, 150, 97, 131])
     """
     head_name, _ = heads.parse(head)
