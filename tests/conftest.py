@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import os
+import signal
 import tempfile
 
 # One thread per process: `make test` runs a process per core. torch and OpenMP read this when they are imported.
@@ -9,6 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from hypothesis import settings
+
+# A suite that runs in the background ignores Ctrl-C, after nohup also SIGHUP, and so would all that it starts.
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), handler)
 
 # The same examples on every run, and no deadline: a busy machine is not a failure.
 settings.register_profile("suite", derandomize=True, deadline=None)

@@ -17,6 +17,7 @@ from tests.tasks.two_ranks import Odd
 from tests.training import tiny_task
 
 EPOCH = 10  # steps
+PATIENCE = 60  # seconds
 
 
 class Send(Callback):
@@ -30,7 +31,9 @@ class Send(Callback):
         if trainer.global_step != self.step or trainer.sanity_checking:
             return
         signal.raise_signal(getattr(signal, self.signal))
+        until = time.monotonic() + PATIENCE
         while STOP.received is None:
+            assert time.monotonic() < until, f"{self.signal} was not noticed"
             time.sleep(0.001)
         self.step = None
 
