@@ -118,6 +118,7 @@ def main() -> None:
     """Prints a row for each signal and receiver."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="Of each signal and receiver.")
+    parser.add_argument("--signals", nargs="+", default=SIGNALS, choices=SIGNALS)
     parser.add_argument("--moments", nargs="+", default=MOMENTS, choices=MOMENTS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -126,7 +127,7 @@ def main() -> None:
     print("| signal | to | runs | start-up, step, validation, save | wrong | steps lost, at most | slowest, s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     failed = 0
-    for by, receiver in itertools.product(SIGNALS, RECEIVERS):
+    for by, receiver in itertools.product(options.signals, RECEIVERS):
         moments, lost, slowest, wrong = Counter(), 0, 0.0, 0
         for index in range(options.runs):
             moment = options.moments[index % len(options.moments)]

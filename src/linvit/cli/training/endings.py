@@ -26,7 +26,9 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
     try:
         yield
+        ranks.over = True
     except Stopped as stop:
+        ranks.over = True
         with suppress(RuntimeError):  # another rank is gone
             trainer.strategy.barrier()  # launchers kill the others when one has ended, and loggers are to be closed
         rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
@@ -71,9 +73,10 @@ def _refused_by_the_disk(error: Exception, trainer: Trainer) -> UserError | None
 
 def _written(ranks: Ranks) -> str:
     """Writes the traceback of the current exception to the run's folder, or prints it; says where it is."""
-    if ranks.run is None or not ranks.run.is_dir():
+    path = (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
+    try:
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:
         traceback.print_exc()
         return ""
-    path = ranks.run / f"traceback_rank_{ranks.rank}.txt"
-    path.write_text(traceback.format_exc(), encoding="utf-8")
     return f"; its traceback is in {shown(path)}"

@@ -34,11 +34,13 @@ class Ranks(Callback):
     Attributes:
         rank: Which one this is.
         run: Folder of a run that trains, or None.
+        over: Whether all ranks have come to an end in good order, so that none is to be ended by another.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
+        self.over = False
         self._where_rank_0 = ""
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
@@ -107,8 +109,7 @@ class Ranks(Callback):
             store.set(f"here{self.rank}", "")
         except RuntimeError:
             pass  # rank 0 has ended
-        time.sleep(GRACE)
-        STOP.leave(1)
+        self._end_soon()
 
     def _watch_children(self, processes: list[subprocess.Popen[bytes]]) -> None:
         STOP.children = processes
@@ -118,20 +119,23 @@ class Ranks(Callback):
         while not (failed := [process for process in STOP.children if process.poll()]):
             time.sleep(0.5)
         code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
-        if STOP.is_exit_code(code):
+        if STOP.is_exit_code(code) and not self.over:
             STOP.leave(code, f"ended by a signal to {self._name(rank)}")
-        time.sleep(GRACE)
-        if code < 0:  # else it has said why
-            self.say(self._ended([rank]))
-        STOP.leave(1)
+        self._end_soon(self._ended([rank]) if code < 0 else "")  # one that was not killed has said why it ended
 
-    @staticmethod
-    def _watch_launcher(launcher: int) -> None:
+    def _watch_launcher(self, launcher: int) -> None:
         """Ends this rank when the process that has started it is gone."""
         while os.getppid() == launcher:
             time.sleep(1)
+        self._end_soon()
+
+    def _end_soon(self, why: str = "") -> None:
+        """Ends this rank if it does not end by itself."""
         time.sleep(GRACE)
-        STOP.leave(1)
+        if not self.over:
+            if why:
+                self.say(why)
+            STOP.leave(1)
 
     def _ended(self, ranks: Sequence[int]) -> str:
         """How other ranks have ended, as far as that is known."""
