@@ -26,8 +26,8 @@ EPILOG = """examples:
                                         writes the list of bad images
   linvit data check path/to/parquet --workers 16
   linvit data check hub:owner/name
-  linvit data check path/to/ADEChallengeData2016 --class_names ade20k \
-      --reduce_zero_label               images and masks
+  linvit data check path/to/ade --class_names ade20k --reduce_zero_label
+                                        images and masks
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings

@@ -16,7 +16,7 @@ from linvit.errors import UserError
 EPILOG = """examples:
   linvit verify-resume --config quickstart
   linvit verify-resume --config RUN/config.yaml --interruptions 5
-  linvit verify-resume --config mine.yaml --data.num_workers=4 --trainer.devices=2
+  linvit verify-resume --config mine.yaml --data.num_workers=4
 
 All options of linvit fit are taken. The run has epochs of 5 batches and is
 written to a temporary folder, which is deleted. Each part is a process of its
