@@ -63,7 +63,7 @@ class ImageData(LightningDataModule):
         max_bad_fraction: Largest fraction of the training images that is skipped (5 are always allowed).
         max_pixels: Images with more are refused before they are decoded; WebP and JPEG 2000 from half as many on.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
-        predict_path: Images to predict instead of those of the source: a folder, or anything that a source can be.
+        predict_path: Images to predict in place of the source's; anything that it can be.
 
     Attributes:
         size: (H, W) of the images given to the model.

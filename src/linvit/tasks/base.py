@@ -70,7 +70,7 @@ class Task(LightningModule):
     score_metric: ClassVar[str]
     """The metric that is logged as `val/score`; the higher, the better."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
-        {"betas", "no_decay", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
+        {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
