@@ -73,7 +73,8 @@ class Kills:
         self.went_back += step < self.known
         process = self._start([f"--trainer.max_steps={step + 2}"], real)
         code = process.wait()
-        self.known = torch.load(self.folder / "last.ckpt", weights_only=True)["global_step"] if code == 0 else 0
+        newest = newest_checkpoint(self.run)
+        self.known = 0 if newest is None or code else newest.step
         if self.known != step + 2 or (step and "goes on from" not in process.text()):
             self.lost += 1
             print(process.text(), flush=True)

@@ -5,7 +5,7 @@ Lightning reads a file on this machine so, too, unless it is told otherwise; one
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,8 +36,8 @@ def opened(source: Any) -> Iterator[Path]:
         UserError: If it cannot be read, or is none of a linvit run; see `linvit.weights.torch_file.load`.
     """
     here = isinstance(source, Path) or (isinstance(source, str) and "://" not in source)
-    with TemporaryDirectory(prefix="linvit-", ignore_cleanup_errors=True) as folder:
-        path = Path(source) if here else Path(folder, "checkpoint.ckpt")
+    with ExitStack() as stack:  # no folder is made if none is needed: a kill would leave it
+        path = Path(source) if here else _temporary(stack)
         if not here:
             _copy(source, path)
         elif path.is_dir():  # of a sharded strategy, which alone can read it
@@ -48,9 +48,14 @@ def opened(source: Any) -> Iterator[Path]:
             raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
         if upgrade(content):
-            path = Path(folder, "today.ckpt")
+            path = _temporary(stack)
             torch.save(content, path)
         yield path
+
+
+def _temporary(stack: ExitStack) -> Path:
+    folder = stack.enter_context(TemporaryDirectory(prefix="linvit-", ignore_cleanup_errors=True))
+    return Path(folder, "checkpoint.ckpt")
 
 
 def check_content(content: Any, source: Any) -> dict[str, Any]:
