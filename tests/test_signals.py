@@ -53,6 +53,15 @@ def test_a_run_that_can_save_is_left_to_do_so_unless_a_second_comes(exits, monke
     assert exits == [(130, "ended at once by a second Ctrl-C, without saving")]
 
 
+def test_a_signal_to_another_rank_is_one_to_this(exits):
+    with STOP.caught():
+        STOP.deferred = True
+        STOP.agree(BY)
+    signal.raise_signal(signal.SIGINT)  # a little later; it would end this process if it were not caught any more
+    time.sleep(0.05)
+    assert (STOP.received, exits) == (BY, [])
+
+
 def test_handlers_are_given_back_unless_a_signal_is_about_to_end_the_process(exits):
     before = [signal.getsignal(by) for by in SIGNALS]
     with STOP.caught():

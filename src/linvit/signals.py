@@ -79,6 +79,11 @@ class StopSignals:
             if self.received is None:
                 self.release()
 
+    def agree(self, by: signal.Signals) -> None:
+        """Takes a signal that another rank has received for one that has come to this process."""
+        if self.received is None:
+            self.received, self._noticed = by, time.monotonic()
+
     def release(self) -> None:
         """Gives the signals the handlers back that they had before, if they are caught."""
         if self._writer is None:

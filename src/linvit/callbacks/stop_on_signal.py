@@ -75,6 +75,7 @@ class StopOnSignal(Callback):
     def _save_if_asked(self, trainer: Trainer) -> None:
         (by,) = self._agree([STOP.received or 0], "MAX")
         if by:
+            STOP.agree(signal.Signals(by))
             last = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
             saved = [callback.save(trainer) for callback in last]
             self._stopped = Stopped(signal.Signals(by), trainer.global_step, all(saved))

@@ -67,14 +67,14 @@ class TestOneVoice:
     @pytest.fixture
     def store(self, monkeypatch):
         store = HashStore()
-        monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
         monkeypatch.setattr(ranks, "GRACE", 0.5)
         return PrefixStore("linvit", store)
 
     @staticmethod
-    def rank(rank, world=3):
+    def rank(store, rank, world=3):
         """A rank, and what it says."""
         found = ranks.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
+        found._connection = store
         found.rank, found.world, lines = rank, world, []
         found.say = lines.append
         return found, lines
@@ -86,34 +86,34 @@ class TestOneVoice:
 
     def test_the_one_that_fails_says_so(self, store):
         store.set("where2", "host a, pid 7")
-        rank, lines = self.rank(2)
+        rank, lines = self.rank(store, 2)
         rank.explain(ValueError("oh"), "ValueError: oh")
         assert lines == ["rank 2 (host a, pid 7): ValueError: oh"]
-        other, silence = self.rank(0)
+        other, silence = self.rank(store, 0)
         other.explain(self.lost(), "RuntimeError: lost")
         assert silence == []
 
     def test_the_one_that_does_not_answer_was_killed(self, store):
         store.set("where1", "host b, pid 8")
         store.set("here2", "")
-        rank, lines = self.rank(0)
+        rank, lines = self.rank(store, 0)
         rank.explain(self.lost(), "RuntimeError: lost")
         assert lines == ["rank 1 (host b, pid 8) was killed, perhaps for want of memory"]
 
     def test_how_a_child_was_killed_is_known(self, store, monkeypatch):
         store.set("where1", "host b, pid 8")
         monkeypatch.setattr(STOP, "children", [SimpleNamespace(poll=lambda: -11)])
-        rank, lines = self.rank(0, world=2)
+        rank, lines = self.rank(store, 0, world=2)
         rank.explain(self.lost(), "RuntimeError: lost")
         assert lines == ["rank 1 (host b, pid 8) was killed by SIGSEGV"]
 
-    def test_the_store_ends_with_rank_0(self, store, monkeypatch):
+    def test_the_store_ends_with_rank_0(self):
         def gone(*_):
             raise torch.distributed.DistNetworkError("Broken pipe")
 
-        monkeypatch.setattr(ranks, "_store", lambda: SimpleNamespace(set=gone, check=gone))
+        store = SimpleNamespace(set=gone, check=gone)
         for number, expected in ((1, ["rank 0 was killed, perhaps for want of memory"]), (2, [])):
-            rank, lines = self.rank(number)
+            rank, lines = self.rank(store, number)
             rank.explain(self.lost(), "RuntimeError: lost")
             assert lines == expected
 
@@ -121,7 +121,7 @@ class TestOneVoice:
         exits = []
         monkeypatch.setattr(STOP, "leave", lambda *ending: exits.append(ending))
         store.set("left1", "143")
-        self.rank(0, world=2)[0].explain(self.lost(), "RuntimeError: lost")
+        self.rank(store, 0, world=2)[0].explain(self.lost(), "RuntimeError: lost")
         assert exits == [(143, "ended by a signal to rank 1")]
 
 

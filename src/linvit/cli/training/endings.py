@@ -2,6 +2,7 @@
 
 import errno
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
-from linvit.cli.training.ranks import Ranks
+from linvit.cli.training.ranks import Ranks, lost_contact
 from linvit.cli.training.run_folder import shown
 from linvit.cli.training.run_summary import how_to_go_on
 from linvit.errors import UserError, mistake_behind
@@ -45,7 +46,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             raise
         own = str(mistake or (loader and f"loader process: {error}") or f"{type(error).__name__}: {error}")
         if mistake is None:
-            own += _written(ranks)
+            own += _written(ranks, error)
         if trainer.world_size == 1:
             ranks.say(own)
             raise SystemExit(1) from error
@@ -71,12 +72,16 @@ def _refused_by_the_disk(error: Exception, trainer: Trainer) -> UserError | None
     return None
 
 
-def _written(ranks: Ranks) -> str:
-    """Writes the traceback of the current exception to the run's folder, or prints it; says where it is."""
-    path = (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
+def _written(ranks: Ranks, error: Exception) -> str:
+    """Writes the traceback of the current exception to the run's folder and says where it is.
+
+    Without a folder it is printed, unless the cause lies in another rank.
+    """
+    text, path = traceback.format_exc(), (ranks.run or Path("no folder")) / f"traceback_rank_{ranks.rank}.txt"
     try:
-        path.write_text(traceback.format_exc(), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError:
-        traceback.print_exc()
+        if not lost_contact(error):
+            sys.stderr.write(text)
         return ""
     return f"; its traceback is in {shown(path)}"

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from linvit.cli.training.run_summary import how_to_go_on
 from linvit.signals import STOP
@@ -42,6 +43,7 @@ class Ranks(Callback):
         self.run: Path | None = None
         self.over = False
         self._where_rank_0 = ""
+        self._connection: Store | None = None
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
@@ -58,20 +60,20 @@ class Ranks(Callback):
         self.run = Path(folder) if folder is not None and stage == "fit" else None
         self.rank = trainer.global_rank
         if self.world > 1:
-            store = _store()
+            # a connection of its own, since a thread that waits for another rank keeps others off its connection
+            self._connection = store = _store().clone()
             store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
             self._where_rank_0 = store.get("where0").decode()  # the store may end with it
-            connection = store.clone()
-            STOP.tell = lambda code: connection.set(f"left{self.rank}", str(code))
-            self._in_thread(self._answer, store.clone())
+            STOP.tell = lambda code: store.set(f"left{self.rank}", str(code))
+            self._in_thread(self._answer, store)
 
     def explain(self, error: Exception, own: str) -> None:
         """Says why this rank ends, unless another rank does; `own` is what it has to say of itself."""
         text = f"{self._name(self.rank)}: {own}"
         try:
-            store = _store()
+            store = self._connection or _store()
             store.set("failed", "")
-            if _lost_contact(error) and (missing := self._missing(store)):
+            if lost_contact(error) and (missing := self._missing(store)):
                 for rank in missing:
                     if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
                         STOP.leave(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
@@ -91,7 +93,7 @@ class Ranks(Callback):
         go_on = "" if self.run is None else f"{how_to_go_on(self.run)}\n"
         os.write(2, f"\nlinvit: error: {text}\n{go_on}".encode())
 
-    def _missing(self, store: PrefixStore) -> list[int]:
+    def _missing(self, store: Store) -> list[int]:
         """The ranks that do not answer; none if another rank has said why the run ends."""
         deadline, missing = time.monotonic() + GRACE / 2, set(range(self.world)) - {self.rank}
         while missing and time.monotonic() < deadline:
@@ -101,7 +103,7 @@ class Ranks(Callback):
             missing = {rank for rank in missing if not store.check([f"here{rank}"])}
         return sorted(missing)
 
-    def _answer(self, store: PrefixStore) -> None:
+    def _answer(self, store: Store) -> None:
         """Answers when a rank has failed, and ends this rank if it does not end by itself."""
         try:
             while not store.check(["failed"]):
@@ -148,11 +150,10 @@ class Ranks(Callback):
         return by + (", perhaps for want of memory" if by in ("", " by SIGKILL") else "")
 
     def _name(self, rank: int) -> str:
-        try:
-            store, key = _store(), f"where{rank}"
-            where = store.get(key).decode() if store.check([key]) else ""
-        except (RuntimeError, ValueError):  # there is no store any more, or not yet
-            where = self._where_rank_0 if rank == 0 else ""
+        where, store, key = self._where_rank_0 if rank == 0 else "", self._connection, f"where{rank}"
+        with suppress(RuntimeError):  # the store has ended
+            if store is not None and store.check([key]):
+                where = store.get(key).decode()
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
     @staticmethod
@@ -165,7 +166,7 @@ def _store() -> PrefixStore:
     return PrefixStore("linvit", distributed_c10d._get_default_store())
 
 
-def _lost_contact(error: Exception) -> bool:
+def lost_contact(error: Exception) -> bool:
     """Whether an error says that another rank is gone."""
     lost = isinstance(error, torch.distributed.DistError) or any(text in str(error) for text in LOST)
     return isinstance(error, RuntimeError) and lost
