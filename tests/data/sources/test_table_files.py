@@ -11,9 +11,10 @@ import pyarrow.parquet
 import pytest
 
 from linvit import UserError
+from linvit.data import ClassificationData
 from linvit.data.sources.shards import load_streams
 from linvit.data.sources.splits import load_splits
-from tests.data.images import image_folder
+from tests.data.images import image_folder, plain_table
 
 ROW = {"image": [{"bytes": b"x", "path": None}], "label": [0]}
 
@@ -102,3 +103,13 @@ def test_archives_in_a_folder_of_images(tmp_path):
     )
     with pytest.raises(UserError, match=r"x.zip' unpacks to 2147483648 bytes"):
         load_splits(str(tmp_path))
+
+
+def test_a_stream_that_breaks_off(tmp_path):
+    path = plain_table(tmp_path / "x.parquet", label=[0] * 10)
+    content = path.read_bytes()
+    path.write_bytes(bytes(64) + content[64:])  # its table of contents, at its end, is sound
+    data = ClassificationData(str(path), num_classes=2, streaming=True, img_size=8, num_workers=0)
+    data.setup("predict")
+    with pytest.raises(UserError, match="cannot read the data at"):
+        list(data.predict_dataloader())

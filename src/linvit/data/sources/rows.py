@@ -9,6 +9,7 @@ import numpy as np
 
 from linvit.data.sources.lanes import Lane
 from linvit.data.sources.shards import Part
+from linvit.data.sources.splits import readable
 
 T = TypeVar("T")
 Row = tuple[int, dict[str, Any]]  # its number in the split, and its cells by column
@@ -23,14 +24,24 @@ class StreamRows(NamedTuple):
         stream: The split, in arrow format.
         counted: Whether the files contain their number of rows, so that the parts have an end.
         buffer: Rows that are held to choose from at random.
+        source: The data source, for messages.
     """
 
     stream: datasets.IterableDataset
     counted: bool
     buffer: int
+    source: str
 
     def read(self, parts: Iterable[Part]) -> Iterator[Row]:
-        """Yields the rows of the parts."""
+        """Yields the rows of the parts.
+
+        Raises:
+            UserError: If the files cannot be read to their end.
+        """
+        with readable(self.source):
+            yield from self._read(parts)
+
+    def _read(self, parts: Iterable[Part]) -> Iterator[Row]:
         for part in parts:
             stream = self.stream.shard(num_shards=self.stream.num_shards, index=part.shard)
             number = part.first

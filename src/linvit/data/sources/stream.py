@@ -74,7 +74,7 @@ class Stream(IterableDataset[Sample]):
         self.layout = Layout(world_size, max(num_workers, 1), batch_size)
         check_consumers(shards, world_size, self.layout.workers, seed is not None, source)
         self.shards = shards
-        self.rows = StreamRows(reader.columns_of(shards.rows), shards.counts is not None, buffer)
+        self.rows = StreamRows(reader.columns_of(shards.rows), shards.counts is not None, buffer, source)
         self.reader = reader
         self.rank = rank
         self.bad = bad
