@@ -14,7 +14,7 @@ LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics
 HEAVY = {"torch", "torchvision", "timm", "numpy", "datasets", "tensorboard"} | LIGHTNING
 
 PAGE = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| (\d) \| (.+?) \|(.*)\|$", PAGE, re.MULTILINE)  # floor, parts, what they may import
+ROWS = re.findall(r"^\| (\d+) \| (.+?) \|(.*)\|$", PAGE, re.MULTILINE)  # floor, parts, what they may import
 FLOOR = {part: int(floor) for floor, parts, _ in ROWS for part in re.findall(r"`(\w+)`", parts)}
 OPEN_TO_ALL = {part for _, parts, _ in ROWS if parts.endswith("open to all") for part in re.findall(r"`(\w+)`", parts)}
 

@@ -1,0 +1,1 @@
+"""Experiments over many mechanisms, models or runs: what each costs, and which one wins."""

@@ -1,0 +1,169 @@
+"""Time and memory of callables, measured side by side."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+SAMPLE = 2e-3  # seconds that one sample takes at least: a short call is repeated, and divided by the number of calls
+LEAST, MOST = 3, 100  # samples of each callable
+
+Work = Callable[[], Any]
+
+
+class Timing(NamedTuple):
+    """Seconds of one call, a sample per round.
+
+    Attributes:
+        samples: In the order of the rounds. Samples of one round of two callables were taken one after the other.
+    """
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Half of the samples are below it."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """A quarter of the samples are below the first, a quarter above the second: the spread."""
+        if len(self.samples) < 2:
+            return self.samples[0], self.samples[0]
+        low, _, high = statistics.quantiles(self.samples, method="inclusive")
+        return low, high
+
+
+def interleaved(
+    works: Mapping[str, Work],
+    *,
+    budget: float,
+    device: str | torch.device = "cpu",
+    times: dict[str, list[float]] | None = None,
+    on_sample: Callable[[float], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
+    """Times callables in turns, so that whatever else the machine does meets them all.
+
+    Every callable is called once to warm up. Then rounds follow: each takes a sample of every callable, which is the
+    mean of as many calls as take 2 ms. A callable that has had its share of the budget, and at least 3 samples, leaves
+    the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100.
+
+    Args:
+        works: The callables, without arguments, by name. Each must have done its work when it returns, but for what is
+            queued on a CUDA device.
+        budget: Seconds for all samples together; exceeded where 3 samples of each take longer.
+        device: Synchronised before and after each sample if it is a CUDA device, so what is measured is wall time,
+            launches included.
+        times: Is filled with the samples as they come, so that an interruption does not lose them.
+        on_sample: Called after each sample with an estimate of the seconds that are left.
+        clock: Seconds; for tests.
+
+    Returns:
+        The timing of each callable.
+    """
+    cuda = torch.device(device).type == "cuda"
+    times = {} if times is None else times
+
+    def sample(work: Work, calls: int) -> float:
+        if cuda:
+            torch.cuda.synchronize(device)
+        start = clock()
+        for _ in range(calls):
+            work()
+        if cuda:
+            torch.cuda.synchronize(device)
+        return (clock() - start) / calls
+
+    calls = {}
+    for name, work in works.items():
+        times[name] = []
+        sample(work, 1)
+        calls[name] = max(1, math.ceil(SAMPLE / max(sample(work, 1), 1e-9)))
+    share = budget / max(len(works), 1)
+
+    def left(name: str) -> float:
+        """Seconds that a callable has still to run, as far as its samples so far tell; 0 if it is done."""
+        taken = len(times[name])
+        if not taken:
+            return share
+        each = calls[name] * statistics.mean(times[name])
+        if taken < LEAST:
+            return max(share - taken * each, (LEAST - taken) * each)
+        return 0.0 if taken >= MOST else max(0.0, min(share - taken * each, (MOST - taken) * each))
+
+    while unfinished := [name for name in works if left(name) > 0]:
+        for name in unfinished:
+            times[name].append(sample(works[name], calls[name]))
+            if on_sample is not None:
+                on_sample(sum(map(left, works)))
+    return {name: Timing(tuple(times[name])) for name in works}
+
+
+def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
+    """The most bytes that a call has allocated at one time, beyond what was allocated before it.
+
+    On a CUDA device these are the figures of torch's allocator. On the CPU they are read from torch's profiler, which
+    sees every allocation and release of torch's CPU allocator, also those within fused operators and compiled code,
+    but nothing that a library such as oneDNN allocates for itself. The profiler slows the call down: time it apart.
+
+    Args:
+        work: Called once. Call it before, so that what is allocated only the first time is not counted.
+        device: Where it runs.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        work()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    allocated = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        allocated += event.nbytes()  # negative where memory is released
+        most = max(most, allocated)
+    return most
+
+
+def kept_for_backward(work: Work, *modules: nn.Module) -> int:
+    """Bytes of the tensors that autograd keeps from a forward pass until its backward pass.
+
+    Each storage counts once, however many operators keep it or a part of it; inputs count where they are kept. What
+    the modules own, their parameters and buffers, does not count.
+
+    Args:
+        work: A forward pass with gradients; called once. Its result must keep its graph alive.
+        modules: Whose parameters and buffers do not count.
+    """
+    own = {
+        tensor.untyped_storage().data_ptr()
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+        result = work()
+    del result
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of the device or of the machine is used up."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or is_out_of_cpu_memory(error)
