@@ -14,14 +14,13 @@ help: ## show this list
 quickstart: $(RUNS)/result.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
 	@cat $(RUNS)/result.txt
 
-# A file names the run while it trains, so that after an interruption it goes on from its last epoch.
+# A file names the run while it trains, so that after an interruption it, and no other, goes on.
 $(RUNS)/result.txt: | .venv/installed
 	@mkdir -p $(RUNS); \
-	trap 'echo "interrupted; go on from the last finished epoch with: make quickstart"' INT TERM; \
+	trap 'echo "interrupted; go on with: make quickstart"' INT TERM; \
 	run=$$(cat $(RUNS)/unfinished 2>/dev/null); \
-	if [ -f "$$run/checkpoints/last.ckpt" ]; then \
-	  echo "going on with $$run"; \
-	  set -- --config $$run/config.yaml --ckpt_path $$run/checkpoints/last.ckpt; \
+	if [ -f "$$run/config.yaml" ]; then \
+	  set -- --config $$run/config.yaml --resume=auto; \
 	else \
 	  last=$$(ls $(RUNS) | sed -n 's/^version_//p' | sort -n | tail -n 1); \
 	  run=$(RUNS)/version_$$(($${last:--1} + 1)); \

@@ -14,7 +14,8 @@ echo linvit "$@" >> calls
 [ "$1" = test ] && echo "test/score 0.98" && exit 0
 saved={RUNS}/version_$(cat number)/checkpoints
 mkdir -p $saved
-[ -f interrupted ] && rm interrupted && touch $saved/last.ckpt && kill -INT $PPID && exit 130
+touch $saved/../config.yaml
+[ -f interrupted ] && rm interrupted && kill -INT $PPID && exit 130
 [ ! -f failing ]
 """
 
@@ -70,22 +71,22 @@ def test_it_goes_on_with_the_run_that_was_interrupted(folder, way):
     (folder / way).touch()
     done, _ = make(folder)
     assert done.returncode != 0
-    assert ("go on from the last finished epoch with: make quickstart" in done.stdout) == (way == "interrupted")
+    assert ("go on with: make quickstart" in done.stdout) == (way == "interrupted")
     (folder / "failing").unlink(missing_ok=True)
-    (folder / run / "checkpoints/last.ckpt").touch()
-    (folder / RUNS / "version_4/checkpoints").mkdir(parents=True)
-    (folder / RUNS / "version_4/checkpoints/last.ckpt").touch()
+    (folder / RUNS / "version_4").mkdir(parents=True)
+    (folder / RUNS / "version_4/config.yaml").touch()
     done, calls = make(folder)
     assert done.returncode == 0, done.stderr
-    assert calls[0] == f"linvit fit --config {run}/config.yaml --ckpt_path {run}/checkpoints/last.ckpt"
+    assert calls[0] == f"linvit fit --config {run}/config.yaml --resume=auto"
     assert calls[1].startswith(f"linvit test --config {run}/")
     assert not (folder / RUNS / "unfinished").exists()
 
 
-def test_without_a_checkpoint_it_starts_anew(folder):
+def test_a_run_that_ended_before_it_saved_its_configuration_starts_anew(folder):
     (folder / "failing").touch()
     assert make(folder)[0].returncode != 0
     (folder / "failing").unlink()
+    (folder / RUNS / "version_0/config.yaml").unlink()
     (folder / "number").write_text("1", encoding="utf-8")
     done, calls = make(folder)
     assert calls[0] == "linvit fit --config quickstart"

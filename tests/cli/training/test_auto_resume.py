@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+from jsonargparse import Namespace
 
 from linvit.checkpointing import AtomicCheckpointIO
-from linvit.cli.training.auto_resume import SameCheckpoint, find, newest_checkpoint, run_to_resume
+from linvit.cli.training.auto_resume import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from linvit.cli.training.run_folder import claim_version
 from linvit.errors import UserError
 from tests.cli.forked import Ranks
@@ -34,6 +36,15 @@ def fit(cwd, *arguments, **options):
     return linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, *flags(**options), *arguments, cwd=cwd)
 
 
+def settings(max_epochs=5, max_steps=-1, seed=0, **model):
+    """What a command line amounts to."""
+    return Namespace(
+        seed_everything=seed,
+        trainer=Namespace(max_epochs=max_epochs, max_steps=max_steps),
+        model=Namespace(class_path="linvit.tasks.ClassificationTask", init_args=Namespace(**model)),
+    )
+
+
 def step_of(path):
     return torch.load(path, weights_only=True)["global_step"]
 
@@ -43,7 +54,7 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     options = {"trainer__default_root_dir": "out"}
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
     assert done.code == 0, done.err
-    assert "there is no run of 'quickstart' in out yet, a new one starts" in done.log
+    assert "there is no such run of 'quickstart' in out yet, a new one starts" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
     assert "out/quickstart/version_0 goes on from last.ckpt, step 2" in done.log
@@ -77,7 +88,7 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
         assert newest_checkpoint(folder) is None
     with pytest.warns(UserWarning, match="no checkpoint of .* can be used, so a new run starts"):
-        assert find(["quickstart"], folder.parents[1], 5, -1) == (None, None)
+        assert find(["quickstart"], folder.parents[1], settings()) == (None, None)
 
 
 def test_of_the_others_the_newest_is_taken(folder):
@@ -96,9 +107,21 @@ def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):
     for number in (0, 1, 9, 10):
         (root / "quickstart" / f"version_{number}").mkdir(parents=True)
     (root / "quickstart" / "version_11").touch()
-    assert run_to_resume(["quickstart"], root).name == "version_10"
-    assert run_to_resume([str(root / "quickstart" / "version_1" / "config.yaml")], root).name == "version_1"
-    assert run_to_resume(["other"], root) is None
+    assert run_to_resume(["quickstart"], root, settings()).name == "version_10"
+    assert run_to_resume([str(root / "quickstart" / "version_1" / "config.yaml")], root, settings()).name == "version_1"
+    assert run_to_resume(["other"], root, settings()) is None
+
+
+def test_a_run_of_another_model_or_seed_is_passed_over(folder):
+    saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
+    configs, root = ["quickstart"], folder.parents[1]
+    for same in ({}, {"lr": saved["lr"], "backbone": saved["backbone"]}, {"compile": "max-autotune"}):
+        assert run_to_resume(configs, root, settings(**same)) == folder
+    for name, other in (("model.lr", {"lr": 7.0}), ("model.attention", {"attention": "hydra"}), ("seed_", {"seed": 3})):
+        assert run_to_resume(configs, root, settings(**other)) is None
+        (words,) = differs(folder, settings(**other))
+        assert words.startswith(name)
+        assert run_to_resume([str(folder / "config.yaml")], root, settings(**other)) == folder
 
 
 @pytest.mark.parametrize(
@@ -108,10 +131,10 @@ def test_when_a_run_is_finished(folder, limits, finished, capsys):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
     if finished:
         with pytest.raises(SystemExit) as stop:
-            find(configs, root, *limits)
+            find(configs, root, settings(*limits))
         assert stop.value.code == 0
     else:
-        assert find(configs, root, *limits)[1].step == 20
+        assert find(configs, root, settings(*limits))[1].step == 20
 
 
 def test_early_stopping_has_finished_a_run(folder):
@@ -120,7 +143,7 @@ def test_early_stopping_has_finished_a_run(folder):
     content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
     AtomicCheckpointIO().save_checkpoint(content, path)
     with pytest.raises(SystemExit):
-        find([str(folder / "config.yaml")], folder.parents[1], 100, -1)
+        find([str(folder / "config.yaml")], folder.parents[1], settings(100))
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,57 @@
 """`--resume=auto`: one command that starts a run, goes on with it, or says that it is finished."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.checkpointing.atomic_file import LAST, PREVIOUS
+from linvit.cli import yaml_text
 from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.run_folder import run_name, run_of_config, shown, versions
 from linvit.errors import UserError
+from linvit.tasks.base import SET_BY_RUN
 
 
-def run_to_resume(configs: Sequence[str], root: Path) -> Path | None:
+def run_to_resume(configs: Sequence[str], root: Path, settings: Namespace) -> Path | None:
     """The run folder that the last configuration lies in, or else the newest run of its name; None if there is none.
+
+    A run of another model or seed than this command's is passed over, and that is said.
 
     Args:
         configs: The configurations of a command line.
         root: Where run folders go.
+        settings: What the command line amounts to.
     """
-    return run_of_config(configs) or next(reversed(versions(root / run_name(configs))), None)
+    if (own := run_of_config(configs)) is not None:
+        return own
+    for run in reversed(versions(root / run_name(configs))):
+        if not (differences := differs(run, settings)):
+            return run
+        rank_zero_info(f"--resume=auto passes over {shown(run)}, which has {'; '.join(differences)}")
+    return None
+
+
+def differs(run: Path, settings: Namespace) -> list[str]:
+    """In which options of the model, and in which seed, a run differs from a command line; options of both count."""
+    try:
+        saved = yaml_text.load(yaml_text.read(run / "config.yaml"), "config.yaml")
+        model, seed = saved["model"], saved["seed_everything"]
+        theirs = {"seed_everything": seed, "model": model["class_path"]} | {
+            f"model.{name}": value for name, value in model["init_args"].items()
+        }
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # it was killed before it had saved its configuration
+    own = {"seed_everything": settings.seed_everything, "model": settings.model.class_path} | {
+        f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
+    }
+    free = {f"model.{name}" for name in SET_BY_RUN}
+    both = [name for name in own if name in theirs and name not in free and _text(own[name]) != _text(theirs[name])]
+    return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
@@ -41,14 +73,12 @@ def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) 
     return epochs or 0 <= max_steps <= checkpoint.step or checkpoint.stopped_early
 
 
-def find(
-    configs: Sequence[str], root: Path, max_epochs: int | None, max_steps: int
-) -> tuple[Path | None, Checkpoint | None]:
+def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path | None, Checkpoint | None]:
     """The run to go on with and its checkpoint; either may be None. Ends the program if there is nothing left to do."""
-    run = run_to_resume(configs, root)
+    run, trainer = run_to_resume(configs, root, settings), settings.trainer
     if run is None:
         rank_zero_info(
-            f"--resume=auto: there is no run of '{run_name(configs)}' in {shown(root)} yet, a new one starts"
+            f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, a new one starts"
         )
         return None, None
     checkpoint = newest_checkpoint(run)
@@ -57,7 +87,7 @@ def find(
         return None, None
     if checkpoint is None:
         rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
-    elif is_finished(checkpoint, max_epochs, max_steps):
+    elif is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, raise --trainer.max_epochs; to start anew, leave --resume out"
@@ -94,3 +124,8 @@ def _whole(path: Path) -> Checkpoint | None:
         reason = str(error.__cause__ or error).partition("\n")[0]  # without advice
         rank_zero_warn(f"--resume=auto passes over {shown(path)}: {reason}")
         return None
+
+
+def _text(value: Any) -> str:
+    """A value as text, equal for a tuple and a list, and for a path and its name."""
+    return json.dumps(value, sort_keys=True, default=str)

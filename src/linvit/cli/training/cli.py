@@ -9,9 +9,9 @@ from typing import Any, Literal, cast
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
@@ -29,6 +29,7 @@ from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
 from linvit.cli.training.run_summary import run_summary
+from linvit.cli.training.save_run_config import SaveRunConfig
 from linvit.cli.training.score_table import score_table
 from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
 from linvit.data.base import ImageData
@@ -75,19 +76,6 @@ def train(argv: list[str]) -> None:
         parser_kwargs={"prog": "linvit"},
         args=argv,
     )
-
-
-class SaveRunConfig(SaveConfigCallback):
-    """Saves the full configuration of a training run beside its checkpoints; a resumed run adds a file of its own."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Saves before training starts; a kill leaves the whole file or none."""
-        if stage == "fit" and not self.already_saved:
-            path = Path(str(trainer.log_dir), self.config_filename)
-            self.config_filename, self.overwrite = f"{path.name}.part", True
-            super().setup(trainer, pl_module, stage)
-            if trainer.is_global_zero:
-                path.with_name(self.config_filename).replace(path)
 
 
 class LinvitCLI(LightningCLI):
@@ -178,8 +166,7 @@ class LinvitCLI(LightningCLI):
             raise UserError(f"--resume is for linvit fit; name the checkpoint of linvit {self.config.subcommand}")
         if any(argument.partition("=")[0] == "--ckpt_path" for argument in self.argv):
             raise UserError("--resume=auto finds the checkpoint itself: leave --ckpt_path out, or --resume")
-        trainer = self.settings.trainer
-        found = find(self.configs, self._root, trainer.max_epochs, trainer.max_steps)
+        found = find(self.configs, self._root, self.settings)
         self._run, self.checkpoint = found
         self._same_checkpoint = SameCheckpoint(found)
         self.settings.resume = None  # the saved configuration names a run, and not what to do with it
@@ -234,7 +221,7 @@ class LinvitCLI(LightningCLI):
     @property
     def _step(self) -> int:
         """The step from which the run goes on that is resumed."""
-        return 0 if self.checkpoint is None or self.checkpoint.run is None else self.checkpoint.step
+        return 0 if self.checkpoint is None or self.checkpoint.run != self._run else self.checkpoint.step
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Training logs to the run folder; the other verbs make no folder of their own."""
