@@ -62,23 +62,13 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code. What the user can mend is printed without a traceback."""
     argv = sys.argv[1:] if argv is None else argv
-    verb = argv[0] if argv else "--help"
     _prepare()
     try:
-        if verb in ("-h", "--help", "help"):
-            print(HELP, end="")
-        elif verb == "--version":
-            print(f"linvit {version('linvit')}")
-        elif verb in PLAIN:
-            return _plain(verb, argv[1:])
-        elif verb not in VERBS:
-            known = ", ".join([*VERBS, *PLAIN])
-            raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
-        else:
-            with STOP.caught():  # while torch is imported, too
-                from linvit.cli.training.cli import train
-
-                train(argv)
+        code = _run(argv[0] if argv else "--help", argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads the output to its end, as in `linvit list | head`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it when it exits)
+        return 1
     except Exception as error:
         mistake = mistake_behind(error)
         if mistake is None:
@@ -88,18 +78,26 @@ def main(argv: list[str] | None = None) -> int:
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
         print(f"linvit: error: {message}", file=sys.stderr)
         return 2
-    return 0
-
-
-def _plain(verb: str, argv: list[str]) -> int:
-    """Runs a plain function; ends quietly if nobody reads its output to the end, as in `linvit list | head`."""
-    try:
-        code = int(importlib.import_module(PLAIN[verb]).main(argv))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it when it exits)
-        return 1
     return code
+
+
+def _run(verb: str, argv: list[str]) -> int:
+    """Runs a verb; returns its exit code."""
+    if verb in ("-h", "--help", "help"):
+        print(HELP, end="")
+    elif verb == "--version":
+        print(f"linvit {version('linvit')}")
+    elif verb in PLAIN:
+        return int(importlib.import_module(PLAIN[verb]).main(argv[1:]))
+    elif verb not in VERBS:
+        known = ", ".join([*VERBS, *PLAIN])
+        raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
+    else:
+        with STOP.caught():  # while torch is imported, too
+            from linvit.cli.training.cli import train
+
+            train(argv)
+    return 0
 
 
 def _prepare() -> None:
