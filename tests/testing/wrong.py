@@ -370,6 +370,17 @@ class WrongFactors(Sound):
         return left, right * 1.001
 
 
+class PartsDoNotAddUp(Sound):
+    class Half(Sound):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+            return super().forward(q, k, v, grid) / 2
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        half = self.Half(self.dim, self.num_heads, self.grid).double()
+        half.load_state_dict(self.state_dict())
+        return {"half": half, "whole": self}
+
+
 class RankBoundTooSmall(Sound):
     def rank_bound(self, grid: Grid) -> int:
         return self.key_dim - 1

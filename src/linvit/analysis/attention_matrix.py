@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 
+Channel = int | Literal["mean"]
 PROBE_ELEMENTS = 2**22  # values per forward pass, 32 MiB in float64
 
 
@@ -22,6 +24,7 @@ def attention_matrix(
     v: Tensor | None = None,
     bias: Tensor | None = None,
     x: Tensor | None = None,
+    channel: Channel | None = None,
 ) -> Tensor:
     """The matrix that a mechanism applies to its values, in float64, on the mechanism's device.
 
@@ -37,9 +40,12 @@ def attention_matrix(
         v: Values (B, h, M, d); needed only by a mechanism whose matrix depends on them (`probeable = False`).
         bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
         x: The layer's input (B, N, C) for a mechanism that takes it.
+        channel: Of a `channelwise` mechanism the index of one channel, or "mean" for the mean over them; the others
+            take no memory. None is all of them.
 
     Returns:
-        (B, h, N, M), or (B, h, d, N, M) if the mechanism is `channelwise`. The additive bias is not part of it.
+        (B, h, N, M), or (B, h, d, N, M) if the mechanism is `channelwise` and no channel is chosen. The additive bias
+        is not part of it.
 
     Raises:
         UserError: If the mechanism can neither be probed nor has a matrix of its own.
@@ -55,41 +61,57 @@ def attention_matrix(
             f"{name}: out_dim differs from dim ({mechanism.out_dim} and {mechanism.dim}), so no one matrix takes the "
             f"values to the output: declare probeable = False and give attention_matrix(q, k, v, grid)"
         )
-    copied = _copy_without_hooks(mechanism).double().eval()
+    copied = copy_without_hooks(mechanism).double().eval()
     q, k = q.double(), k.double()
     extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}
     if not mechanism.probeable:
-        return copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator, no-any-return]
+        own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
+        return of_channel(own, channel, 2) if mechanism.channelwise else own
 
     probes = _probes(mechanism, k)  # (P, h, M, d)
     zeros = torch.zeros_like(probes[:1])
     offset = _outputs(copied, q, k, zeros, grid, extra)
     step = max(1, PROBE_ELEMENTS // (k.shape[0] * zeros.numel()))
-    outputs = [_outputs(copied, q, k, part, grid, extra) - offset for part in probes.split(step)]
-    matrix = torch.cat(outputs).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
+    outputs = (_outputs(copied, q, k, part, grid, extra) - offset for part in probes.split(step))  # (p, B, h, N, d)
     if mechanism.channelwise:
-        return matrix
+        matrix = torch.cat([of_channel(part, channel, -1) for part in outputs]).movedim(0, -1)  # (B, h, N[, d], M)
+        return matrix.transpose(2, 3) if channel is None else matrix
+    matrix = torch.cat(list(outputs)).permute(1, 2, 4, 3, 0)  # (P, B, h, N, d) -> (B, h, d, N, P)
     # Probe p carried key p*d + c in channel c: (B, h, d, N, P) -> (B, h, N, P*d).
     return matrix.permute(0, 1, 3, 4, 2).flatten(3)[..., : k.shape[2]]
 
 
+def of_channel(values: Tensor, channel: Channel | None, dim: int) -> Tensor:
+    """One channel of `values` along `dim`, or the mean over them; None leaves all."""
+    if channel is None:
+        return values
+    return values.mean(dim) if channel == "mean" else values.select(dim, channel)
+
+
 @torch.no_grad()
 def attention_factors(
-    mechanism: Attention, q: Tensor, k: Tensor, grid: Grid, *, bias: Tensor | None = None
+    mechanism: Attention,
+    q: Tensor,
+    k: Tensor,
+    grid: Grid,
+    *,
+    bias: Tensor | None = None,
+    channel: Channel | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Thin factors of `attention_matrix` in float64, or None if the mechanism has none or a bias adds to its logits.
 
     Like the matrix they are those of a float64 copy in evaluation mode.
 
     Returns:
-        (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`.
+        (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise` and no
+        `channel` is chosen. Those of the mean over d channels have d r columns.
 
     Raises:
         UserError: If the mechanism's factors are of other shapes.
     """
     if bias is not None:
         return None
-    factors = _copy_without_hooks(mechanism).double().eval().factors(q.double(), k.double(), grid)
+    factors = copy_without_hooks(mechanism).double().eval().factors(q.double(), k.double(), grid)
     if factors is None:
         return None
     channels = (mechanism.head_dim,) if mechanism.channelwise else ()
@@ -100,10 +122,16 @@ def attention_factors(
                 f"{type(mechanism).__name__}, declared channelwise={mechanism.channelwise}, has factors of shapes "
                 f"{tuple(factors[0].shape)}, {tuple(factors[1].shape)} where they must be {kind}; see Attention.factors"
             )
-    return factors
+    left, right = factors
+    if channel is None or not mechanism.channelwise:
+        return left, right
+    if channel == "mean":  # the sum of the channels' products is the product of their columns side by side
+        left, right = (factor.transpose(2, 3).flatten(3) for factor in factors)  # (B, h, N, d r), (B, h, M, d r)
+        return left / mechanism.head_dim, right
+    return left[:, :, channel], right[:, :, channel]
 
 
-def _copy_without_hooks(mechanism: Attention) -> Attention:
+def copy_without_hooks(mechanism: Attention) -> Attention:
     """A deep copy without hooks: they must not fire, and what they are bound to must not be copied along."""
     hooks = [value for module in mechanism.modules() for name, value in vars(module).items() if name.endswith("_hooks")]
     return copy.deepcopy(mechanism, {id(value): OrderedDict() for value in hooks})

@@ -1,4 +1,4 @@
-"""Rank, effective rank and entropy of attention matrices: pure functions over the last two dimensions."""
+"""Ranks of attention matrices and the entropy of their rows: pure functions over the last two dimensions."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ def singular_values(matrix: Tensor) -> Tensor:
             f"form the matrix in float32 or float64 (linvit.analysis.attention_matrix does)"
         )
     finite = matrix.isfinite().all(-1).all(-1)
-    clean = torch.where(finite[..., None, None], matrix, torch.zeros_like(matrix))
-    values = torch.linalg.svdvals(clean.double())
+    clean = torch.where(finite[..., None, None], matrix, torch.zeros_like(matrix)).double()
+    size = _nonzero(clean.abs().amax((-2, -1), keepdim=True))  # divided by it, no square overflows
+    values = torch.linalg.svdvals(clean / size) * size.squeeze(-1)
     return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
 
 
@@ -37,14 +38,22 @@ def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
     """
     finite = left.isfinite().all(-1).all(-1) & right.isfinite().all(-1).all(-1)
     clean = [torch.where(finite[..., None, None], x, torch.zeros_like(x)).double() for x in (left, right)]
-    lengths = [torch.linalg.vector_norm(x, dim=-2, keepdim=True) for x in clean]
-    common = lengths[0].sqrt() * lengths[1].sqrt()
+    peaks = [_nonzero(x.abs().amax(-2, keepdim=True)) for x in clean]  # (..., 1, r): divided by it, no square overflows
+    clean = [x / peak for x, peak in zip(clean, peaks, strict=True)]
+    lengths = [_nonzero(torch.linalg.vector_norm(x, dim=-2, keepdim=True)) for x in clean]
+    roots = [peak.sqrt() * length.sqrt() for peak, length in zip(peaks, lengths, strict=True)]
+    common = roots[0] * roots[1]
+    size = _nonzero(common.amax(-1, keepdim=True))
     triangles = [
-        torch.linalg.qr(x / length.masked_fill(length == 0, 1) * common, mode="r").R
-        for x, length in zip(clean, lengths, strict=True)
+        torch.linalg.qr(x / length * (common / size), mode="r").R for x, length in zip(clean, lengths, strict=True)
     ]
-    values = torch.linalg.svdvals(triangles[0] @ triangles[1].mT)
+    values = torch.linalg.svdvals(triangles[0] @ triangles[1].mT) * size.squeeze(-1) * size.squeeze(-1)
     return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    """1 where there is 0, for divisors."""
+    return x.masked_fill(x == 0, 1)
 
 
 def rank_tolerance(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> float:
@@ -81,6 +90,15 @@ def effective_rank_of(values: Tensor) -> Tensor:
     total = values.sum(-1, keepdim=True)
     fractions = values / total.clamp_min(torch.finfo(values.dtype).tiny)
     return torch.where(total.squeeze(-1) == 0, 0.0, torch.special.entr(fractions).sum(-1).exp())
+
+
+def stable_rank_of(values: Tensor) -> Tensor:
+    """Stable rank `||A||_F^2 / ||A||_2^2` from singular values (..., r); 0 for the zero matrix.
+
+    It is at most the rank, and small changes of the matrix change it little (Rudelson & Vershynin 2007).
+    """
+    largest = values.amax(-1, keepdim=True)
+    return (values / _nonzero(largest)).square().sum(-1)
 
 
 def entropy(matrix: Tensor) -> Tensor:

@@ -198,6 +198,14 @@ class Attention(nn.Module):
         """
         return None
 
+    def matrix_parts(self) -> dict[str, "Attention"]:
+        """Mechanisms whose equivalent matrices add up to this one's, by name; {} if it is all of one piece.
+
+        For a kernel beside a convolution of the values `linvit.attention.ops.parts` makes them. They may share
+        parameters with this mechanism; nothing trains through them.
+        """
+        return {}
+
     def extra_repr(self) -> str:
         """Shows the constructor's sizes in `print(model)`."""
         return f"dim={self.dim}, num_heads={self.num_heads}, grid={tuple(self.grid)}"

@@ -12,7 +12,7 @@ a learnable position encoding (`pos_enc`).
 """
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import focus, linear_attention, linear_factors, resize_tokens
+from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.errors import check_choice, check_number, check_odd
@@ -103,7 +104,7 @@ class FocusedAttention(Attention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         v = v.contiguous()  # contiguous per head, once for both parts
         out = self._global(q, k, v, grid)
-        return out if self.dwc is None else out.add_(self._local(v, grid, self.dwc))
+        return out if self.dwc is None else out.add_(self.convolved(v, grid))
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -149,12 +150,12 @@ class FocusedAttention(Attention):
         powered_norm: Tensor = torch.linalg.vector_norm(powered, dim=dims, keepdim=True)
         return powered / powered_norm * norm
 
-    def _local(self, v: Tensor, grid: Grid, dwc: nn.Conv2d) -> Tensor:
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.keys_size != grid.size:
             patches = self._stretch(patches, grid)
-        plane: Tensor = dwc(patches.unflatten(2, grid.size))
+        plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))
         local = plane.flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
@@ -172,6 +173,13 @@ class FocusedAttention(Attention):
         if self.dwc is not None:
             return None
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
+        parts = kernel_and_convolution(self, "dwc")
+        if parts:
+            parts["kernel"].channelwise = False
+        return parts
 
     def rank_bound(self, grid: Grid) -> int:
         """The number of tokens; without the convolution the width of a head's keys, if that is smaller."""

@@ -9,6 +9,7 @@ Vision Transformer Inference".
 Cost: `2 N C dk + r N C` MACs (2 N^2 C more while training with `sparse_reg`). Rank: N; d for `u(q) u(k)^T` alone.
 """
 
+import copy
 import math
 from typing import Literal
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import divisor, unit
 from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
+from linvit.attention.ops.parts import ConvolvedValues
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number, check_odd
 
@@ -97,7 +99,7 @@ class LinearAngularAttention(Attention):
                 f"linear_angular adds each token's own value, so it needs as many keys as queries; got a grid of "
                 f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
-        return self._global(q, k, v).add_(self._local(v, grid))
+        return self._global(q, k, v).add_(self.convolved(v, grid))
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -114,9 +116,15 @@ class LinearAngularAttention(Attention):
         weights: Tensor = (q * self.key_dim**-0.5 @ k.mT).softmax(-1)
         return weights * (weights > self.sparse_threshold)
 
-    def _local(self, v: Tensor, grid: Grid) -> Tensor:
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the values, (B, h, N, d) -> (B, h, N, d)."""
         return convolve_heads(self.dconv, v, grid) if self.on_grid else convolve_sequence(self.dconv, v)
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The normalised attention, a token's own share included, and the convolution."""
+        kernel = copy.deepcopy(self)
+        nn.init.zeros_(kernel.dconv.weight)
+        return {"kernel": kernel, "convolution": ConvolvedValues(self)}
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """The matrix (B, h, N, N) that gives the output for these values: `diag(1 / ||y||) Y + T` with `y = Y v`."""
@@ -129,4 +137,4 @@ class LinearAngularAttention(Attention):
             matrix = matrix + self._sparse_map(q, k)
         if self.out_norm:
             matrix = matrix / divisor(matrix @ v, self.eps)
-        return matrix + self._local(one_hot, grid)
+        return matrix + self.convolved(one_hot, grid)

@@ -10,7 +10,7 @@ The iteration is part of the definition: after 6 steps it is often far from the 
 all queries or all keys, plain softmax attention costs no more and takes its place.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.head_conv import check_side, convolve_sequence
 from linvit.attention.ops.landmarks import Landmarks
+from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import UserError, check_choice, check_number
 
@@ -93,7 +94,11 @@ class NystromAttention(Attention):
         out = self._global(q, k, v, grid, kept)
         if self.conv is None:
             return out
-        return out + convolve_sequence(self.conv, v if kept is None else v * kept)
+        return out + self.convolved(v if kept is None else v * kept, grid)
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
+        return convolve_sequence(cast("nn.Conv2d", self.conv), v)
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None) -> Tensor:
@@ -141,6 +146,10 @@ class NystromAttention(Attention):
             return None
         left, middle, right = parts
         return left @ self._pinv(middle), right.mT
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The attention through landmarks and the convolution, if there is one."""
+        return kernel_and_convolution(self, "conv")
 
     def rank_bound(self, grid: Grid) -> int:
         """The number of landmarks; with the convolution, of tokens."""

@@ -14,14 +14,15 @@ backtracking (`newton_alpha`, `max_backtrack`), and one convolution kernel per h
 code for `ratio=1`, a plain `G(l, l) v`, cannot run; here 1 is a ratio like any other.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
 from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
+from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 
 
@@ -112,7 +113,11 @@ class SoftAttention(Attention):
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         check_tied(grid, self.tie_qk)
         out = self._global(q, k, v, grid)
-        return out if self.conv is None else out + convolve_heads(self.conv, v, grid)
+        return out if self.conv is None else out + self.convolved(v, grid)
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
+        return convolve_heads(cast("nn.Conv2d", self.conv), v, grid)
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -131,6 +136,10 @@ class SoftAttention(Attention):
             return None
         left, middle, right = self.parts(q, k, grid)
         return left, right @ middle.mT
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """`P Y P^T` and the convolution, if there is one."""
+        return kernel_and_convolution(self, "conv")
 
     def rank_bound(self, grid: Grid) -> int:
         """The number of landmarks without the convolution, and never more than the tokens."""

@@ -56,6 +56,30 @@ def factors(subject: Subject) -> Finding:
     return passed(f"product and equivalent matrix differ by {', '.join(notes)}") if notes else _NOWHERE
 
 
+@torch.no_grad()
+def matrix_parts(subject: Subject) -> Finding:
+    """Checks that the matrices of the parts add up to the equivalent matrix, and that each keeps to its rank bound."""
+    notes = []
+    for grid, mechanism, given in _at_small_grids(subject):
+        with at(shown(grid)):
+            parts = mechanism.matrix_parts()
+            if not parts:
+                return not_declared("matrix_parts() gives none")
+            matrix = _matrix(mechanism, given, grid)
+            own = {name: _matrix(part, given, grid) for name, part in parts.items()}
+        for name, part in parts.items():
+            found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
+            if not found <= bound:
+                return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {shown(grid)}")
+        # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
+        summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
+        error = relative_error(torch.as_tensor(summed), matrix)
+        if not error <= EXACT:
+            return failed(f"the sum of {', '.join(own)} differs from the whole by {error:.0e} at {shown(grid)}")
+        notes.append(f"{error:.0e} at {shown(grid)}")
+    return passed(f"{' + '.join(own)} differs from the whole by {', '.join(notes)}") if notes else _NOWHERE
+
+
 def rank_bound(subject: Subject) -> Finding:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
@@ -132,7 +156,7 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
 
 @torch.no_grad()
 def _matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Tensor:
-    return attention_matrix(mechanism, given.q, given.k, grid, v=given.v, **given.extra)
+    return attention_matrix(mechanism, given.q, given.k, grid, v=given.v, channel=None, **given.extra)
 
 
 def _rank(mechanism: Attention, given: Inputs, grid: Grid) -> float:
