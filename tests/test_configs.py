@@ -4,8 +4,10 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from linvit.cli import VERBS
 from linvit.cli.configs import find
@@ -20,10 +22,13 @@ FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS))
 IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")]
 ADE20K = [name for name in EXPERIMENTS if name.startswith("configs/ade20k/")]
+REMOTE_SENSING = [name for name in EXPERIMENTS if name.startswith("configs/remote_sensing/")]
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
 SMALLEST = {
+    "maresunet_vaihingen",
+    "macunet_whdld",
     "pvt_tiny_semantic_fpn",
     "deit_tiny",
     "pvt_v2_b0",
@@ -93,8 +98,21 @@ def photos(folder):
     return flags(data__source=folder, data__img_size=64)
 
 
+def tiles(folder, name):
+    """Flags for a folder of tiles with masks, in place of aerial images, and for no download."""
+    for split in ("train", "val"):
+        for seed in range(2):
+            save(picture(seed, 64, 64), folder / split / "images" / f"{seed}.png")
+            save(
+                Image.fromarray(np.arange(64 * 64, dtype=np.uint8).reshape(64, 64) % 5 + 1),
+                folder / split / "masks" / f"{seed}.png",
+            )
+    weights = ["--model.backbone.pretrained=false"] if "maresunet" in name else []
+    return [*flags(data__source=folder, data__img_size=64), *weights]
+
+
 def slow_unless_small(name):
-    big = name in IMAGENET + ADE20K and Path(name).stem not in SMALLEST
+    big = name in IMAGENET + ADE20K + REMOTE_SENSING and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
@@ -105,6 +123,8 @@ def test_it_runs(name, tmp_path):
         if name in IMAGENET
         else SCENES
         if name in ADE20K
+        else tiles(tmp_path.with_suffix(".tiles"), name)
+        if name in REMOTE_SENSING
         else photos(tmp_path.with_suffix(".photos"))
         if "images" in name
         else []

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.test_configs import ADE20K, ROOT, printed
+from linvit.model_info import ade20k_miou
+from tests.test_configs import ADE20K, ROOT, heading, printed
 
 DEVICES = 8
 
@@ -39,6 +40,13 @@ PUBLISHED = {
 
 def test_every_row_has_a_configuration():
     assert {Path(name).stem for name in ADE20K} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", ADE20K)
+def test_its_number_is_that_of_the_table_of_scores(name):
+    recipe, head = Path(name).stem, "upernet" if name.endswith("upernet.yaml") else "semantic_fpn"
+    miou, _ = ade20k_miou()[recipe.removesuffix(f"_{head}"), head]
+    assert f"published mIoU {miou} (" in heading(name)["Expected"]
 
 
 @pytest.mark.parametrize("name", ADE20K)

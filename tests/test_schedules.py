@@ -1,10 +1,13 @@
 """Learning-rate schedules by themselves."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
-from linvit.schedules import WarmupCosine, WarmupPoly
+from linvit.schedules import CosineCycles, WarmupCosine, WarmupPoly
 from tests.golden_files import load
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -96,3 +99,22 @@ def test_the_polynomial_decay_ends_at_its_end_and_stays_there():
     assert schedule(0) == PEAK
     assert schedule(40) == schedule(50) == END
     assert schedule(20) == pytest.approx(END + (PEAK - END) * 0.5**0.9, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("official", "options"),
+    [
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=10, eta_min=END), {"cycle": 10, "wave": True}),
+        (partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=15, T_mult=2, eta_min=END), {"cycle": 15, "growth": 2}),
+    ],
+    ids=["wave", "restarts"],
+)
+def test_cycles_equal_torch_s(official, options):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=PEAK)
+    theirs = official(optimizer)
+    ours = CosineCycles(PEAK, START, END, 0, 105, 7, interval="epoch", **options)
+    for epoch in range(105):
+        assert ours(7 * epoch) == ours(7 * epoch + 6) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        theirs.step()
+    assert ours(7 * 105) == END

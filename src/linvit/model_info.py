@@ -1,4 +1,4 @@
-"""Sizes and published accuracy of linvit's backbones, from `backbones/models.csv`."""
+"""What is published of linvit's models: `backbones/models.csv`, and on ADE20K `heads/segmentation/ade20k.csv`."""
 
 import csv
 import functools
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TABLE = Path(__file__).parent / "backbones" / "models.csv"
+ADE20K = Path(__file__).parent / "heads" / "segmentation" / "ade20k.csv"
 
 
 class ModelInfo(NamedTuple):
@@ -50,3 +51,13 @@ def model_info() -> dict[str, ModelInfo]:
             )
             for row in csv.DictReader(file)
         }
+
+
+@functools.cache
+def ade20k_miou() -> dict[tuple[str, str], tuple[float, str]]:
+    """Published mean IoU on ADE20K in per cent, and its source, by the names of backbone and head.
+
+    One scale, not mirrored, crops of 512x512 in training. Nothing that linvit measured.
+    """
+    with ADE20K.open(newline="", encoding="utf-8") as file:
+        return {(row["backbone"], row["head"]): (float(row["miou"]), row["source"]) for row in csv.DictReader(file)}

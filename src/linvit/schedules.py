@@ -102,6 +102,32 @@ class WarmupPoly(Schedule):
         return decayed * (1 - (1 - epoch / self.warmup) * (1 - self.start / self.peak))
 
 
+@dataclass(frozen=True)
+class CosineCycles(WarmupCosine):
+    """Half cosines one after another, after a linear warm-up that does not shift them.
+
+    Attributes:
+        cycle: Length of the first half cosine, in epochs.
+        growth: Length of each over that of the one before.
+        wave: Every other half cosine rises again, as torch's `CosineAnnealingLR` does beyond its `T_max`; else each
+            starts at the peak (Loshchilov and Hutter 2017, "SGDR"), as in `CosineAnnealingWarmRestarts`.
+    """
+
+    cycle: float = 10
+    growth: float = 1
+    wave: bool = False
+
+    def at(self, epoch: float) -> float:
+        """The formula: the learning rate at a time in epochs."""
+        if epoch < self.warmup or epoch >= self.total:
+            return super().at(epoch)
+        start, length, falls = 0.0, self.cycle, True
+        while epoch >= start + length:
+            start, length, falls = start + length, length * self.growth, not (self.wave and falls)
+        place = (epoch - start) / length if falls else 1 - (epoch - start) / length
+        return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * place)) / 2
+
+
 class _ScheduleLR(LambdaLR):
     """Follows a schedule. A resumed run takes its position from the checkpoint, and learning rates from its schedule.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.tasks.published import Published, published_top1
+from linvit.tasks.published import Published, published_miou, published_top1
 from tests.training import TINY, tiny_task
 
 SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "img_size": 224}
@@ -55,3 +55,28 @@ def test_no_number_for_what_nobody_published(change):
 def test_a_task_asks_for_its_own_model():
     assert tiny_task(backbone=TINY).published() is None
     assert tiny_task(backbone="deit_tiny", num_classes=1000, img_size=224).published().scores == {"top1": 0.722}
+
+
+ADE20K = {"backbone": "swin_tiny", "head": "upernet", "attention": None, "num_classes": 150, "img_size": 512}
+
+
+def test_the_mean_iou_of_a_backbone_under_a_head():
+    assert published_miou(**ADE20K).scores == {"mIoU": pytest.approx(0.4451)}
+    spelled_out = {"backbone": {"name": "swin_tiny", "window_size": 7}, "head": {"name": "upernet", "width": 512}}
+    assert published_miou(**{**ADE20K, **spelled_out}) == published_miou(**ADE20K)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head": "semantic_fpn"},
+        {"head": {"name": "upernet", "width": 256}},
+        {"backbone": {"name": "swin_tiny", "window_size": 14}},
+        {"attention": "linear"},
+        {"num_classes": 151},
+        {"img_size": 640},
+    ],
+    ids=str,
+)
+def test_no_mean_iou_of_what_nobody_published(change):
+    assert published_miou(**{**ADE20K, **change}) is None

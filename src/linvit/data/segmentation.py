@@ -16,10 +16,10 @@ from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.mask_check import Masks, check_masks
 from linvit.data.sources.masks import MaskReader, as_value
 from linvit.data.sources.pairs import load_pairs
-from linvit.data.sources.scene_source import NAME as DIGIT_SCENES
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import CLASSES, Scenes
 from linvit.data.sources.splits import HUB
+from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform
 from linvit.errors import UserError
 

@@ -19,8 +19,11 @@ class Optimisation:
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
             for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
         betas: AdamW's momentum terms.
-        schedule: How the learning rate decays: "cosine" or "poly".
+        schedule: How the learning rate decays: "cosine"; "poly"; "cosine_restarts", again and again from `lr` (torch's
+            CosineAnnealingWarmRestarts); or "cosine_wave", down and up again (torch's CosineAnnealingLR beyond T_max).
         poly_power: Power of the polynomial decay; 1 is linear.
+        cycle_epochs: Length of the first half cosine of "cosine_restarts" and "cosine_wave".
+        cycle_growth: Length of each half cosine over that of the one before.
         warmup_epochs: Length of the linear warm-up.
         warmup_steps: Its length in optimiser steps, in place of `warmup_epochs`; null is none.
         warmup_lr: Learning rate of the first step.
@@ -46,8 +49,10 @@ class Optimisation:
     weight_decay: float = 0.05
     no_decay: list[str] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
-    schedule: Literal["cosine", "poly"] = "cosine"
+    schedule: Literal["cosine", "poly", "cosine_restarts", "cosine_wave"] = "cosine"
     poly_power: float = 1.0
+    cycle_epochs: float = 10
+    cycle_growth: float = 1
     warmup_epochs: float = 5
     warmup_steps: int | None = None
     warmup_lr: float = 1e-6
@@ -69,8 +74,10 @@ class Optimisation:
             raise UserError(f"betas must be two numbers, such as [0.9, 0.999]; got {self.betas!r}")
         for beta in self.betas:
             check_number("betas", beta, at_least=0, below=1)
-        check_choice("schedule", self.schedule, ["cosine", "poly"])
+        check_choice("schedule", self.schedule, ["cosine", "poly", "cosine_restarts", "cosine_wave"])
         check_number("poly_power", self.poly_power, above=0)
+        check_number("cycle_epochs", self.cycle_epochs, above=0)
+        check_number("cycle_growth", self.cycle_growth, at_least=1)
         if self.warmup_steps is not None:
             check_number("warmup_steps", self.warmup_steps, at_least=0, whole=True, note=", or null for warmup_epochs")
         check_number("lr_delay", self.lr_delay, at_least=0, whole=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_info import model_info
-from linvit.registry import Spec, backbones
+from linvit.model_info import ade20k_miou, model_info
+from linvit.registry import Spec, backbones, heads
 from linvit.signatures import parameters_of
 
 
@@ -36,11 +36,33 @@ def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: i
         return None
     if image_size(img_size) != (facts.img_size, facts.img_size):
         return None
-    defaults = parameters_of(backbones.get(name))
-    changed = {option: given for option, given in options.items() if not _same(given, defaults[option])}
+    changed = _changed(options, backbones.get(name))
     if changed and not _same(changed, facts.also):
         return None
     return Published({"top1": facts.top1 / 100}, facts.top1_source)
+
+
+def published_miou(
+    backbone: Spec, head: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
+) -> Published | None:
+    """The mean IoU on ADE20K in [0, 1] that was published of a backbone under a head.
+
+    None unless the model is that one: both as named, with their published options and the backbone's own attention,
+    trained on crops of 512x512, with 150 classes. The arguments are those of a `SegmentationTask`.
+    """
+    (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
+    found = ade20k_miou().get((name, head_name))
+    if found is None or attention is not None or num_classes != 150 or image_size(img_size) != (512, 512):
+        return None
+    if _changed(options, backbones.get(name)) or _changed(head_options, heads.get(head_name)):
+        return None
+    return Published({"mIoU": found[0] / 100}, found[1])
+
+
+def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:
+    """Those of some options that are not the constructor's defaults."""
+    defaults = parameters_of(constructor)
+    return {option: given for option, given in options.items() if not _same(given, defaults[option])}
 
 
 def _same(given: Any, other: Any) -> bool:

@@ -1,13 +1,14 @@
 """The learning-rate schedule of a run, from the settings of the task and the length of the data."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
-from linvit.schedules import Schedule, WarmupCosine, WarmupPoly
+from linvit.schedules import CosineCycles, Schedule, WarmupCosine, WarmupPoly
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.total_batch import total_batch_size
 
@@ -26,10 +27,11 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     per_epoch = batches / trainer.accumulate_grad_batches
     if not math.isfinite(per_epoch):
         warmup_epochs = settings.warmup_epochs if settings.warmup_steps is None else 0
-        if warmup_epochs or settings.cooldown_epochs or settings.lr_interval == "epoch":
+        in_epochs = settings.lr_interval == "epoch" or settings.schedule in ("cosine_restarts", "cosine_wave")
+        if warmup_epochs or settings.cooldown_epochs or in_epochs:
             raise UserError(
                 "epochs of data of unknown length cannot be counted; set --model.warmup_steps, "
-                "--model.cooldown_epochs=0 and --model.lr_interval=step"
+                "--model.cooldown_epochs=0, --model.lr_interval=step and --model.schedule=cosine or poly"
             )
         per_epoch = steps  # the run as one epoch
     per_epoch = max(math.ceil(per_epoch), 1)
@@ -52,8 +54,14 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     base = settings.lr_base_batch_size
     scale = 1.0 if base is None else (total_batch_size(trainer) or base) / base  # without training batches: 1
     others = scale if settings.lr_scaling == "all" else 1.0
-    shape = WarmupCosine if settings.schedule == "cosine" else partial(WarmupPoly, power=settings.poly_power)
-    return shape(
+    cycles = partial(CosineCycles, cycle=settings.cycle_epochs, growth=settings.cycle_growth)
+    shapes: dict[str, Callable[..., Schedule]] = {
+        "cosine": WarmupCosine,
+        "poly": partial(WarmupPoly, power=settings.poly_power),
+        "cosine_restarts": cycles,
+        "cosine_wave": partial(cycles, wave=True),
+    }
+    return shapes[settings.schedule](
         peak=settings.lr * scale,
         start=settings.warmup_lr * others,
         end=settings.min_lr * others,

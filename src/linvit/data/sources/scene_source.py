@@ -11,9 +11,7 @@ from linvit.data.loading.seeds import sample_seed
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.scenes import SPLITS, Scenes, scene
-from linvit.data.sources.splits import Rows
-
-NAME = "digit_scenes"
+from linvit.data.sources.splits import SCENES, Rows
 
 
 @dataclass
@@ -55,7 +53,7 @@ class SceneSource(DataSource):
     image_column = "scene"
 
     def __init__(self, options: Scenes, size: tuple[int, int]) -> None:
-        super().__init__(NAME, None, 0, streaming=False, prepare=dict)
+        super().__init__(SCENES, None, 0, streaming=False, prepare=dict)
         self.options = options
         self.size = size
 

@@ -18,6 +18,7 @@ from linvit.errors import UserError, did_you_mean
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
 EMBEDDED = Path(__file__).parents[1] / "assets"
 HUB = "hub:"
+SCENES = "digit_scenes"  # made of the embedded digits, with masks
 SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", "dev"), "test": ("test", "testing")}
 
 
@@ -107,10 +108,11 @@ def existing(source: str) -> Path:
     if path.exists() and not (path.is_dir() or path.is_file()):
         raise UserError(f"'{source}' is neither a folder nor a regular file")
     if not path.exists():
+        nearest = did_you_mean(source, [*embedded(), SCENES]) if source != SCENES else ""
         raise UserError(
-            f"there is no data at '{source}' (looked for {path.absolute()}).{did_you_mean(source, embedded())} "
-            f"Give an embedded set ({', '.join(embedded())}), the path of an image folder, parquet or arrow data, or "
-            f"{HUB}owner/name"
+            f"there is no data at '{source}' (looked for {path.absolute()}).{nearest} Give an embedded set "
+            f"({', '.join(embedded())}; for segmentation {SCENES}), the path of an image folder, parquet or arrow "
+            f"data, or {HUB}owner/name"
         )
     return path
 

@@ -18,6 +18,7 @@ from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
 from linvit.tasks.base import Task
+from linvit.tasks.published import Published, published_miou
 from linvit.tasks.segmentation.confusion import ConfusionScore, PixelConfusion, class_scores
 from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
 
@@ -135,6 +136,14 @@ class SegmentationTask(Task):
         folder = self.report_folder
         writers = [] if folder is None else [MaskWriter(folder)]
         return [*super().run_callbacks(), SegmentationReport(folder), SegmentationPictures(), *writers]
+
+    def published(self) -> Published | None:
+        """The published mean IoU on ADE20K, for evaluation at one scale."""
+        settings = self.hparams
+        if self.window is not None or settings["mirror"] or [*settings["scales"]] != [1]:
+            return None
+        names = ("backbone", "head", "attention", "num_classes", "img_size")
+        return published_miou(**{name: settings[name] for name in names})
 
     def class_table(self, stage: str) -> tuple[Tensor, dict[str, Tensor]]:
         """The confusion matrix of the set that was just evaluated, by the weights that predict, and class scores.

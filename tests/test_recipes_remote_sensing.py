@@ -1,0 +1,63 @@
+"""The recipes of remote sensing against what MAResU-Net's letter, GeoSeg, and MACU-Net's program say."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_configs import REMOTE_SENSING, ROOT, heading, printed
+
+MARESUNET = {"vaihingen": (105, 512), "potsdam": (45, 768)}  # epochs and crops of GeoSeg
+MACUNET = ("whdld", "vaihingen", "potsdam")
+
+
+def recipe(name, folder):
+    config = printed(f"--config={ROOT}/configs/remote_sensing/{name}.yaml", cwd=folder)
+    return config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
+
+
+def test_each_network_and_each_set_has_a_configuration():
+    expected = {f"maresunet_{name}" for name in MARESUNET} | {f"macunet_{name}" for name in MACUNET}
+    assert {Path(name).stem for name in REMOTE_SENSING} == expected
+
+
+@pytest.mark.parametrize("name", MARESUNET)
+def test_maresunet(name, tmp_path):
+    model, data, trainer = recipe(f"maresunet_{name}", tmp_path)
+    assert model["backbone"] == {"name": "timm", "model": "resnet34.tv_in1k", "pretrained": True}
+    assert model["head"] == "maresunet"
+    assert (model["lr"], model["weight_decay"], model["betas"], model["no_decay"]) == (3e-4, 0.01, [0.9, 0.999], [])
+    assert data["batch_size"] == model["published_batch_size"] == 4
+    assert (model["schedule"], model["cycle_epochs"], model["cycle_growth"]) == ("cosine_restarts", 15, 2)
+    assert (model["lr_interval"], model["warmup_epochs"], model["min_lr"]) == ("epoch", 0, 0)
+    assert (trainer["max_epochs"], data["img_size"]) == MARESUNET[name]
+    assert (model["loss_average"], model["dice_weight"], model["label_smoothing"]) == ("valid", 0, 0)
+    augmentation = {"ratio": [0.5, 1.5], "max_class_ratio": 0.75, "hflip": 0.5, "photometric": False}
+    assert data["augmentation"] == {**augmentation, "augment_on": "worker"}
+
+
+@pytest.mark.parametrize("name", MACUNET)
+def test_macunet(name, tmp_path):
+    model, data, trainer = recipe(f"macunet_{name}", tmp_path)
+    assert (model["backbone"], model["head"]) == ("macunet_encoder", "macunet")
+    assert (model["lr"], model["weight_decay"], model["betas"]) == (3e-4, 0, [0.9, 0.999])
+    assert data["batch_size"] == model["published_batch_size"] == 16
+    assert (model["schedule"], model["cycle_epochs"], model["cycle_growth"]) == ("cosine_wave", 10, 1)
+    assert (model["lr_interval"], model["warmup_epochs"], model["min_lr"]) == ("epoch", 0, pytest.approx(3e-6))
+    assert (trainer["max_epochs"], 16 * trainer["limit_train_batches"]) == (100, 2000)
+    assert trainer["callbacks"][-1]["init_args"]["patience"] == 10
+    assert (model["loss_average"], data["img_size"]) == ("valid", 256)
+    assert (data["mean"], data["std"]) == ([0, 0, 0], [1, 1, 1])
+    augmentation = {"ratio": [1, 1], "max_class_ratio": None, "hflip": 0, "photometric": False}
+    assert data["augmentation"] == {**augmentation, "augment_on": "worker"}
+
+
+@pytest.mark.parametrize("name", REMOTE_SENSING)
+def test_the_scores_of_the_papers_are_named_and_clutter_is_left_out_of_means(name, tmp_path):
+    stem = Path(name).stem
+    model, data, _ = recipe(stem, tmp_path)
+    aerial = "whdld" not in stem
+    assert data["reduce_zero_label"] is not aerial
+    assert (data["class_names"], model["left_out"]) == (("isprs", ["clutter"]) if aerial else (None, []))
+    expected = heading(name)["Expected"]
+    assert "not yet run" in expected
+    assert all(tag in expected for tag in ("test/mF1", "test/aAcc", "test/kappa", "val/score", "mIoU"))
