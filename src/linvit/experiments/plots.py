@@ -1,24 +1,45 @@
 """Plots as SVG text, on a light background: curves over a quantity, and points with the front of the best ones."""
 
+import io
+import math
 from collections.abc import Sequence
-from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from linvit.experiments.plot_frame import (
-    BOTTOM,
-    COLOURS,
-    DASHES,
-    HEIGHT,
-    LETTER,
-    LINE,
-    TOP,
-    Axis,
-    Frame,
-    document,
-    marker,
-)
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 Point = tuple[float, float]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#6a3d9a", "#7f4f24", "#444444")
+MARKERS = "os^Dv<>P*X"
+LINES = ("-", "--", ":")
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "font.size": 11,
+    "grid.color": "#e2e2e2",
+    "svg.fonttype": "none",  # text stays text, which can be searched and copied
+    "svg.hashsalt": "linvit",  # the same plot is the same text
+    "text.parse_math": False,  # a name may have a $
+}
+
+
+class Axis(NamedTuple):
+    """One axis.
+
+    Attributes:
+        label: What it shows, with its unit.
+        log: Whether it is logarithmic; values that are not positive are then left out.
+        ticks: Where its ticks are; () chooses them.
+    """
+
+    label: str
+    log: bool = False
+    ticks: tuple[float, ...] = ()
 
 
 class Series(NamedTuple):
@@ -37,12 +58,21 @@ class Series(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+class Bar(NamedTuple):
+    """A point that is drawn, and the lower and upper end of its bar."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
-    """Draws a curve per series, with its name at its right end in its colour.
+    """Draws a curve per series; the legend has them in the order of their right ends.
 
     Args:
         title: Written above.
-        series: Those at the same place of the list have the same colour in every plot; from the 28th on, they repeat.
+        series: Those at the same place of the list look the same in every plot.
         x: The horizontal axis.
         y: The vertical one.
         note: What the reader must know, such as the machine; written below the title.
@@ -50,40 +80,25 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
     Returns:
         The text of an SVG file.
     """
-    right = 30 + LETTER * max((len(one.name) for one in series), default=0)
-    frame = Frame([point for one in series for point in one.points], x, y, right)
-    parts, ends = [], []
-    for i, one in enumerate(series):
-        places = _places(frame, one)
-        if not places:
-            continue
-        colour = COLOURS[i % len(COLOURS)]
-        dash = DASHES[i // len(COLOURS) % len(DASHES)]
-        parts += [
-            f'<g stroke="{colour}" fill="none" stroke-width="1.8"><title>{escape(one.name)}</title>',
-            f'<path d="{_path(places)}" stroke-dasharray="{dash}"/>',
-            f'<path d="{_bars(frame, one)}" stroke-width="1"/>',
-            *(marker(i, *place) for place in places),
-            "</g>",
-        ]
-        ends.append((places[-1][1], places[-1][0], one.name, colour))
-    ends.sort()
-    for at, (b, a, name, colour) in zip(_apart([end[0] for end in ends]), ends, strict=True):
-        parts += [
-            f'<path d="M{a + 6:.1f} {b:.1f}L{frame.edge + 14:.1f} {at:.1f}" stroke="{colour}" stroke-width=".6"/>',
-            f'<text x="{frame.edge + 18:.1f}" y="{at + 4:.1f}" fill="{colour}">{escape(name)}</text>',
-        ]
-    return document(title, note, [*frame.drawn(), *parts])
+    with mpl.rc_context(STYLE):
+        figure, axes = _axes(title, x, y, note)
+        ends = []
+        for i, one in enumerate(series):
+            if points := _shown(one, x, y):
+                drawn = axes.errorbar(*_columns(points), **look(i), linestyle=LINES[i // len(COLOURS) % len(LINES)])
+                ends.append((points[-1][:2], one.name, drawn))
+        ends.sort(key=lambda end: end[0], reverse=True)
+        return _svg(figure, [drawn for *_, drawn in ends], [name for _, name, _ in ends])
 
 
 def scatter_plot(
     title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False, lines: bool = False
 ) -> str:
-    """Draws points with their labels beside them.
+    """Draws points, with labels beside them where there are some.
 
     Args:
         title: Written above.
-        series: Points of one colour each.
+        series: Points that look alike.
         x: The horizontal axis; the smaller the better, for the front.
         y: The vertical one; the larger the better.
         note: Written below the title.
@@ -93,84 +108,60 @@ def scatter_plot(
     Returns:
         The text of an SVG file.
     """
-    frame = Frame([point for one in series for point in one.points], x, y, right=110)
-    parts, points = [], []
-    for i, one in enumerate(series):
-        colour, places = COLOURS[i % len(COLOURS)], _places(frame, one)
-        path = _path(places) if lines and places else ""
-        parts.append(f'<path d="{path}{_bars(frame, one)}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
-        parts += [f'<g stroke="{colour}">{marker(i, *place)}</g>' for place in places]
-        for point, label in zip(one.points, one.labels or [one.name] * len(one.points), strict=True):
-            if frame.shows(*point):
-                points.append((point, label, colour))
-    best: list[Point] = []
-    for point in sorted((point for point, _, _ in points), key=lambda point: (point[0], -point[1])):
-        if front and (not best or point[1] > best[-1][1]):
-            best.append(point)
-    if best:
-        path = _path([frame.place(*point) for point in best])
-        parts.insert(0, f'<path d="{path}" fill="none" stroke="#ccc" stroke-width="5" stroke-linejoin="round"/>')
-    taken = [_Box.around(*frame.place(*point), 10) for point, _, _ in points]
-    for point, label, colour in points:
-        place = _beside(*frame.place(*point), LETTER * len(label), taken)
-        where = f'x="{place[0]:.1f}" y="{place[1] + 4:.1f}" text-anchor="middle"'
-        parts.append(f'<text {where} fill="{colour}">{escape(label)}</text>')
-    return document(title, note, [*frame.drawn(), *parts])
+    with mpl.rc_context(STYLE):
+        figure, axes = _axes(title, x, y, note)
+        drawn: list[Bar] = []
+        handles, names = [], []
+        for i, one in enumerate(series):
+            if points := _shown(one, x, y):
+                drawn += points
+                names.append(one.name)
+                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="-" if lines else "none"))
+            for point, label in zip(one.points, one.labels, strict=False):
+                axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
+        if front:
+            best = [bar for bar in sorted(drawn) if not any(other.x <= bar.x and other.y > bar.y for other in drawn)]
+            axes.plot([bar.x for bar in best], [bar.y for bar in best], color="#cccccc", linewidth=5, zorder=0)
+        return _svg(figure, handles, names)
 
 
-def _places(frame: Frame, series: Series) -> list[Point]:
-    return [frame.place(*point) for point in series.points if frame.shows(*point)]
+def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:
+    figure = Figure((10, 6.25))
+    axes = figure.subplots()
+    figure.suptitle(title)
+    axes.set_title(note, fontsize=9, color="#555555")
+    for axis, drawn, scale in ((x, axes.xaxis, axes.set_xscale), (y, axes.yaxis, axes.set_yscale)):
+        drawn.set_label_text(axis.label + " (log scale)" * axis.log)
+        scale("log" if axis.log else "linear")
+        drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        if axis.ticks:
+            drawn.set_major_locator(FixedLocator(axis.ticks))
+            drawn.set_minor_locator(NullLocator())
+    return figure, axes
 
 
-def _path(places: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
+def look(i: int) -> dict[str, Any]:
+    """How the points of the i-th series look; no two of the first 90 look alike."""
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "capsize": 2}
 
 
-def _bars(frame: Frame, series: Series) -> str:
-    """The spread of each point as a vertical line."""
-    bars = []
-    for (x, y), (low, high) in zip(series.points, series.spread, strict=False):
-        if frame.shows(x, y) and frame.shows(x, low):
-            (a, bottom), (_, top) = frame.place(x, low), frame.place(x, high)
-            bars.append(f"M{a:.1f} {bottom:.1f}V{top:.1f}")
-    return "".join(bars)
+def _shown(series: Series, x: Axis, y: Axis) -> list[Bar]:
+    """The points that can be drawn, with the lower and upper end of their bars."""
+    ends = series.spread or [(b, b) for _, b in series.points]
+    bars = [Bar(*point, *end) for point, end in zip(series.points, ends, strict=True)]
+    return [
+        bar for bar in bars if all(map(math.isfinite, bar)) and (bar.x > 0 or not x.log) and (bar.low > 0 or not y.log)
+    ]
 
 
-class _Box(NamedTuple):
-    """What a label or a marker covers."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-    @classmethod
-    def around(cls, a: float, b: float, width: float) -> "_Box":
-        return cls(a - width / 2, a + width / 2, b - LINE / 2 + 1, b + LINE / 2 - 1)
-
-    def meets(self, other: "_Box") -> bool:
-        across = self.left < other.right and other.left < self.right
-        return across and self.top < other.bottom and other.top < self.bottom
+def _columns(bars: Sequence[Bar]) -> tuple[list[float], list[float], list[list[float]]]:
+    """The places of points and the lengths of their bars, as matplotlib takes them."""
+    lengths = [[bar.y - bar.low for bar in bars], [bar.high - bar.y for bar in bars]]
+    return [bar.x for bar in bars], [bar.y for bar in bars], lengths
 
 
-def _beside(a: float, b: float, width: float, taken: list[_Box]) -> Point:
-    """The middle of a label at a point: the first place that is free, which is then taken."""
-    right, left = a + 9 + width / 2, a - 9 - width / 2
-    near = [(right, b), (right, b - 12), (right, b + 12), (left, b), (a, b - 16), (a, b + 16)]
-    places = [*near, *((x, b + dy) for dy in (-24, 24, -36, 36) for x in (right, left))]
-    place = next((at for at in places if not any(map(_Box.around(*at, width).meets, taken))), places[0])
-    taken.append(_Box.around(*place, width))
-    return place
-
-
-def _apart(places: Sequence[float]) -> list[float]:
-    """Sorted positions, moved so that labels at them do not overlap, and upwards again where they leave the axes."""
-    moved, free = [], float(TOP)
-    for place in places:
-        moved.append(max(place, free))
-        free = moved[-1] + LINE
-    free = max(HEIGHT - BOTTOM, TOP + LINE * (len(places) - 1))
-    for k in reversed(range(len(moved))):
-        moved[k] = min(moved[k], free)
-        free = moved[k] - LINE
-    return moved
+def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[str]) -> str:
+    figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
