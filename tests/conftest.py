@@ -29,6 +29,11 @@ def pytest_unconfigure():
     hub.cleanup()
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Initial values do not depend on which tests ran before."""

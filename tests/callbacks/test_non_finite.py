@@ -271,7 +271,6 @@ def test_on_a_gpu_a_step_is_reported_one_batch_later(tmp_path, monkeypatch, accu
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("options", [{"precision": "bf16-mixed", "gradient_clip_val": 1.0}, {"precision": "16-mixed"}])
 def test_on_a_gpu(tmp_path, options):
     task, watch = with_batch_norm(ema_decay=0.5), Watch()
