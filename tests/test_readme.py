@@ -110,3 +110,10 @@ def test_a_command_is_understood(line, place):
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[page])
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
