@@ -1,14 +1,19 @@
 """The rank callback: what it logs of real runs, and that it disturbs none."""
 
+import copy
 import math
 
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from PIL import Image
 
 import linvit
 from linvit.analysis import effective_rank, entropy, rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
+from linvit.callbacks.attention_rank import rank_picture, read_table
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
 
 TOKENS, LAYER = 17, "blocks.0.attn"
@@ -29,17 +34,21 @@ class Poisoned(linvit.Attention):
     def forward(self, q, k, v, grid):
         weights = (q @ k.mT).softmax(-1)
         if q.dtype == torch.float64:
-            weights[:, 0] = torch.nan
+            weights = torch.cat([weights[:, :1] * torch.nan, weights[:, 1:]], 1)
         return weights @ v
 
 
 def logged(folder, attention, count=16, **options):
     """What the callback logs while a tiny model with that attention trains."""
     memory = Memory()
-    callback = AttentionRank(**{"every_n_steps": 1, **options})
+    callback = AttentionRank(**{"every_n_steps": 1, "max_share": None, **options})
     task = tiny_task(attention=attention, lr=1e-2, warmup_epochs=0)
     fit(task, folder, count, logger=memory, callbacks=[callback])
-    return {tag: values for tag, values in memory.values.items() if tag.endswith(("attn", "min", "mean", "max"))}
+    return {
+        tag: values
+        for tag, values in memory.values.items()
+        if tag.endswith(("attn", "min", "mean", "max")) and "/kernel" not in tag and "/convolution" not in tag
+    }
 
 
 def values(found, tag):
@@ -87,7 +96,7 @@ def test_the_values_are_those_of_the_first_image_before_the_step(tmp_path):
 def test_every_layer_is_logged(tmp_path):
     memory = Memory()
     task = tiny_task(backbone={**TINY, "depth": 3}, attention=["linear", "softmax", "focused"])
-    fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)])
+    fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1, max_share=None)])
     assert {f"rank/blocks.{i}.attn" for i in range(3)} <= set(memory.values)
 
 
@@ -103,8 +112,8 @@ def test_every_layer_is_logged(tmp_path):
     ids=str,
 )
 def test_cadence_in_optimiser_steps(tmp_path, every, options, steps):
-    memory = Memory()
-    fit(tiny_task(), tmp_path, 24, max_epochs=2, logger=memory, callbacks=[AttentionRank(every)], **options)
+    memory, callback = Memory(), AttentionRank(every, max_share=None)
+    fit(tiny_task(), tmp_path, 24, max_epochs=2, logger=memory, callbacks=[callback], **options)
     assert [step for step, _ in memory.values[f"rank/{LAYER}"]] == steps
 
 
@@ -148,7 +157,7 @@ class TestTrouble:
         memory, task = Memory(), tiny_task(attention="linear")
         with torch.no_grad():
             task.network.blocks[0].attn.qkv.weight.fill_(torch.inf)
-        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)])
+        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1, max_share=None)])
         assert memory.values[f"nonfinite/{LAYER}"] == [(0, 3), (1, 3)]
         assert f"rank/{LAYER}" not in memory.values
 
@@ -170,11 +179,10 @@ class TestTrouble:
         assert logged(tmp_path / "at", "softmax", max_tokens=TOKENS)
 
     @pytest.mark.filterwarnings("error:AttentionRank")
-    def test_thin_factors_give_the_ranks_of_any_number_of_tokens(self, tmp_path):
+    def test_thin_factors_give_all_for_any_number_of_tokens(self, tmp_path):
         few, many = (logged(tmp_path / str(limit), "linear", max_tokens=limit) for limit in (TOKENS, 16))
-        assert set(few) - set(many) == {f"entropy/{LAYER}"}
-        assert all(few[tag] == many[tag] for tag in many)
-        assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}"}
+        assert few == many
+        assert set(many) == {f"rank/{LAYER}", f"effective_rank/{LAYER}", f"entropy/{LAYER}"}
 
     @pytest.mark.filterwarnings("error:AttentionRank")
     @pytest.mark.parametrize("channel", [5, "mean", "all"])
@@ -184,17 +192,17 @@ class TestTrouble:
         few = logged(tmp_path / "few", attention, channel=channel)
         monkeypatch.setattr(linvit.registry.attentions.get(attention), "factors", linvit.Attention.factors)
         probed = logged(tmp_path / "probed", attention, channel=channel)
-        assert set(few) == set(probed) == set(many) | {tag for tag in few if tag.startswith("entropy/")}
-        assert all(few[tag] == many[tag] for tag in many)
+        assert set(probed) == set(few)
+        assert few == many
         for tag in probed:
             assert values(few, tag) == pytest.approx(values(probed, tag), rel=1e-9), tag
         tags = [f"rank/{LAYER}"] if channel != "all" else [f"rank/{LAYER}/{part}" for part in ("min", "mean", "max")]
         columns = HEAD_WIDTH if channel == "mean" else 1
         assert all(1 <= value <= columns for tag in tags for value in values(many, tag))
 
-    def test_a_model_without_linvit_attention_is_told(self, tmp_path):
+    def test_a_model_without_attention_is_told(self, tmp_path):
         task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32)
-        with pytest.warns(UserWarning, match="the model has no linvit attention, so no rank is logged"):
+        with pytest.warns(UserWarning, match="has no attention that can be measured: ResNet has no attention"):
             trainer(tmp_path, max_steps=1, max_epochs=1, callbacks=[AttentionRank(1)]).fit(task, batches(8, side=32))
 
     def test_a_cadence_below_one_is_a_user_error(self):
@@ -211,7 +219,7 @@ class TestUndisturbed:
     @pytest.mark.parametrize("attention", linvit.list_attentions())
     def test_training_is_bit_identical(self, tmp_path, attention):
         weights = []
-        for callbacks in ([], [AttentionRank(1, channel="all")]):
+        for callbacks in ([], [AttentionRank(1, channel="all", max_share=None)]):
             task = tiny_task(attention=attention, backbone={**TINY, "depth": 2}, drop_path_rate=0.3, mixup_alpha=0.5)
             fit(task, tmp_path, 24, max_epochs=2, callbacks=callbacks, logger=Memory())
             weights.append(task.state_dict())
@@ -219,23 +227,96 @@ class TestUndisturbed:
 
     def test_no_hook_stays_after_a_run(self, tmp_path):
         task = tiny_task()
-        fit(task, tmp_path, callbacks=[AttentionRank(1)], logger=Memory())
-        assert self.hooks(task) == []
-
-    def test_no_hook_stays_after_a_run_that_failed(self, tmp_path):
-        task = tiny_task()
-
-        def fail(*args):
-            assert self.hooks(task), "nobody was listening, so this shows nothing"
-            raise ValueError("on purpose")
-
-        task.network.head.register_forward_hook(fail)
-        with pytest.raises(ValueError, match="on purpose"):
-            fit(task, tmp_path, callbacks=[AttentionRank(1)], logger=Memory())
+        fit(task, tmp_path, callbacks=[AttentionRank(1, max_share=None)], logger=Memory())
         assert self.hooks(task) == []
 
     def test_half_precision_training_is_probed_in_float64(self, tmp_path):
         memory = Memory()
         task = tiny_task(attention="linear")
-        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1)], precision="bf16-mixed")
+        fit(task, tmp_path, logger=memory, callbacks=[AttentionRank(1, max_share=None)], precision="bf16-mixed")
         assert all(1 <= value <= HEAD_WIDTH for _, value in memory.values[f"rank/{LAYER}"])
+
+
+class TestSupport:
+    """Networks and settings beside the plain one."""
+
+    def test_the_attention_of_a_timm_model_is_measured(self, tmp_path):
+        """Its softmax matrices, without a mechanism of linvit in the model that is trained."""
+        memory, backbone = Memory(), {"name": "timm", "model": "test_vit"}
+        task = tiny_task(backbone=backbone, img_size=160)
+        runner = trainer(
+            tmp_path, max_steps=1, max_epochs=1, logger=memory, callbacks=[AttentionRank(1, max_share=None)]
+        )
+        twin = linvit.replace_attention(copy.deepcopy(task.network).eval(), "softmax", 160)
+        images = batches(8, side=160).dataset.images
+        with Recorder(twin) as recorder:
+            twin(images[:1])
+        runner.fit(task, batches(8, side=160))
+        ranks = {tag: found[0][1] for tag, found in memory.values.items() if tag.startswith("rank/")}
+        assert ranks == {f"rank/{name}": rank(call.matrix()).mean().item() for name, call in recorder.calls.items()}
+        assert len(ranks) == len(task.network.blocks)
+        assert not any("mechanism" in name for name, _ in task.named_modules())
+
+    def test_the_weights_are_those_being_trained_and_not_their_average(self, tmp_path):
+        found = []
+        for options in ({}, {"ema_decay": 0.9}):
+            memory = Memory()
+            task = tiny_task(attention="linear", lr=0.1, warmup_epochs=0, **options)
+            fit(task, tmp_path, 32, logger=memory, callbacks=[AttentionRank(1, max_share=None)])
+            found.append(memory.values[f"effective_rank/{LAYER}"])
+        assert found[0] == found[1]
+        assert not any("ema" in tag for tag in memory.values)
+
+    def test_a_sharded_strategy_is_told(self, tmp_path, monkeypatch):
+        class Sharding(SingleDeviceStrategy):
+            """Stands for one that leaves no rank the whole weights."""
+
+        with pytest.warns(UserWarning, match="no rank has the whole weights under Sharding"):
+            fit(tiny_task(), tmp_path, logger=Memory(), callbacks=[AttentionRank(1)], strategy=Sharding("cpu"))
+
+
+class TestBudget:
+    """How much time measuring may take."""
+
+    def test_layers_take_turns_where_the_seconds_do_not_suffice_for_all(self, tmp_path):
+        memory, task = Memory(), tiny_task(backbone={**TINY, "depth": 3})
+        callback = AttentionRank(1, max_seconds=1e-9, max_share=None)
+        fit(task, tmp_path, 32, logger=memory, callbacks=[callback])
+        steps = {f"rank/blocks.{i}.attn": [(i,), (0, 3)][i == 0] for i in range(3)}
+        assert {tag: tuple(s for s, _ in memory.values[tag]) for tag in steps} == steps
+
+    def test_what_is_beyond_the_share_is_left_out(self, tmp_path):
+        memory = Memory()
+        fit(tiny_task(), tmp_path, 32, logger=memory, callbacks=[AttentionRank(1, max_share=1e-9)])
+        assert [step for step, _ in memory.values[f"rank/{LAYER}"]] == [0]
+
+
+class TestFiles:
+    """The table and the picture in the folder of a run."""
+
+    def run(self, folder, **options):
+        callback = AttentionRank(1, max_share=None)
+        logger = TensorBoardLogger(folder, name="", version="run")
+        return fit(tiny_task(attention="focused"), folder, 24, logger=logger, callbacks=[callback], **options)
+
+    def test_the_table_has_a_row_per_step_layer_part_and_head(self, tmp_path):
+        self.run(tmp_path)
+        rows = read_table(tmp_path / "run" / "attention_rank.csv")
+        parts = ("", "kernel", "convolution")
+        want = [(str(s), LAYER, part, str(h)) for s in range(3) for part in parts for h in range(3)]
+        assert [(row["step"], row["layer"], row["part"], row["head"]) for row in rows] == want
+        assert all(1 <= float(row["rank"]) <= HEAD_WIDTH for row in rows if row["part"] == "kernel")
+        assert all(math.isfinite(float(row[name])) for row in rows for name in list(row)[4:])
+
+    def test_a_resumed_run_goes_on_with_it(self, tmp_path):
+        self.run(tmp_path)
+        table = tmp_path / "run" / "attention_rank.csv"
+        before = table.read_text(encoding="utf-8")
+        AttentionRank(1).on_train_start(self.run(tmp_path), tiny_task())  # at step 3, with the rows of steps 0 to 2
+        assert table.read_text(encoding="utf-8") == before
+
+    def test_the_picture_shows_layers_and_steps(self, tmp_path):
+        self.run(tmp_path)
+        picture = Image.open(tmp_path / "run" / "attention_rank.png")
+        assert picture.size == rank_picture(tmp_path / "run" / "attention_rank.csv").size
+        assert len(picture.convert("RGB").getcolors(10**6)) > 5

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from linvit.analysis.attention_matrix import attention_factors, attention_matrix
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
+from linvit.layers.stripes import StripeBranch
+from linvit.layers.windows import WindowAttention
 
 
 class Call(NamedTuple):
-    """One forward call of a mechanism, for the first image alone.
+    """One forward call of a mechanism, for the first image alone, or its first window, unless all samples are kept.
 
     Attributes:
         mechanism: The mechanism that was called.
@@ -21,6 +23,8 @@ class Call(NamedTuple):
         grid: Their grid.
         bias: Position bias, if the mechanism takes one.
         x: The layer's input (1, N, C), if the mechanism takes it.
+        layout: Where the layer cuts the image into windows or stripes: the size (H, W) of the whole map, and which of
+            its patches is at each place of each window, (n, N), -1 for padding.
     """
 
     mechanism: Attention
@@ -30,6 +34,11 @@ class Call(NamedTuple):
     grid: Grid
     bias: Tensor | None = None
     x: Tensor | None = None
+    layout: tuple[tuple[int, int], Tensor] | None = None
+
+    def first(self) -> "Call":
+        """The call of the first sample alone."""
+        return self._replace(**{name: _kept(value, 1) for name, value in self._asdict().items()})
 
     def matrix(self) -> Tensor:
         """The equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
@@ -54,6 +63,7 @@ class Recorder:
 
     Args:
         model: Any module that contains mechanisms of linvit.
+        samples: How many samples of the batch to keep, windows counted each; None is all.
 
     Attributes:
         calls: The latest call of each mechanism, by the module path of its layer.
@@ -69,7 +79,7 @@ class Recorder:
         torch.Size([3, 32, 64, 64])
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, samples: int | None = 1) -> None:
         found = mechanisms(model)
         if not found:
             raise UserError(
@@ -78,9 +88,17 @@ class Recorder:
                 f"weights, or build it by linvit.create_backbone(..., attention='softmax')"
             )
         self.calls: dict[str, Call] = {}
+        self._samples = samples
+        self._layouts: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        hosts = {name: model.get_submodule(name) for name in found}
         self._hooks = [
             mechanism.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
             for layer, mechanism in found.items()
+        ]
+        self._hooks += [
+            host.register_forward_pre_hook(self._layout_of(layer), with_kwargs=True)
+            for layer, host in hosts.items()
+            if isinstance(host, WindowAttention | StripeBranch)
         ]
 
     def __enter__(self) -> "Recorder":
@@ -97,7 +115,15 @@ class Recorder:
     def _hook(self, layer: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any]], None]:
         def record(mechanism: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = dict(zip(("q", "k", "v", "grid"), args, strict=False)) | kwargs
-            self.calls[layer] = Call(mechanism, **{name: _first(value) for name, value in given.items()})
+            kept = {name: _kept(value, self._samples) for name, value in given.items()}
+            self.calls[layer] = Call(mechanism, **kept, layout=self._layouts.get(layer))
+
+        return record
+
+    def _layout_of(self, layer: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
+        def record(host: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            grid: Grid = kwargs["grid"] if "grid" in kwargs else args[-1]
+            self._layouts[layer] = grid.size, host.layout(grid.size)
 
         return record
 
@@ -111,6 +137,6 @@ def mechanisms(model: nn.Module) -> dict[str, Attention]:
     }
 
 
-def _first(value: Any) -> Any:
-    """A copy of a tensor's part that belongs to the first image; anything else as it is."""
-    return value[:1].detach().clone() if isinstance(value, Tensor) else value
+def _kept(value: Any, samples: int | None) -> Any:
+    """A copy of a tensor's part that belongs to the first samples; anything else as it is."""
+    return value[:samples].detach().clone() if isinstance(value, Tensor) else value

@@ -12,6 +12,14 @@ from linvit.attention.base import Grid
 
 TOP = 5
 """Keys whose share of the weights `top_share` is."""
+ROW_STATISTICS = (
+    "entropy",
+    "top_share",
+    "uniform_distance",
+    "centroid_distance",
+    "attention_distance",
+    "negative_share",
+)
 
 
 def row_statistics(rows: Tensor, queries: Tensor, grid: Grid, top: int = TOP) -> dict[str, Tensor]:

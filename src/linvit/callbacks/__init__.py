@@ -1,5 +1,6 @@
 """Callbacks: what a run logs, and the reports that it writes."""
 
+from linvit.callbacks.attention_maps import AttentionMaps
 from linvit.callbacks.attention_rank import AttentionRank
 from linvit.callbacks.bad_images import BadImageCount
 from linvit.callbacks.best_checkpoint import BestCheckpoint
@@ -17,6 +18,7 @@ from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.callbacks.throughput import Throughput
 
 __all__ = [
+    "AttentionMaps",
     "AttentionRank",
     "BadImageCount",
     "BestCheckpoint",

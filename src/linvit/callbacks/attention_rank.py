@@ -1,42 +1,57 @@
-"""Rank of every attention map while training: FLatten's Figure 5, live."""
+"""Rank of every attention matrix while training: FLatten's Figure 5, live."""
 
-from contextlib import ExitStack
+import csv
+import time
+from collections import defaultdict
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from PIL import Image
 from torch import Tensor
 
-from linvit.analysis import entropy
-from linvit.analysis.rank import (
-    effective_rank_of,
-    rank_of,
-    rank_tolerance,
-    singular_values,
-    singular_values_of_product,
-)
-from linvit.analysis.recorder import Call, Recorder, mechanisms
-from linvit.errors import UserError
+from linvit.analysis.attention_statistics import SPECTRAL, attention_statistics, matrix_parts
+from linvit.analysis.recorder import Call
+from linvit.analysis.rows import ROW_STATISTICS
+from linvit.callbacks.heat_map import heat_map
+from linvit.callbacks.measurement import Measurement
+from linvit.plain_text import CsvWriter
+
+CURVES = ("rank", "effective_rank", "entropy")
+TITLES = ("step", "layer", "part", "head", *SPECTRAL, *ROW_STATISTICS)
+COLUMNS = 40  # of the picture
+TABLE, PICTURE = "attention_rank.csv", "attention_rank.png"
 
 
-class AttentionRank(Callback):
+class AttentionRank(Measurement):
     """Logs `rank/`, `effective_rank/` and `entropy/` of each layer's equivalent matrix, averaged over the heads.
 
-    Every `every_n_steps` optimiser steps the inputs of each mechanism for the first image of the batch are kept, and
-    after the backward pass, before the optimiser changes the parameters, its matrix is probed in float64
-    (`linvit.analysis.attention_matrix`). Where a mechanism offers thin factors, of one map or of one per channel, the
-    ranks are those of the factors and take milliseconds at thousands of tokens. Linear attention stops at the head
-    width; a depthwise convolution of the values lifts it to the number of tokens. Nothing here can end a run: a map
-    with a non-finite entry is counted under `nonfinite/` instead.
+    The matrices are those of fixed images. Where a mechanism offers thin factors, of one map or of one per channel, the
+    ranks are those of the factors and take milliseconds at thousands of tokens; otherwise the matrix is probed in
+    float64. Linear attention stops at the head width; a depthwise convolution of the values lifts it to the number of
+    tokens, so the ranks of both parts are logged, too (`rank/LAYER/kernel`, `rank/LAYER/convolution`). A map with a
+    non-finite entry is counted under `nonfinite/` instead.
+
+    All of `linvit.analysis.attention_statistics`, per head and part, is written to attention_rank.csv in the run's
+    folder, and the ranks of all layers over time to the picture attention_rank.png, and to TensorBoard.
+
+    The attention of timm models is measured, too: ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 and Swin.
 
     Args:
         every_n_steps: Optimiser steps between two measurements.
         channel: For mechanisms whose map differs per channel: the index of one (0 is the paper's figure), "mean" (the
             map averaged over channels), or "all" (min, mean and max over the channels).
         rtol: Relative tolerance of the rank; null is max(N, M) times the float64 epsilon.
-        max_tokens: Of layers with more queries or keys no matrix is formed: its singular value decomposition takes
-            seconds per head at 3,136 tokens. Their entropy is left out, and, without thin factors, their ranks.
+        max_tokens: Of layers with more queries or keys and without thin factors nothing is measured: the singular value
+            decomposition of their matrix takes seconds per head at 3,136 tokens.
+        images: Images, spread evenly over the validation set, over which the values are averaged.
+        max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
+        max_share: Fraction of the training time that measurements may take: while they have taken more, the next ones
+            are left out. null for no limit.
     """
 
     def __init__(
@@ -45,103 +60,150 @@ class AttentionRank(Callback):
         channel: int | Literal["mean", "all"] = 0,
         rtol: float | None = None,
         max_tokens: int = 1024,
+        images: int = 1,
+        max_seconds: float = 10.0,
+        max_share: float | None = 0.01,
     ) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"every_n_steps must be at least 1; got {every_n_steps}")
-        self.every_n_steps = every_n_steps
+        super().__init__(every_n_steps, images, max_seconds, max_share)
         self.channel = channel
         self.rtol = rtol
         self.max_tokens = max_tokens
-        self._last_step = -1
-        self._recorder: Recorder | None = None
-        self._eager = ExitStack()
+        self._next = 0
+        self._file: Path | None = None
+        self._new = False
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warns if the model has no attention to measure."""
-        if not mechanisms(pl_module):
-            rank_zero_warn("AttentionRank: the model has no linvit attention, so no rank is logged")
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Goes on with the table of a resumed run, without the rows of steps that are done again."""
+        super().on_train_start(trainer, pl_module)
+        self._next, self._file = 0, None
+        if self._supported and trainer.log_dir is not None:
+            self._file = Path(trainer.log_dir) / TABLE
+            rows = [row for row in read_table(self._file) if int(row["step"]) < trainer.global_step]
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("w", encoding="utf-8", newline="") as file:
+                CsvWriter(file).writerows([TITLES, *([row[title] for title in TITLES] for row in rows)])
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Records the coming forward pass if a measurement is due."""
-        step = trainer.global_step
-        due = step % self.every_n_steps == 0 and step != self._last_step
-        if trainer.is_global_zero and due and mechanisms(pl_module):
-            self._last_step = step
-            self._recorder = Recorder(pl_module)
-            if pl_module.hparams.get("compile"):  # a compiled network does not see hooks: this one step runs without
-                self._eager.enter_context(torch.compiler.set_stance("force_eager"))
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures what was recorded, before the optimiser changes the parameters, and logs the results."""
-        if self._recorder is None:
-            return
-        self._stop_recording()
-        values: dict[str, float] = {}
-        for layer, call in self._recorder.calls.items():
+    def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
+        """Measures the layers in turn, the first one where the last measurement ended."""
+        layers = list(calls[0])
+        curves: dict[str, float] = {}
+        rows: list[list[Any]] = []
+        begin = self._next % len(layers)
+        for count, layer in enumerate([*layers[begin:], *layers[:begin]]):
+            if count and time.monotonic() > until:
+                break
+            self._next = begin + count + 1
             try:
-                values |= self._measure(layer.removeprefix("network.").removeprefix("backbone."), call)
-            except Exception as error:  # a measurement must never end a run
-                rank_zero_warn(f"AttentionRank: {layer} cannot be measured: {type(error).__name__}: {error}")
-        self._recorder = None
+                found = self._layer(layer, [of_image[layer] for of_image in calls])
+            except Exception as error:
+                rank_zero_warn(f"{self.name}: {layer} cannot be measured: {type(error).__name__}: {error}")
+                continue
+            for part, numbers in found.items():
+                curves |= self._curves(layer, part, numbers)
+                rows += _rows(trainer.global_step, layer, part, numbers)
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=self._last_step)
+            logger.log_metrics(curves, step=trainer.global_step)
+        if self._file is not None and rows:
+            with self._file.open("a", encoding="utf-8", newline="") as file:
+                CsvWriter(file).writerows(rows)
+            self._new = True
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Removes the hooks."""
-        self._stop_recording()
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws what is new since the last validation."""
+        self._draw(trainer)
 
-    def _stop_recording(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-        self._eager.close()
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the rest."""
+        self._draw(trainer)
 
-    def _measure(self, layer: str, call: Call) -> dict[str, float]:
-        tokens = max(call.grid.num_queries, call.grid.num_keys)
-        factors = self._factors(call)
-        if factors is None and tokens > self.max_tokens:
+    def _draw(self, trainer: Trainer) -> None:
+        """Draws the ranks of all layers over time."""
+        if self._file is None or not self._new:
+            return
+        started, self._new = time.monotonic(), False
+        try:
+            picture = rank_picture(self._file)
+            picture.save(self._file.with_name(PICTURE))
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_image("rank", np.asarray(picture), trainer.global_step, dataformats="HWC")
+        except Exception as error:
+            rank_zero_warn(f"{self.name}: the picture cannot be drawn: {type(error).__name__}: {error}")
+        self.seconds += time.monotonic() - started
+
+    def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
+        """The statistics of a layer's parts, (images, h) or (images, h, d) each."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for call in calls:
+            first = call.first()
+            for part, mechanism in matrix_parts(first.mechanism).items():
+                numbers = attention_statistics(
+                    mechanism,
+                    first.q,
+                    first.k,
+                    first.grid,
+                    v=first.v,
+                    bias=first.bias if mechanism.takes_bias else None,
+                    x=first.x if mechanism.takes_input else None,
+                    channel=None if self.channel == "all" else self.channel,
+                    rtol=self.rtol,
+                    max_tokens=self.max_tokens,
+                )
+                for name, value in numbers.items():
+                    before = found.setdefault(part, {})
+                    before[name] = torch.cat([*([before[name]] if name in before else []), value.cpu()])
+        if "" not in found:
+            tokens = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
-            return {}
-        matrix = None
-        if factors is None:
-            matrix = call.matrix()
-            if call.mechanism.channelwise and self.channel != "all":
-                matrix = matrix.mean(1) if self.channel == "mean" else matrix[:, self.channel]
-            spectrum = singular_values(matrix)
-        else:
-            if tokens <= self.max_tokens:
-                matrix = factors[0] @ factors[1].mT
-            spectrum = singular_values_of_product(*factors)
-        rtol = rank_tolerance(call.grid.num_queries, call.grid.num_keys) if self.rtol is None else self.rtol
-        values: dict[str, float] = {}
-        nonfinite = int(spectrum.isnan().any(-1).sum())
-        if nonfinite:
-            values[f"nonfinite/{layer}"] = nonfinite
-        values |= self._tags(f"rank/{layer}", rank_of(spectrum, rtol))
-        values |= self._tags(f"effective_rank/{layer}", effective_rank_of(spectrum))
-        if matrix is not None:
-            values |= self._tags(f"entropy/{layer}", entropy(matrix))
-        return values
+        return found
 
-    def _factors(self, call: Call) -> tuple[Tensor, Tensor] | None:
-        """The thin factors, if there are any, of the maps that `channel` selects: (h, N, r), or (h, d, N, r)."""
-        factors = call.factors()
-        if factors is None or not call.mechanism.channelwise or self.channel == "all":
-            return factors
-        if self.channel == "mean":  # the sum of the channels' products is the product of their columns side by side
-            left, right = (factor.transpose(1, 2).flatten(2) for factor in factors)  # (h, N, d r), (h, M, d r)
-            return left / call.mechanism.head_dim, right
-        left, right = factors
-        return left[:, self.channel], right[:, self.channel]
+    def _curves(self, layer: str, part: str, numbers: dict[str, Tensor]) -> dict[str, float]:
+        """What is logged of a layer or of its part."""
+        if part:
+            return self._tags(f"rank/{layer}/{part}", numbers["rank"])
+        nonfinite = int(numbers["rank"].isnan().sum())
+        curves: dict[str, float] = {f"nonfinite/{layer}": nonfinite} if nonfinite else {}
+        for name in CURVES:
+            curves |= self._tags(f"{name}/{layer}", numbers[name])
+        return curves
 
     def _tags(self, tag: str, per_map: Tensor) -> dict[str, float]:
-        """Mean over the heads of (h,); for "all" channels (h, d), min, mean and max over heads and channels."""
+        """Mean over images and heads of (n, h); for "all" channels (n, h, d), min, mean and max over all of them."""
         finite = per_map[per_map.isfinite()]
         if finite.numel() == 0:
             return {}
-        if per_map.ndim == 1:
+        if per_map.ndim == 2:
             return {tag: finite.mean().item()}
         return {
             f"{tag}/min": finite.min().item(),
             f"{tag}/mean": finite.mean().item(),
             f"{tag}/max": finite.max().item(),
         }
+
+
+def _rows(step: int, layer: str, part: str, numbers: dict[str, Tensor]) -> list[list[Any]]:
+    """A row of the table for each head, the means over images and channels."""
+    heads = [value.movedim(1, 0).flatten(1).nanmean(1).tolist() for value in numbers.values()]
+    return [[step, layer, part, head, *values] for head, values in enumerate(zip(*heads, strict=True))]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a table; none if there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def rank_picture(path: Path, name: str = "rank") -> Image.Image:
+    """The heat map of a table: layers by steps, mean over the heads of whole matrices."""
+    cells: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in read_table(path):
+        if not row["part"]:
+            cells[row["layer"], int(row["step"])].append(float(row[name]))
+    layers = list(dict.fromkeys(layer for layer, _ in cells))
+    steps = sorted({step for _, step in cells})
+    if len(steps) > COLUMNS:
+        steps = [steps[round(i * (len(steps) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+    values = np.array([[np.mean(cells.get((layer, step), [np.nan])) for step in steps] for layer in layers])
+    return heat_map(values, layers, [str(step) for step in steps], f"{name.replace('_', ' ')} of each layer by step")

@@ -104,6 +104,11 @@ class StripeBranch(nn.Module):
         """Returns how a plane of this size is cut."""
         return Stripes(size, (self.stripe[0] or size[0], self.stripe[1] or size[1]))
 
+    def layout(self, size: tuple[int, int]) -> Tensor:
+        """Returns which patch of a plane (H, W) is at each place of each stripe, (stripes, H' W'); -1 for padding."""
+        patches = torch.arange(1, size[0] * size[1] + 1).view(1, -1, 1)
+        return self.stripes(size).cut(patches).squeeze(-1) - 1
+
     def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
         """Returns the branch's output (B, N, out_dim).
 

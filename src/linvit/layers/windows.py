@@ -145,6 +145,11 @@ class WindowAttention(AttentionLayer):
         fits = min(size) <= window[0]
         return Windows(size, window, 0 if fits or not self.shifted else window[0] // 2)
 
+    def layout(self, size: tuple[int, int]) -> Tensor:
+        """Returns which patch of a map (H, W) is at each place of each window, (n, h w); -1 for padding."""
+        patches = torch.arange(1, size[0] * size[1] + 1).view(1, -1, 1)
+        return self.windows(size).partition(patches).squeeze(-1) - 1
+
     def mask(self, windows: Windows, batch: int) -> Tensor | None:
         """Returns the mask of a shift, (B n, h, h w, h w): -100 between opposite sides of the map, 0 elsewhere."""
         if not (windows.shift and self.mechanism.takes_bias):

@@ -1,0 +1,107 @@
+"""Maps of attention as pictures: each image in a row, with what its query token sees in each layer beside it."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from linvit.analysis.maps import Query, query_map, rollout
+from linvit.analysis.recorder import Call
+from linvit.callbacks.heat_map import colours
+from linvit.errors import UserError
+
+SIDE, GAP, LINE = 128, 6, 20  # pixels
+KINDS = ("weights", "focus")
+MOST = 12  # layers in a picture
+OPACITY = 0.75
+
+
+class Maps(NamedTuple):
+    """What the query token of one image sees.
+
+    Attributes:
+        image: The picture (H, W, 3), uint8.
+        maps: By kind ("weights", "focus", "rollout") and layer (the input, of rollout), (h, w) each.
+        place: Row and column of the query as fractions of the image, or None for the class token.
+        left_out: What is not defined or not supported, by name, with the reason.
+    """
+
+    image: np.ndarray
+    maps: dict[str, dict[str, Tensor]]
+    place: tuple[float, float] | None
+    left_out: dict[str, str]
+
+
+def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
+    """The maps of one image from what its layers received; what fails is left out with the reason."""
+    maps: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+    left_out: dict[str, str] = {}
+    place = (0.5 if query.row is None else query.row, 0.5 if query.column is None else query.column)
+    is_class = False
+    for layer, call in calls.items():
+        try:
+            found = query_map(call, query)
+        except Exception as error:  # a third party's mechanism may fail in any way
+            left_out[layer] = f"{type(error).__name__}: {error}"
+            continue
+        is_class = is_class or found.is_class
+        maps["weights"][layer] = found.weights.cpu()
+        if found.focus is not None:
+            maps["focus"][layer] = found.focus.cpu()
+    tokens = max(call.grid.num_queries for call in calls.values())
+    try:
+        if tokens > max_tokens:
+            raise UserError(f"{tokens} tokens are more than max_tokens={max_tokens}")
+        maps["rollout"] = {"rollout": rollout(calls, query).cpu()}
+    except Exception as error:
+        left_out["rollout"] = str(error)
+    return Maps(image, {kind: found for kind, found in maps.items() if found}, None if is_class else place, left_out)
+
+
+def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
+    """One picture of a kind of maps: a row per image, which comes first, and a column per layer, the last one rollout.
+
+    Each map is drawn over its image: negative values are 0, and the largest has the lightest colour. Of many layers
+    evenly spread ones are drawn.
+    """
+    layers = list(rows[0].maps[kind])
+    if len(layers) > MOST:
+        layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]
+    titles = ["image", *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
+    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * (SIDE + GAP) + LINE + GAP), "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    for column, title in enumerate(titles):
+        while font.getlength(title) > SIDE and "." in title:
+            title = title.partition(".")[2]
+        draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, "black", font, anchor="lm")
+    for row, one in enumerate(rows):
+        drawn: list[Image.Image | None] = [marked(one.image, one.place)]
+        drawn += [over(one.image, one.maps[kind][layer]) if layer in one.maps[kind] else None for layer in layers]
+        if len(titles) > len(layers) + 1:
+            drawn.append(over(one.image, one.maps["rollout"]["rollout"]))
+        for column, tile in enumerate(drawn):
+            if tile is not None:
+                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * (SIDE + GAP)))
+    return picture
+
+
+def over(image: np.ndarray, weights: Tensor) -> Image.Image:
+    """A map (h, w) as colours over its image in grey, a square of `SIDE` pixels."""
+    clipped = torch.nan_to_num(weights.double(), 0, 0, 0).clamp_min(0)
+    tones = Image.fromarray(colours((clipped / clipped.max().clamp_min(1e-300)).numpy()))
+    grey = Image.fromarray(image).convert("L").convert("RGB").resize((SIDE, SIDE))
+    return Image.blend(grey, tones.resize((SIDE, SIDE), Image.Resampling.NEAREST), OPACITY)
+
+
+def marked(image: np.ndarray, place: tuple[float, float] | None) -> Image.Image:
+    """An image, a square of `SIDE` pixels, with a ring around its query token; none for a class token."""
+    tile = Image.fromarray(image).resize((SIDE, SIDE))
+    if place is not None:
+        row, column = (round(part * SIDE) for part in place)
+        draw = ImageDraw.Draw(tile)
+        for radius, colour in ((7, "white"), (6, "red"), (5, "red"), (4, "white")):
+            draw.ellipse((column - radius, row - radius, column + radius, row + radius), outline=colour)
+    return tile

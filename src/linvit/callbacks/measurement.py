@@ -1,0 +1,113 @@
+"""What callbacks that look at attention share: when they look, at which images, and how much time that may take."""
+
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from linvit.analysis.observe import observable, observe
+from linvit.analysis.recorder import Call
+from linvit.errors import UserError, check_number
+
+
+class Measurement(Callback):
+    """Looks at the attention of a run every so many steps, on images that stay the same; a subclass says how.
+
+    It looks before the step, at a copy of the network in evaluation mode that shares the weights being trained. So
+    neither training nor a compiled network changes by it, and only rank 0 does anything. Nothing here ends a run: what
+    cannot be measured is told in a warning.
+
+    Args:
+        every_n_steps: Optimiser steps between two measurements.
+        images: How many images, spread evenly over the validation set, and the same at all steps.
+        max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
+        max_share: Fraction of the time since the start of training that measurements may take: while they have taken
+            more, the next ones are left out. null for no limit.
+    """
+
+    def __init__(self, every_n_steps: int, images: int, max_seconds: float, max_share: float | None) -> None:
+        if every_n_steps < 1:
+            raise UserError(f"every_n_steps must be at least 1; got {every_n_steps}")
+        check_number("images", images, at_least=1, whole=True)
+        check_number("max_seconds", max_seconds, above=0)
+        if max_share is not None:
+            check_number("max_share", max_share, above=0, note=", such as 0.01 for 1 %, or null for no limit")
+        self.every_n_steps = every_n_steps
+        self.images = images
+        self.max_seconds = max_seconds
+        self.max_share = max_share
+        self.seconds = 0.0
+        self._begun = 0.0
+        self._last_step = -1
+        self._supported = False
+        self._samples: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the callback, for messages."""
+        return type(self).__name__
+
+    def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
+        """Measures what the layers received, for each image by name, until `time.monotonic()` is `until`."""
+        raise NotImplementedError
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says by name what cannot be measured; chooses the images."""
+        self._begun, self.seconds, self._last_step, self._samples = time.monotonic(), 0.0, -1, None
+        network = getattr(pl_module, "network", None)
+        self._supported = False
+        if not trainer.is_global_zero:
+            return
+        if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
+            rank_zero_warn(f"{self.name}: no rank has the whole weights under {type(trainer.strategy).__name__}")
+            return
+        if network is None:
+            rank_zero_warn(f"{self.name}: {type(pl_module).__name__} has no `network`, so nothing is measured")
+            return
+        try:
+            observable(network, getattr(getattr(trainer, "datamodule", None), "size", 224))
+        except UserError as error:
+            rank_zero_warn(f"{self.name}: the model has no attention that can be measured: {error}")
+            return
+        self._supported = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Measures if it is time to."""
+        step = trainer.global_step
+        if not self._supported or step % self.every_n_steps or step == self._last_step:
+            return
+        self._last_step = step
+        started = time.monotonic()
+        if self.max_share is not None and self.seconds > self.max_share * (started - self._begun):
+            return
+        try:
+            self.measure(trainer, self._calls(trainer, pl_module, batch), started + self.max_seconds)
+        except Exception as error:  # a measurement must never end a run
+            rank_zero_warn(f"{self.name}: step {step} cannot be measured: {type(error).__name__}: {error}")
+        self.seconds += time.monotonic() - started
+
+    def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
+        """What the layers receive for each image."""
+        if self._samples is None:
+            self._samples = self._chosen(trainer, batch)
+        precision = trainer.precision_plugin
+        with isolate_rng(), precision.forward_context():
+            images = precision.convert_input(self._samples.to(task.device))
+            return [observe(task.network, image) for image in images.split(1)]
+
+    def _chosen(self, trainer: Trainer, batch: Any) -> Tensor:
+        """The images (n, 3, H, W), normalised; those of the first batch if the data shows none."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if not hasattr(data, "preview"):
+            first: Tensor = batch["image"] if isinstance(batch, dict) else batch[0]
+            return first[: self.images].detach().clone()
+        with isolate_rng():
+            shown: Tensor = data.preview(self.images)["val"]
+        mean, std = torch.tensor([data.mean, data.std]).view(2, 3, 1, 1)
+        samples: Tensor = (shown - mean) / std
+        return samples
