@@ -18,7 +18,7 @@ BY = signal.SIGTERM
 def exits(monkeypatch):
     """How the process would have ended at once."""
     found = []
-    monkeypatch.setattr(STOP, "leave", lambda code, message: found.append((code, message)))
+    monkeypatch.setattr(STOP, "leave", lambda code, message="": found.append((code, message)))
     yield found
     STOP.release()
 
@@ -51,6 +51,18 @@ def test_a_run_that_can_save_is_left_to_do_so_unless_a_second_comes(exits, monke
         signal.raise_signal(signal.SIGINT)
         wait_until(lambda: exits)
     assert exits == [(130, "ended at once by a second Ctrl-C, without saving")]
+
+
+def test_a_signal_after_the_end_does_not_change_the_exit_code(exits):
+    """A launcher sends SIGTERM to the ranks that are left when one has ended after Ctrl-C."""
+    with STOP.caught():
+        STOP.deferred = True
+        STOP.agree(signal.SIGINT)
+        STOP._noticed -= 60
+        STOP.ended_by = signal.SIGINT
+        signal.raise_signal(signal.SIGTERM)
+        wait_until(lambda: exits)
+    assert exits == [(130, "")]
 
 
 def test_a_signal_to_another_rank_is_one_to_this(exits):

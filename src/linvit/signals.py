@@ -40,6 +40,8 @@ class StopSignals:
         received: The first signal that came, or None.
         deferred: Whether the run notices `received` by itself and saves its state. Otherwise, and at a second signal,
             this process ends at once.
+        ended_by: The signal that has ended the run, whose state is saved; one that comes later, as from a launcher
+            that ends all ranks when one has ended, changes nothing of the exit code.
         requeue_exit_code: Exit code of a run under SLURM that a signal other than Ctrl-C has ended.
         children: Processes that end with this one.
         tell: Tells the other ranks with which exit code this one ends at once, or None.
@@ -48,6 +50,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.deferred = False
+        self.ended_by: signal.Signals | None = None
         self.requeue_exit_code = 128 + signal.SIGTERM
         self.children: list[subprocess.Popen[Any]] = []
         self.tell: Callable[[int], None] | None = None
@@ -63,7 +66,8 @@ class StopSignals:
         After a signal they are caught until the process ends, which it is about to do.
         """
         self.release()
-        self.received, self.deferred, self.children, self.tell = None, False, [], None
+        self.received = self.ended_by = self.tell = None
+        self.deferred, self.children = False, []
         if threading.current_thread() is not threading.main_thread():
             yield  # where Python has no handlers
             return
@@ -124,7 +128,9 @@ class StopSignals:
         first = self.received is None
         if first:
             self.received, self._noticed = by, time.monotonic()
-        if not self.deferred:
+        if self.ended_by is not None:
+            self.leave(self.exit_code(self.ended_by))
+        elif not self.deferred:
             self._end(by, f"ended by {name(by)}")
         elif first:
             _say(f"{name(by)}: the run saves after the current step and ends; a second signal ends it at once")

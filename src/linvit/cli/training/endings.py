@@ -29,10 +29,10 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         yield
         ranks.over = True
     except Stopped as stop:
-        ranks.over = True
-        with suppress(RuntimeError):  # another rank is gone
-            trainer.strategy.barrier()  # launchers kill the others when one has ended, and loggers are to be closed
+        ranks.over, STOP.ended_by = True, stop.by
         rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
+        with suppress(RuntimeError):  # another rank is gone
+            trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed
         raise SystemExit(STOP.exit_code(stop.by)) from None
     except Exception as error:
         loader = LOADER.search(str(error))
