@@ -61,13 +61,14 @@ def test_on_another_number_of_ranks_every_sample_has_its_turn_once(layouts, repe
     assert sorted(epoch.rows) == sorted(whole.rows)
 
 
-def test_ranks_have_as_many_batches_whatever_is_left_and_less_than_a_sample_each_is_left_out():
+def test_ranks_have_as_many_batches_whatever_is_left_and_none_has_a_single_sample():
     for length, first, batches, second in itertools.product((97, 120), [(1, 7), (2, 5)], (1, 4), [(3, 4), (5, 6)]):
         epoch, whole = Epoch(length), Epoch(length)
         whole.phase(*first)
         epoch.phase(*first, batches)
         sizes = epoch.phase(*second)
         assert len({len(share) for share in sizes}) == 1
+        assert min(size for share in sizes for size in share) > 1
         assert len(set(epoch.rows)) == len(epoch.rows)
         assert 0 <= len(whole.rows) - len(epoch.rows) < second[0] * second[1]
 

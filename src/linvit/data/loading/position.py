@@ -35,11 +35,11 @@ class Layout(NamedTuple):
         """How many of the `left` samples of an epoch that began in another layout this layout uses.
 
         All of them, also in an incomplete step; but an epoch has no more steps than one that began in this layout, and
-        no step has fewer samples than there are ranks.
+        no rank has a step of one sample, on which BatchNorm may not be able to train, unless all steps are of one.
         """
         left = min(left, self.steps(self.samples(total)) * self.step)
         incomplete = left % self.step
-        return left - incomplete if incomplete < self.ranks else left
+        return left - incomplete if incomplete < 2 * self.ranks else left
 
 
 class Phase(NamedTuple):

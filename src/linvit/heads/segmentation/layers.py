@@ -52,8 +52,8 @@ class PyramidPooling(nn.Module):
         if self.training and len(x) == 1 and 1 in self.pool_sizes and isinstance(self.branches[0].bn, nn.BatchNorm2d):
             raise UserError(
                 "a batch of one image cannot train pyramid pooling: BatchNorm behind the mean over the whole map has "
-                "one number per channel. Take a batch_size of 2 or more that leaves no rest of 1, or sync_batchnorm on "
-                "several devices"
+                "one number per channel. Take a batch of 2 images or more (--data.batch_size), or several devices with "
+                "--trainer.sync_batchnorm=true"
             )
         size = x.shape[-2:]
         means = [
