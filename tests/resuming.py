@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor
 
 from linvit.callbacks.stop_at import StopAt, digest
-from linvit.data import ClassificationData
-from linvit.tasks import ClassificationTask
+from linvit.data import ClassificationData, SegmentationData
+from linvit.data.sources.scenes import CLASSES, Scenes
+from linvit.tasks import ClassificationTask, SegmentationTask
 from tests.cli.forked import Forked, free_port
 from tests.training import trainer
 
 BACKBONE = {"name": "deit_tiny", "depth": 1, "embed_dim": 24, "patch_size": 4, "proj_drop": 0.2}
 RANDOM = {"drop_path_rate": 0.3, "ema_decay": 0.9, "mixup_alpha": 0.8, "cutmix_alpha": 1.0}
+SEGMENTATION = {  # UPerNet: dropout of channels, BatchNorm, an auxiliary head
+    "backbone": {"name": "pvt_v2_b0", "embed_dims": [8, 8, 16, 16], "depths": [1] * 4, "num_heads": [1, 1, 2, 2]},
+    "head": {"name": "upernet", "width": 8, "auxiliary_width": 8},
+    **{"drop_path_rate": 0.3, "ema_decay": 0.9, "schedule": "poly", "warmup_steps": 3},
+}
 SHORT = {"max_epochs": 2, "limit_train_batches": 7, "limit_val_batches": 1}
 
 
@@ -48,6 +54,19 @@ class Seen(Callback):
         self._write(trainer, "events", "end")
 
 
+def classification(model: dict[str, Any], loading: dict[str, Any]) -> tuple[ClassificationTask, ClassificationData]:
+    """A tiny task and the digits."""
+    task = ClassificationTask(backbone=BACKBONE, num_classes=10, img_size=8, lr=1e-2, warmup_epochs=0.5, **model)
+    return task, ClassificationData(**{"source": "digits", "batch_size": 16, "img_size": 8, "seed": 5, **loading})
+
+
+def segmentation(model: dict[str, Any], loading: dict[str, Any]) -> tuple[SegmentationTask, SegmentationData]:
+    """A tiny task and scenes of digits: 29 to train, and 7 to evaluate."""
+    task = SegmentationTask(num_classes=len(CLASSES), class_names=CLASSES, img_size=32, lr=1e-2, **model)
+    scenes = Scenes(train=29, val=7, test=7)
+    return task, SegmentationData(**{"batch_size": 4, "img_size": 32, "seed": 5, "scenes": scenes, **loading})
+
+
 def part(
     folder: Path,
     step: int,
@@ -55,16 +74,16 @@ def part(
     loading: dict[str, Any],
     resumed: Path | None = None,
     model: dict[str, Any] = RANDOM,
+    callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> Path:
     """Trains up to a step, as a new process would; the checkpoint, behind which nothing happened."""
     seed_everything(seed, verbose=False)
     os.environ.pop("PL_GLOBAL_SEED")
-    task = ClassificationTask(backbone=BACKBONE, num_classes=10, img_size=8, lr=1e-2, warmup_epochs=0.5, **model)
-    data = ClassificationData(**{"source": "digits", "batch_size": 16, "img_size": 8, "seed": 5, **loading})
+    task, data = classification(model, loading) if "head" not in model else segmentation(model, loading)
     end = folder / f"{step}.ckpt"
     stop = StopAt(step, str(end), str(folder / "record.jsonl"))
-    runner = trainer(folder, callbacks=[Seen(folder), stop], **{**SHORT, **options})
+    runner = trainer(folder, callbacks=[Seen(folder), stop, *callbacks], **{**SHORT, **options})
     with suppress(SystemExit):
         runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
     return end
@@ -84,19 +103,24 @@ def run(folder: Path, stops: Sequence[int], loading: dict[str, Any], **options: 
 
 def ranks(folder: Path, number: int, step: int, seed: int, *args: Any, **options: Any) -> Path:
     """The same as `part` on several ranks, in processes forked from this one."""
+    on_ranks(folder, number, lambda: part(folder, step, seed, *args, devices=number, strategy="ddp", **options))
+    return folder / f"{step}.ckpt"
+
+
+def on_ranks(folder: Path, number: int, function: Callable[[], object]) -> None:
+    """Calls a function in processes forked from this one, as many as there are ranks."""
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(number)}
     common |= {"LOCAL_WORLD_SIZE": str(number), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 
-    def function() -> int:
-        part(folder, step, seed, *args, devices=number, strategy="ddp", **options)
+    def call() -> int:
+        function()
         return 0
 
     env = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
     output = folder / "output"
-    started = [Forked(function, folder, output, one) for one in env]
+    started = [Forked(call, folder, output, one) for one in env]
     codes = [os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1]) for process in started]
     assert codes == [0] * number, f"{codes}\n{output.read_text(encoding='utf-8')}"
-    return folder / f"{step}.ckpt"
 
 
 def read(folder: Path, checkpoint: Path) -> dict[str, Any]:

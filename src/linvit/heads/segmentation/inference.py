@@ -80,7 +80,7 @@ class Resized:
 
 
 class Windows:
-    """The mean of the logits of overlapping windows, a row of windows at a time.
+    """The mean of the logits of overlapping windows, which are kept as small as the network makes them.
 
     Windows begin at multiples of the stride; the last ones are shifted so that they end with the image. An image
     smaller than the window is one window.
@@ -92,35 +92,27 @@ class Windows:
         self.size = (image.shape[2], image.shape[3])
         self.tops, self.lefts = (starts(*axis) for axis in zip(self.size, window, stride, strict=True))
         self.window = (min(window[0], self.size[0]), min(window[1], self.size[1]))
-        self._computed = self._window_rows()
-        self._kept: list[tuple[int, Tensor]] = []  # the first row of each band that is ready, and the band
+        self._kept: list[tuple[int, int, Rows]] = []  # the first row and column of each window, and its logits
 
     def band(self, start: int, stop: int) -> Tensor:
         """See `Rows`."""
-        while not self._kept or self._kept[-1][0] + self._kept[-1][1].shape[2] < stop:
-            self._kept.append(next(self._computed))
-        self._kept = [(top, ready) for top, ready in self._kept if top + ready.shape[2] > start]
-        top = self._kept[0][0]
-        return torch.cat([ready for _, ready in self._kept], 2)[:, :, start - top : stop - top]
-
-    def _window_rows(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields the bands between the tops of the windows, once no further window covers them."""
-        total: Tensor | None = None
-        count = torch.zeros(self.window[0], self.size[1], device=self.image.device)
-        for i, top in enumerate(self.tops):
+        height, width = self.window
+        while self.tops and self.tops[0] < stop:
+            top = self.tops.pop(0)
             for left in self.lefts:
-                part = self.image[:, :, top : top + self.window[0], left : left + self.window[1]]
-                logits = self.network(part)
-                logits = F.interpolate(logits, self.window, mode="bilinear", align_corners=False)
-                if total is None:
-                    total = logits.new_zeros(*logits.shape[:2], self.window[0], self.size[1])
-                total[:, :, :, left : left + self.window[1]] += logits
-                count[:, left : left + self.window[1]] += 1
-            assert total is not None
-            done = (self.tops[i + 1] if i + 1 < len(self.tops) else self.size[0]) - top
-            yield top, total[:, :, :done] / count[:done]
-            total = torch.cat([total[:, :, done:], torch.zeros_like(total[:, :, :done])], 2)
-            count = torch.cat([count[done:], torch.zeros_like(count[:done])])
+                logits = self.network(self.image[:, :, top : top + height, left : left + width])
+                self._kept.append((top, left, Resized(Whole(logits), self.window)))
+        self._kept = [kept for kept in self._kept if kept[0] + height > start]
+        total, count = None, self.image.new_zeros(stop - start, self.size[1])
+        for top, left, rows in self._kept:
+            first, last = max(start, top), min(stop, top + height)
+            part = rows.band(first - top, last - top)
+            if total is None:
+                total = part.new_zeros(*part.shape[:2], stop - start, self.size[1])
+            total[:, :, first - start : last - start, left : left + width] += part
+            count[first - start : last - start, left : left + width] += 1
+        assert total is not None
+        return total.div_(count)
 
 
 def starts(side: int, window: int, stride: int) -> list[int]:
