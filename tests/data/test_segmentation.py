@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from linvit.cli.data import main
-from linvit.data import SegmentationData
+from linvit.data import ClassificationData, SegmentationData
 from linvit.data.sources.pairs import load_pairs
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.segmentation import SegmentationAugmentation
@@ -240,8 +240,18 @@ class TestRefused:
         with pytest.warns(UserWarning, match="4 of the 4 train masks .* no pixel is of the classes 'sea'"):
             data(folder, num_classes=None, class_names=["dark", "bright", "sea"]).setup("fit")
 
+    def test_masks_without_a_class(self, folder):
+        for path in folder.glob("annotations/validation/*.png"):
+            Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)
+        assert "no pixel of 4 val masks" in refused(folder)
+        assert "all are ignored (0, 255)" in refused(folder)
+
     def test_classes_that_nothing_says(self, folder):
         assert "--data.num_classes" in refused(folder, num_classes=None)
+
+    def test_masks_for_a_classification(self, folder):
+        with pytest.raises(UserError, match="images and masks, a class for each pixel"):
+            ClassificationData(str(folder), num_workers=0).setup("fit")
 
     def test_no_masks(self, folder):
         shutil.rmtree(folder / "annotations")

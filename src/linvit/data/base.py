@@ -87,6 +87,8 @@ class ImageData(LightningDataModule):
     """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
     how_to_label: ClassVar[str] = "give the images labels"
     """What to do about data without labels, for an error message."""
+    how_to_count: ClassVar[str | None] = None
+    """What to do where the number of classes is unknown, for an error message; None is `how_to_label`."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"mean", "std", "image_column", "val_fraction", "repeated_aug", "seed"}
         | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}

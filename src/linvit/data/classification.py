@@ -19,6 +19,7 @@ from linvit.data.sources.labels import (
     check_trained_classes,
     count_classes,
 )
+from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.stream_checks import check_stream_labels, stream_classes
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
@@ -120,6 +121,11 @@ class ClassificationData(ImageData):
         Raises:
             UserError: If it has none, or some that are no classes.
         """
+        if has_masks(self.source):
+            raise UserError(
+                f"'{self.source}' holds images and masks, a class for each pixel, and not folders of classes: train a "
+                f"segmentation task on it, such as --config segmentation_quickstart"
+            )
         label = self.label_column
         if label is None or (split in self.splits and split not in self.labelled):
             whose = "" if label is None else f"the {split} split of "

@@ -65,6 +65,7 @@ class SegmentationData(ImageData):
         "put masks of the same names beside the images, as in train/images and train/masks, or name the column of "
         "masks with --data.mask_column"
     )
+    how_to_count: ClassVar[str | None] = "set --data.num_classes, or --data.class_names to a file with a name per line"
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
         *("mask_column", "mask_suffix", "mask_values", "ignored_values", "multiple", "augment_on")
     }
@@ -116,7 +117,10 @@ class SegmentationData(ImageData):
             return CLASSES
         names = read_names(self.given_names) if isinstance(self.given_names, str) else self.given_names
         if names is not None and self.given_classes not in (None, len(names)):
-            raise UserError(f"class_names has {len(names)} names, but num_classes says {self.given_classes}")
+            raise UserError(
+                f"class_names has {len(names)} names, but num_classes says {self.given_classes}; leave one of them "
+                f"out, as with --data.class_names=null"
+            )
         return names
 
     @property
@@ -173,10 +177,7 @@ class SegmentationData(ImageData):
             UserError: If nothing says how many classes there are.
         """
         if self.num_classes is None:
-            raise UserError(
-                f"data source '{self.source}' does not say how many classes it has; set --data.num_classes, or "
-                f"--data.class_names to a file with a name per line"
-            )
+            raise UserError(f"data source '{self.source}' does not say how many classes it has; {self.how_to_count}")
         values = None if self.mask_values is None else [as_value(value) for value in self.mask_values]
         ignored = [as_value(value) for value in self.ignored_values]
         on_hub = self.source.startswith(HUB)

@@ -46,10 +46,11 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     wanted = settings.warmup_epochs if settings.warmup_steps is None else settings.warmup_steps / per_epoch
     warmup = min(wanted, total)
     if warmup and warmup == total and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        unit, each = ("epochs", 1) if settings.warmup_steps is None else ("steps", per_epoch)
+        cool = f", {cooldown * each:g} of them cool-down" if cooldown else ""
         rank_zero_warn(
-            f"the warm-up of {wanted:.4g} epochs leaves no time for the decay in a run of {epochs:.4g} epochs"
-            f"{f', {cooldown:g} of them cool-down' if cooldown else ''}: it ends after {total:.4g}. Lower "
-            f"--model.{'warmup_epochs' if settings.warmup_steps is None else 'warmup_steps'} or train for longer"
+            f"the warm-up of {wanted * each:.6g} {unit} leaves no time for the decay in a run of {epochs * each:.6g} "
+            f"{unit}{cool}: it ends after {total * each:.6g}. Lower --model.warmup_{unit} or train for longer"
         )
     base = settings.lr_base_batch_size
     scale = 1.0 if base is None else (total_batch_size(trainer) or base) / base  # without training batches: 1

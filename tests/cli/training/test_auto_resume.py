@@ -176,6 +176,8 @@ def test_the_command_at_the_end_goes_on(tmp_path):
     assert "goes on from last.ckpt, step 2" in again.log
     printed = next(line for line in again.log.splitlines() if "MORE" in line).partition("linvit fit ")[2]
     assert "config_from_step_2.yaml" in printed
+    counted = linvit("fit", *printed.replace("MORE", "9").split(), "--trainer.max_steps=5", cwd=tmp_path)
+    assert "--trainer.max_steps=MORE" in counted.log
 
 
 @pytest.mark.slow

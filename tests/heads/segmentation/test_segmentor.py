@@ -243,7 +243,7 @@ def test_initial_values() -> None:
             "UPerNet needs 2 feature maps or more, the first at a reduction of 4 or less; got reductions",
         ),
         ("upernet", [4], "needs 2 feature maps or more"),
-        ("semantic_fpn", [8, 16], "SemanticFPN needs 1 feature maps or more, the first at a reduction of 4 or less"),
+        ("semantic_fpn", [8, 16], "SemanticFPN needs a feature map or more, the first at a reduction of 4 or less"),
         ("maresunet", [4, 8, 8], r"each at twice the reduction of the one before; got reductions \[4, 8, 8\]"),
         ("macunet", [1, 4], "each at twice the reduction of the one before"),
         ("fcn", [8, 4], "the finest map first; got channels"),

@@ -99,6 +99,7 @@ def test_classes_are_left_out_by_name():
     ("options", "message"),
     [
         ({"stride": 8}, "there are no windows"),
+        ({"stride": 24, "window": 16}, "stride of windows of 16 pixels"),
         ({"scales": []}, "at least one factor"),
         ({"scales": [0]}, "scales must be a number above 0"),
         ({"loss_average": "some"}, "loss_average"),

@@ -285,7 +285,8 @@ class LinvitCLI(LightningCLI):
         """Says how it went and how to go on."""
         best, run = self.trainer.checkpoint_callback, Path(str(self.trainer.log_dir))
         if isinstance(best, ModelCheckpoint) and best.best_model_path:
-            rank_zero_info(run_summary(best, self._best_ema, run))
+            length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
+            rank_zero_info(run_summary(best, self._best_ema, run, length))
         if missing := unsaved(self.trainer):
             raise UserError(missing)
 
@@ -308,9 +309,9 @@ class LinvitCLI(LightningCLI):
             return self.checkpoint.from_data(name, data.num_classes if must_agree else None)
         value = getattr(data, name)
         if value is None and name == "num_classes":
+            way = data.how_to_count or data.how_to_label
             raise UserError(
-                f"the data has no labels, so the number of classes is unknown. To train, {data.how_to_label}; "
-                f"to predict, set --data.num_classes"
+                f"the data does not say how many classes there are. To train, {way}; to predict, set --data.num_classes"
             )
         return value
 

@@ -8,13 +8,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from linvit.cli.training.run_folder import shown
 
 
-def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Path) -> str:
+def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Path, length: str) -> str:
     """Best score, its checkpoint, and the commands to go on with.
 
     Args:
         best: The callback that kept the best checkpoint.
         best_ema: The callback that kept the best moving average, if there is one.
         run: Folder of the run.
+        length: The option that ended it: max_epochs or max_steps.
     """
     checkpoint = Path(best.best_model_path)
     config = quote(str(shown(run_config(run))))
@@ -23,7 +24,7 @@ def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Pa
         lines += _best(best_ema)
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(str(shown(checkpoint)))}",
-        f"go on training  linvit fit --config {config} --resume=auto --trainer.max_epochs=MORE",
+        f"go on training  linvit fit --config {config} --resume=auto --trainer.{length}=MORE",
         f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
     ]
     return "\n" + "".join(f"  {line}\n" for line in lines)

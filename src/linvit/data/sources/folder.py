@@ -56,7 +56,8 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
     files = {name: paths for name, tree in listings.items() if (paths := _files(tree))}
     if not files:
         raise UserError(
-            f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/"
+            f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/, or "
+            f"images with masks in train/images and train/masks, val/images and val/masks"
         )
     classes = find_classes(listings, str(path))
     tables = _tables(files, classes)

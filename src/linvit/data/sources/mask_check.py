@@ -74,7 +74,8 @@ class Masks(Dataset[MaskFinding]):
         if size is not None and size != raw.shape:
             turned = ". Set --data.exif_orientation=false if masks are not turned" if size == raw.shape[::-1] else ""
             (rows, columns), (height, width) = raw.shape, size
-            return MaskFinding(name, f"it has {columns} x {rows} pixels, but its image has {width} x {height}{turned}")
+            way = turned or ". A mask has a class for each pixel of its image: make it anew, or remove both"
+            return MaskFinding(name, f"it has {columns} x {rows} pixels, but its image has {width} x {height}{way}")
         meaning, pixels = dict(reader.meaning), Counter[int]()
         for value, count in found.items():
             pixels[meaning[reader.value(value)]] += count
@@ -113,6 +114,12 @@ def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) 
         raise UserError(
             f"the masks of '{source}' hold 0 and 255 only, and 255 is the label of ignored pixels; if they are black "
             f"and white for two classes, set --data.mask_values=[0,255]"
+        )
+    if pixels.keys() == {IGNORE_INDEX}:
+        without = ", ".join(map(str, reader.without))
+        raise UserError(
+            f"no pixel of {len(chosen)} {split} masks of '{source}' has a class: all are ignored ({without}). Are they "
+            f"the right masks, and do they count classes as --data.reduce_zero_label and --data.ignored_values say?"
         )
     called = names or [str(index) for index in range(reader.num_classes)]
     where = f"{len(chosen)} of the {len(masks)} {split} masks of '{source}'"

@@ -112,7 +112,11 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
         alone = [images[stem] for stem in images.keys() - masks.keys()]
         without = [masks[stem] for stem in masks.keys() - images.keys()]
         if alone or without:
-            hint = "" if suffix or not without else "; a common ending of their names is --data.mask_suffix"
+            hint = (
+                ""
+                if suffix or not without
+                else "; if names of masks have an ending more than those of images, it is --data.mask_suffix"
+            )
             raise UserError(
                 f"images and masks of the {split} split do not belong together: {len(alone)} of {len(images)} images "
                 f"in '{folders.images}' have no mask of the same name in '{folders.masks}'"

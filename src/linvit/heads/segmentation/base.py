@@ -67,10 +67,11 @@ class SegmentationHead(nn.Module):
         if len(self.reductions) >= levels and self.reductions[0] <= 4 and (doubled or not doubling):
             return
         each = ", each at twice the reduction of the one before" if doubling else ""
+        maps = "a feature map" if levels == 1 else f"{levels} feature maps"
         raise UserError(
-            f"{type(self).__name__} needs {levels} feature maps or more, the first at a reduction of 4 or less{each}; "
-            f"got reductions {list(self.reductions)}. Take a pyramid, such as swin_tiny or "
-            f"{{name: timm, model: resnet50}}, or the head fcn, which reads a single map"
+            f"{type(self).__name__} needs {maps} or more, the first at a reduction of 4 or less{each}; got reductions "
+            f"{list(self.reductions)}. Take a pyramid, such as swin_tiny or {{name: timm, model: resnet50}}, or the "
+            f"head fcn, which reads a single map"
         )
 
     def __call__(self, features: Sequence[Tensor]) -> Tensor:

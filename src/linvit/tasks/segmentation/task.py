@@ -13,7 +13,7 @@ from linvit.callbacks.segmentation.mask_writer import MaskWriter
 from linvit.callbacks.segmentation.pictures import SegmentationPictures
 from linvit.callbacks.segmentation.report import SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
-from linvit.heads.segmentation.inference import View, bands
+from linvit.heads.segmentation.inference import View, bands, starts
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
@@ -80,6 +80,8 @@ class SegmentationTask(Task):
         super().__init__(**task)
         self.window = None if window is None else image_size(window)
         self.stride = None if stride is None else image_size(stride)
+        for side, step in zip(self.window or (), self.stride or (), strict=False):
+            starts(side, side, step)  # raises if windows would leave pixels out
 
     def configure_network(self) -> nn.Module:
         """The backbone with the head: images (B, 3, H, W) to logits (B, K, H, W)."""
