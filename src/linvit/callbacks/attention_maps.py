@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -68,8 +67,8 @@ class AttentionMaps(Measurement):
         self._told = True
         for kind in (kind for kind in KINDS if kind in rows[0].maps):
             picture, step = gallery(rows, kind), trainer.global_step
-            if trainer.log_dir is not None:
-                path = Path(trainer.log_dir, FOLDER, f"{step:07}_{kind}.png")
+            if self.folder is not None:
+                path = self.folder / FOLDER / f"{step:07}_{kind}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 picture.save(path)
             for logger in trainer.loggers:

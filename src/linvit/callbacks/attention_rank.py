@@ -76,8 +76,8 @@ class AttentionRank(Measurement):
         """Goes on with the table of a resumed run, without the rows of steps that are done again."""
         super().on_train_start(trainer, pl_module)
         self._next, self._file = 0, None
-        if self._supported and trainer.log_dir is not None:
-            self._file = Path(trainer.log_dir) / TABLE
+        if self._supported and self.folder is not None:
+            self._file = self.folder / TABLE
             rows = [row for row in read_table(self._file) if int(row["step"]) < trainer.global_step]
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("w", encoding="utf-8", newline="") as file:

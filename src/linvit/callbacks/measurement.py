@@ -1,6 +1,7 @@
 """What callbacks that look at attention share: when they look, at which images, and how much time that may take."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ class Measurement(Callback):
         max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
         max_share: Fraction of the time since the start of training that measurements may take: while they have taken
             more, the next ones are left out. null for no limit.
+
+    Attributes:
+        folder: Of the run, or None without one.
+        seconds: That measurements have taken since the start of training.
     """
 
     def __init__(self, every_n_steps: int, images: int, max_seconds: float, max_share: float | None) -> None:
@@ -41,6 +46,7 @@ class Measurement(Callback):
         self.images = images
         self.max_seconds = max_seconds
         self.max_share = max_share
+        self.folder: Path | None = None
         self.seconds = 0.0
         self._begun = 0.0
         self._last_step = -1
@@ -59,6 +65,8 @@ class Measurement(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says by name what cannot be measured; chooses the images."""
         self._begun, self.seconds, self._last_step, self._samples = time.monotonic(), 0.0, -1, None
+        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        self.folder = None if folder is None else Path(folder)
         network = getattr(pl_module, "network", None)
         self._supported = False
         if not trainer.is_global_zero:
