@@ -19,7 +19,8 @@ CONFIGS = {
     path.relative_to(ROOT).as_posix(): yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")
 }
 FRAGMENTS = sorted(name for name in CONFIGS if name.startswith("configs/base/"))
-EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS))
+GRIDS = {name: content for name, content in CONFIGS.items() if name.startswith("configs/ablations/")}
+EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS) - set(GRIDS))
 IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")]
 ADE20K = [name for name in EXPERIMENTS if name.startswith("configs/ade20k/")]
 REMOTE_SENSING = [name for name in EXPERIMENTS if name.startswith("configs/remote_sensing/")]
@@ -69,6 +70,9 @@ def test_there_are_experiments():
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_every_fragment_is_part_of_an_experiment_or_says_how_to_add_it(name):
     used = {path for content in CONFIGS.values() for path in bases(content)}
+    used |= {
+        find(config) for grid in GRIDS.values() if isinstance(grid.get("config"), list) for config in grid["config"]
+    }
     added = name.startswith("configs/base/strategy/")  # to any experiment, on the command line
     assert ROOT / name in used or added
 

@@ -100,6 +100,8 @@ def test_a_command_is_understood(line, place):
             save_flatten(fill(swin(**SIZES["tiny"], focused_stages=2)), place / arguments[0])
         if "path/to/imagenet" in arguments:
             image_folder(place / "path/to/imagenet", ["train", "val"], count=32)
+        if verb == "compare" and "--report" not in arguments:
+            arguments.append("--dry_run")  # its cells are processes that train for minutes
         done = command_line(verb, *arguments, cwd=place)
         assert done.code == 0, done.err
     else:

@@ -16,6 +16,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "import-weights": "linvit.cli.import_weights",
     "data": "linvit.cli.data",
     "bench": "linvit.cli.bench",
+    "compare": "linvit.cli.compare",
     "verify-resume": "linvit.cli.verify_resume",
     "doctor": "linvit.cli.doctor",
 }
@@ -32,6 +33,9 @@ usage: linvit VERB [options]
   predict    write a table of predictions:
                linvit predict --config RUN/config.yaml \\
                  --ckpt_path RUN/checkpoints/best.ckpt
+  compare    run variants with several seeds, and make one table of them:
+               linvit compare --config quickstart --seeds 3 \\
+                 --model.attention=softmax,linear,focused
   list       attentions, backbones, heads and configurations, plug-ins included:
                linvit list attentions --filter "*linear*"
                linvit list configs

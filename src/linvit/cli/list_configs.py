@@ -8,8 +8,6 @@ from linvit.cli.configs import config_file, heading, names, shipped
 from linvit.cli.terminal import table
 from linvit.errors import UserError
 
-PART = "base/"
-
 
 def overview(pattern: str) -> list[str]:
     """A table of the experiments whose names match a wildcard pattern, and one of the parts that experiments share."""
@@ -17,10 +15,10 @@ def overview(pattern: str) -> list[str]:
     if not chosen:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]
     texts = {name: config_file(name).read_text(encoding="utf-8") for name in chosen}
-    fields = {name: heading(texts[name]) for name in chosen if not name.startswith(PART)}
+    fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
     rows = [(f"  {name}", found["Expected"].partition(" (")[0], found["Paper"]) for name, found in fields.items()]
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
-    parts = [(f"  {name}", _sentence(texts[name])) for name in chosen if name.startswith(PART)]
+    parts = [(f"  {name}", _sentence(texts[name])) for name in chosen if name not in fields]
     titles = ("parts, for base: or a second --config", "")
     return lines + [""] * bool(lines and parts) + (table([titles, *parts]) if parts else [])
 
@@ -40,7 +38,8 @@ def one(name: str, output: Path | None) -> str:
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
     output.write_text(text, encoding="utf-8")
-    return f"wrote {output}: change it, then train with\n  linvit fit --config {shlex.quote(str(output))}"
+    verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
+    return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
 
 
 def _sentence(text: str) -> str:

@@ -58,11 +58,16 @@ def train(argv: list[str]) -> None:
     if explain and len(argv) == 1:
         print(short_help(argv[0]))
         return
+    command_line(HelpCLI if explain else LinvitCLI, argv)
+
+
+def command_line(cli: "type[LinvitCLI]", argv: list[str]) -> "LinvitCLI":
+    """Builds the parser, and does with a command line what a class does with it."""
     keep_memory()
     hide_library_messages()
     integers_first(Trainer)
     loggers_by_key(Trainer)
-    (HelpCLI if explain else LinvitCLI)(
+    return cli(
         Task,
         ImageData,
         subclass_mode_model=True,

@@ -1,0 +1,171 @@
+"""`linvit compare`: runs variants of one configuration with several seeds, and makes one table of them."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linvit.cli import yaml_text
+from linvit.cli.configs import FOLDER, config_file, find
+from linvit.cli.terminal import argument_parser
+from linvit.errors import UserError, check_number
+from linvit.experiments.grid import UNSAFE, Draft, split
+
+EPILOG = """the grid:
+  Any option of linvit fit can be given. One with several values varies: values
+  stand between commas, or the option is repeated. Commas within brackets,
+  braces and quotes belong to a value, so a list or a mapping is one value.
+  An option with one value holds for all cells.
+
+examples:
+  linvit compare --config quickstart --seeds 3 \\
+    --model.attention=softmax,linear,focused
+  linvit compare --config quickstart --seeds 3 --model.attention=linear \\
+    --model.attention='{name: focused, focusing_factor: 4}'
+  linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
+  linvit compare ablations/flatten_table_4 --config quickstart
+  linvit compare --report checkpoints/compare/flatten_table_4
+  linvit compare --report checkpoints/quickstart checkpoints/mine/version_3
+
+The same grid as a file, with keys that a command line may override:
+  config: quickstart            a configuration, or a list
+  set: {trainer.max_epochs: 20} options of all cells
+  vary: {model.attention: [softmax, linear, focused]}
+  variants:                     or options by the name of a variant; together
+    plain: {model.lr: 1.0e-3}   with vary all combinations are run
+  seeds: 3                      seeds 0, 1, 2, or a list
+  baseline: plain               the first one, if left out
+  score: val/score              a column of metrics.csv
+  published: {source: Table 4 of the paper, scores: {plain: 72.2}}
+
+Each cell is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
+configuration, its log and its run. The same command again runs what is
+missing; a cell that was interrupted goes on from its checkpoint. Tables
+(Markdown, CSV, LaTeX), plots and report.html are written beside the cells.
+"""
+
+OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("--config", "-c"): {
+        "action": "append",
+        "default": [],
+        "metavar": "CONFIG",
+        "help": "what all cells start from, in place of the file's; parts (base/...) are added to it",
+    },
+    ("--seeds",): {"help": "how many (default: 1), or which: 0,1,5"},
+    ("--baseline",): {"metavar": "VARIANT", "help": "what the others are compared with (default: the first)"},
+    ("--score",): {"metavar": "TAG", "help": "what is compared, of metrics.csv (default: val/score)"},
+    ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
+    ("--jobs",): {"type": int, "metavar": "N", "help": "cells at a time (default: one per GPU; on a CPU 1)"},
+    ("--devices_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each cell (default: 1)"},
+    ("--retry",): {"action": "store_true", "help": "run cells again that have failed"},
+    ("--dry_run",): {"action": "store_true", "help": "check and list the cells, and run none"},
+    ("--skip_costs",): {"action": "store_true", "help": "measure no latency and no memory"},
+    ("--report",): {"nargs": "+", "metavar": "DIR", "help": "make the table of runs that exist; run none"},
+}
+"""Options of its own; all others are those of `linvit fit`."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit compare`; returns 0, or 1 if cells are missing, or the exit code of the signal that ended it.
+
+    Raises:
+        UserError: If a cell cannot be run, or there is nothing to compare.
+    """
+    own, options = _sorted(argv)
+    args = _parser().parse_args(own)
+    for name in ("jobs", "devices_per_cell"):
+        if getattr(args, name) is not None:
+            check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
+    if args.report:
+        if options or args.grid or args.config:
+            raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")
+        from linvit.cli.compare.report import report
+
+        return report([Path(folder) for folder in args.report], args)
+    from linvit.cli.compare.run import run
+
+    draft, name = _draft(args, options)
+    return run(draft, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
+
+
+def grid_of(argv: Sequence[str]) -> tuple[Draft, str]:
+    """The grid that the arguments of `linvit compare` describe, and its name."""
+    own, options = _sorted(argv)
+    return _draft(_parser().parse_args(own), options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argument_parser("linvit compare", __doc__, EPILOG)
+    parser.allow_abbrev = False
+    parser.usage = "linvit compare [GRID] [--config CONFIG] [--OPTION=VALUE,VALUE ...]"
+    parser.add_argument("grid", nargs="?", help="file with a grid, or a name: linvit list configs")
+    for flags, settings in OPTIONS.items():
+        parser.add_argument(*flags, **settings)
+    return parser
+
+
+def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of this command, and those of `linvit fit`, each as one `--name=value`."""
+    known = {flag for flags in OPTIONS for flag in flags} | {"-h", "--help"}
+    own, options = [], []
+    rest = iter(argv)
+    for argument in rest:
+        name, given, _ = argument.partition("=")
+        if not re.match(r"--\w", argument) or name in known:
+            own.append(argument)
+        elif given:
+            options.append(argument)
+        elif (value := next(rest, None)) is None:
+            raise UserError(f"{name} has no value; write {name}=value")
+        else:
+            options.append(f"{name}={value}")
+    return own, options
+
+
+def _draft(args: argparse.Namespace, options: Sequence[str]) -> tuple[Draft, str]:
+    """The grid of a file, and what the command line says of it; and its name."""
+    draft = Draft()
+    if args.grid is not None:
+        path = config_file(args.grid)
+        draft = Draft.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
+        own = [draft.config] if isinstance(draft.config, str) else draft.config
+        draft.config = [str(find(config, path.parent) or config) for config in own]
+    parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(FOLDER / "base")]
+    draft.config = [*(draft.config if len(parts) == len(args.config) else []), *args.config]
+    if not draft.config:
+        raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
+    for key, values in _options(options).items():
+        if len(values) > 1:
+            draft.vary[key] = values
+        else:
+            draft.set[key] = values[0]
+    if args.seeds is not None:
+        draft.seeds = _seeds(args.seeds)
+    draft.baseline = args.baseline or draft.baseline
+    draft.score = args.score or draft.score
+    if args.grid is not None:
+        return draft, Path(args.grid).stem
+    last = next(config for config in reversed(draft.config) if config not in parts or len(parts) == len(draft.config))
+    return draft, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in draft.vary)]))
+
+
+def _options(options: Sequence[str]) -> dict[str, list[Any]]:
+    """Options of `linvit fit`, each with all of its values."""
+    found: dict[str, list[Any]] = {}
+    for option in options:
+        key, _, text = option.removeprefix("--").partition("=")
+        if key in ("ckpt_path", "resume", "seed_everything", "trainer.default_root_dir"):
+            way = "--seeds" if key == "seed_everything" else "--name" if "root" in key else "nothing"
+            raise UserError(f"--{key} is set by linvit compare for each cell; use {way} instead")
+        found.setdefault(key, []).extend(yaml_text.load(value, f"--{key}") for value in split(text))
+    return found
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds must be a number, or numbers between commas, such as 0,1,5; got '{text}'") from None
+    return seeds[0] if len(seeds) == 1 else seeds

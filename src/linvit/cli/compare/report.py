@@ -1,0 +1,66 @@
+"""`linvit compare --report`: the table of runs that exist; and the end of `linvit compare`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from linvit.cli.training.run_folder import shown
+from linvit.errors import UserError, check_choice
+from linvit.experiments import costs, tables
+from linvit.experiments import report as written
+from linvit.experiments.experiment import Experiment
+from linvit.experiments.results import Results, check_comparable, group
+from linvit.experiments.runs import differing, find
+
+BUDGET = 2.0  # seconds of timing for each variant
+
+
+def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
+    """Makes the table of the runs in folders; returns the exit code.
+
+    Raises:
+        UserError: If there are no runs, or they cannot be compared.
+    """
+    experiment = Experiment.of(folders[0]) if len(folders) == 1 else None
+    if experiment is not None:
+        root, results = folders[0], experiment.results()
+    else:
+        variants = group(find(folders))
+        check_comparable(variants)
+        keys = list(differing(run.options() for variant in variants for run in variant.runs.values()))
+        root = Path("checkpoints", "compare", args.name or "report")
+        results = Results(root.name, variants, variants[0].name, None, keys)
+    names = [variant.name for variant in results.variants]
+    baseline = args.baseline or results.baseline
+    check_choice("--baseline", baseline, names)
+    results = Results(
+        results.title, results.variants, baseline, args.score or results.score, results.keys, results.source
+    )
+    return finish(results, root, args, "")
+
+
+def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
+    """Measures the models, writes the report, prints the table; returns 1 if runs are missing, else 0."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    firsts = {v.name: v.runs[min(v.runs)] for v in results.variants if v.runs}
+    if not firsts:
+        lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
+        raise UserError("no cell has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
+    if not args.skip_costs:
+        measured = costs.measure(firsts, BUDGET * len(firsts), device)
+        for variant in results.variants:
+            variant.costs = measured.get(variant.name)
+            if isinstance(variant.costs, str):
+                rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
+    page = written.write(results, root, device)
+    print(f"\n{tables.markdown(results)}\n{written.controls(results)}")
+    troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
+    for cell, text in troubled.items():
+        print(f"missing: {cell}: {text}")
+    if any("failed" in text for text in troubled.values()) and command:
+        print(f"run failed cells again with\n  {command} --retry")
+    rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")
+    return 1 if troubled else 0

@@ -1,0 +1,96 @@
+"""`linvit compare`: checks all cells, runs those that are missing, and writes the report."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from linvit.cli.compare.report import finish
+from linvit.cli.compare.resolve import Resolver
+from linvit.cli.terminal import table
+from linvit.cli.training.run_folder import check_writable, shown
+from linvit.errors import UserError
+from linvit.experiments.experiment import Experiment
+from linvit.experiments.grid import Draft
+from linvit.experiments.local import run_here, slots
+from linvit.experiments.progress import Progress
+from linvit.signals import STOP, name
+
+GPU = ("auto", "gpu", "cuda")
+
+
+def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int:
+    """Runs an experiment.
+
+    Args:
+        draft: Its grid.
+        title: Names its folder.
+        args: Options of the command line.
+        command: The command line, to say how to go on.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: If a cell cannot be run.
+    """
+    grid = draft.grid()
+    configs = Resolver(grid.configs).resolve(grid)
+    root = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints") / "compare" / title
+    check_writable(root)
+    experiment = Experiment(root.absolute(), grid)
+    if args.dry_run:
+        rows = [(f"  {cell.name}", _words(grid.variants[cell.variant])) for cell in experiment.cells]
+        print("\n".join(table([("cell", "what differs"), *rows])))
+        return 0
+    devices = _devices(configs, args.devices_per_cell)
+    jobs = args.jobs or max(1, len(devices) // args.devices_per_cell)
+    with STOP.caught():
+        STOP.deferred = True
+        experiment.prepare(configs)
+        cells = experiment.cells
+        waiting = [cell for cell in cells if cell.state != "finished" and (args.retry or cell.state != "failed")]
+        given = slots(jobs, devices, args.devices_per_cell)
+        where = f"{len(devices)} GPUs" if devices else f"the CPU, {given[0]['OMP_NUM_THREADS']} threads each"
+        done = len(cells) - len(waiting)
+        rank_zero_info(
+            f"{len(cells)} cells in {shown(root)}" + (f", {done} of them are done" if done else "")
+            + (f"; {jobs} at a time on {where}" if waiting else "")
+        )  # fmt: skip
+        progress = Progress(cells)
+        try:
+            complete = run_here(waiting, given, progress)
+        finally:
+            progress.close()
+        if not complete:
+            assert STOP.received is not None
+            finished = sum(cell.state == "finished" for cell in cells)
+            rank_zero_info(
+                f"ended by {name(STOP.received)}: {finished} of {len(cells)} cells are finished. "
+                f"Go on with\n  {command}"
+            )
+            return STOP.exit_code(STOP.received)
+        STOP.deferred = False
+        return finish(experiment.results(), root, args, command)
+
+
+def _devices(configs: dict[str, dict[str, Any]], per_cell: int) -> list[str]:
+    """The CUDA devices that cells may use; none if they train on another accelerator."""
+    trainers = [config["trainer"] for config in configs.values()]
+    if not torch.cuda.is_available() or any(trainer["accelerator"] not in GPU for trainer in trainers):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    wanted = [trainer["devices"] for trainer in trainers if isinstance(trainer["devices"], int)]
+    if max(wanted, default=1) > per_cell:
+        raise UserError(f"trainer.devices is {max(wanted)}: add --devices_per_cell={max(wanted)}")
+    if per_cell > len(devices):
+        raise UserError(f"--devices_per_cell={per_cell}, but this machine has {len(devices)} GPUs")
+    return devices
+
+
+def _words(settings: Any) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items()) or "nothing"

@@ -1,0 +1,107 @@
+"""An experiment in its folder: the grid, its cells, and what they amount to."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from linvit.checkpointing.atomic_file import replacing
+from linvit.checkpointing.lock import lock, unlock
+from linvit.errors import UserError
+from linvit.experiments.cells import Cell
+from linvit.experiments.grid import Draft, Grid
+from linvit.experiments.results import Results, Variant
+from linvit.experiments.runs import read_yaml
+
+FILE = "compare.yaml"
+"""The grid of an experiment, in its folder."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid and the folder of its cells.
+
+    Attributes:
+        root: The folder, whose name is the experiment's.
+        grid: What is compared.
+    """
+
+    root: Path
+    grid: Grid
+
+    @classmethod
+    def of(cls, root: Path) -> "Experiment | None":
+        """The experiment whose folder this is, if it is one."""
+        file = root / FILE
+        return cls(root, Draft.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, those of one seed together, so that a comparison over few seeds is there early."""
+        return [Cell(self.root, variant, seed) for seed in self.grid.seeds for variant in self.grid.variants]
+
+    def prepare(self, configs: Mapping[str, dict[str, Any]]) -> None:
+        """Writes the grid and the configurations of all cells; keeps other processes out until this one ends.
+
+        Args:
+            configs: The complete configuration of each variant.
+
+        Raises:
+            UserError: If cells of other configurations are there, or processes that train them.
+        """
+        try:
+            lock(self.root)
+        except UserError as error:
+            raise UserError(f"another linvit compare is running in '{self.root}'. Wait for its end") from error
+        for cell in self.cells:
+            cell.prepare(configs[cell.variant])
+            run = cell.run
+            if run is not None and cell.state != "finished":
+                _check_free(cell, run.folder / "checkpoints")
+        with replacing(self.root / FILE) as file:
+            file.write(yaml.safe_dump(self._content(), sort_keys=False).encode())
+
+    def results(self) -> Results:
+        """What the cells that have been run amount to."""
+        published = self.grid.published
+        variants = [Variant(name) for name in self.grid.variants]
+        for variant in variants:
+            variant.published = published.scores.get(variant.name) if published else None
+            for seed in self.grid.seeds:
+                cell = Cell(self.root, variant.name, seed)
+                if (run := cell.run) is not None:
+                    variant.runs[seed] = run
+                if cell.state == "failed":
+                    variant.trouble[seed] = f"failed: {cell.last_words()} ({cell.log})"
+                elif cell.state != "finished":
+                    variant.trouble[seed] = f"{cell.fraction():.0%} of it is done"
+        source = published.source if published else ""
+        return Results(self.root.name, variants, self.grid.baseline, self.grid.score, self.grid.keys, source)
+
+    def _content(self) -> dict[str, Any]:
+        """The grid as a file describes it."""
+        grid = self.grid
+        draft = Draft(
+            config=list(grid.configs),
+            set=dict(grid.settings),
+            variants={name: dict(settings) for name, settings in grid.variants.items()},
+            seeds=list(grid.seeds),
+            baseline=grid.baseline,
+            score=grid.score,
+            published=asdict(grid.published) if grid.published else {},
+        )
+        return {key: value for key, value in asdict(draft).items() if value not in (None, {})}
+
+
+def _check_free(cell: Cell, folder: Path) -> None:
+    if folder.is_dir():
+        try:
+            lock(folder)
+        except UserError as error:
+            raise UserError(
+                f"the cell '{cell.name}' is still being trained, by a process that an earlier linvit compare has left. "
+                f"Wait for its end, or end it"
+            ) from error
+        unlock(folder)

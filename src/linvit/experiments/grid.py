@@ -1,0 +1,207 @@
+"""The grid of an experiment: which options differ between its runs, and with which seeds each variant is run."""
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from linvit.errors import UserError, check_choice, check_number
+
+Settings = Mapping[str, Any]
+"""Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""
+
+KEYS = ("config", "set", "vary", "variants", "seeds", "baseline", "score", "published")
+UNSAFE = re.compile(r"[^\w.+-]+")
+LONGEST = 80  # characters of a variant's name, which names folders
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper reports of the variants.
+
+    Attributes:
+        source: Where, and of what.
+        scores: By variant, in the paper's unit.
+    """
+
+    source: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Variants of one configuration, each to be run with each seed.
+
+    Attributes:
+        configs: The configuration that all start from: files or names, of which a later one wins.
+        settings: Options that all variants share.
+        variants: What differs, by the name of the variant; the order is that of the table.
+        seeds: A run of each variant has one of them as `seed_everything`.
+        baseline: The variant that the others are compared with.
+        score: The curve that is compared; None for the score of the weights that the task predicts with.
+        published: What a paper reports.
+    """
+
+    configs: tuple[str, ...]
+    settings: Settings
+    variants: Mapping[str, Settings]
+    seeds: tuple[int, ...]
+    baseline: str
+    score: str | None = None
+    published: Published | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The options that differ between variants."""
+        return list(dict.fromkeys(key for settings in self.variants.values() for key in settings))
+
+
+@dataclass
+class Draft:
+    """A grid as a file or a command line describes it, each of whose parts may be left out."""
+
+    config: str | list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, list[Any]] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seeds: int | list[int] = 1
+    baseline: str | None = None
+    score: str | None = None
+    published: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, content: Any, what: str) -> "Draft":
+        """The content of a file.
+
+        Raises:
+            UserError: If it has unknown keys, or values of another kind.
+        """
+        if not isinstance(content, dict):
+            raise UserError(f"{what} is no grid: it must be a mapping with {', '.join(KEYS)}")
+        for key, value in content.items():
+            check_choice(f"a key of {what}", key, KEYS)
+            kinds = {"config": str | list, "seeds": int | list, "baseline": str, "score": str}.get(key, dict)
+            if not isinstance(value, kinds):
+                raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
+        draft = cls(**content)
+        for key, values in draft.vary.items():
+            if not isinstance(values, list) or not values:
+                raise UserError(f"'vary: {key}' of {what} must be a list of values; got {values!r}")
+        for name, settings in draft.variants.items():
+            if not isinstance(settings, dict):
+                raise UserError(f"'variants: {name}' of {what} must be a mapping of options; got {settings!r}")
+        return draft
+
+    def grid(self) -> Grid:
+        """The grid: all combinations of `variants` and the values of `vary`.
+
+        Raises:
+            UserError: If nothing differs, or names and seeds do not go together.
+        """
+        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        for seed in seeds:
+            check_number("seeds", seed, at_least=0, whole=True)
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise UserError(f"seeds must be a number of seeds, or a list in which each is once; got {self.seeds!r}")
+        variants = self._variants()
+        if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
+            raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
+        baseline = next(iter(variants)) if self.baseline is None else self.baseline
+        check_choice("baseline", baseline, variants)
+        configs = (self.config,) if isinstance(self.config, str) else tuple(self.config)
+        return Grid(configs, self.set, variants, tuple(seeds), baseline, self.score, self._published(variants))
+
+    def _variants(self) -> dict[str, Settings]:
+        """Variants by name; what `vary` adds is named by its values."""
+        varied = [[(key, value) for value in values] for key, values in self.vary.items()]
+        found: dict[str, Settings] = {}
+        for name, own in (self.variants or {"": {}}).items():
+            for combination in itertools.product(*varied):
+                parts = [str(name), *(label(key, value) for key, value in combination)]
+                whole = UNSAFE.sub("-", "-".join(filter(None, parts))).strip("-.")[:LONGEST] or "all"
+                settings = {**own, **dict(combination)}
+                if found.get(whole) == settings:
+                    raise UserError(f"the variant '{whole}' is there twice: {settings}. Leave one of them out")
+                while whole in found:  # other settings whose names are cut, or written alike
+                    whole = f"{whole}+"
+                found[whole] = settings
+        return found
+
+    def _published(self, variants: Mapping[str, Settings]) -> Published | None:
+        if not self.published:
+            return None
+        scores = self.published.get("scores")
+        if self.published.keys() != {"source", "scores"} or not isinstance(scores, dict):
+            raise UserError(f"'published' must have a source, and scores by variant; got {self.published!r}")
+        if not self.vary:  # with further options varied they are those of no variant
+            for name in scores:
+                check_choice("a variant of 'published'", name, variants)
+        return Published(str(self.published["source"]), scores)
+
+
+def label(key: str, value: Any) -> str:
+    """A short name of a value: `softmax`, `focused-focusing_factor4`, `lr0.001`, `window_size7`."""
+    match value:
+        case str():
+            return value
+        case {"name": str(name), **options}:
+            return "-".join([name, *(f"{option}{_plain(given)}" for option, given in options.items())])
+        case [*values] if any(isinstance(entry, str | dict) for entry in values):
+            runs = [(name, len(list(same))) for name, same in itertools.groupby(label("", entry) for entry in values)]
+            return "-".join(f"{count}{name}" if count > 1 else name for name, count in runs)
+        case _:
+            return f"{key.rpartition('.')[2]}{_plain(value)}"
+
+
+def split(text: str) -> list[str]:
+    """The values of an option: parts between commas that stand outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def place(config: dict[str, Any], key: str, value: Any) -> None:
+    """Sets an option in a resolved configuration, as `--key=value` of `linvit fit` does.
+
+    `init_args` may be left out of the key. An option of a part that is given by its name alone,
+    `model.backbone.depth` of `backbone: deit_nano`, makes it a mapping with that name.
+    """
+    *outer, last = key.split(".")
+    for part in outer:
+        config = _inside(config)
+        if not isinstance(config.get(part), dict):
+            config[part] = {} if config.get(part) is None else {"name": config[part]}
+        config = config[part]
+    config = _inside(config)
+    config[last] = value
+
+
+def _inside(config: dict[str, Any]) -> dict[str, Any]:
+    return config.setdefault("init_args", {}) if "class_path" in config else config
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case [*values]:
+            return "-".join(map(_plain, values))
+        case dict():
+            return "-".join(f"{key}{_plain(entry)}" for key, entry in value.items())
+        case bool() | None:
+            return {True: "-true", False: "-false", None: "-null"}[value]
+        case _:
+            return f"-{value}" if isinstance(value, str) else f"{value}"
+
+
+def _words(kinds: Any) -> str:
+    return {dict: "a mapping", str: "text", str | list: "text or a list", int | list: "a number or a list"}[kinds]

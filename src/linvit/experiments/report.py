@@ -1,0 +1,216 @@
+"""Writes what an experiment amounts to: tables, plots, and one self-contained page."""
+
+import math
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from linvit.checkpointing.atomic_file import replacing
+from linvit.experiments import tables
+from linvit.experiments.costs import Costs
+from linvit.experiments.page import Page
+from linvit.experiments.plots import Axis, Series, line_plot, scatter_plot
+from linvit.experiments.results import Results, Variant, is_rank
+from linvit.experiments.runs import Run
+
+MAPS, RANKS = "attention_maps", "attention_rank.png"  # what callbacks write into the folder of a run
+MOST_MAPS = 12  # pictures of a run
+MOST_POINTS = 60  # of a curve; more are averaged
+PAGE = "report.html"
+
+
+def write(results: Results, folder: Path, device: str) -> Path:
+    """Writes `table.md`, `table.csv`, `table.tex`, the plots as SVG, and `report.html`; returns the path of the last.
+
+    Args:
+        results: Of the experiment.
+        folder: Where they go; it is made if need be.
+        device: What costs were measured on.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = {**_costs_plots(results), **_curves(results)}
+    texts = {
+        "table.md": tables.markdown(results),
+        "table.csv": tables.csv_text(results),
+        "table.tex": tables.latex(results),
+        **{f"{name}.svg": plot for name, plot in plots.items()},
+    }
+    for name, text in texts.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    page = Page(results.title)
+    _head(page, results, device)
+    page.heading("Scores and costs")
+    page.table(tables.titles(results), tables.rows(results))
+    page.paragraph(_how(results, device))
+    if results.source:
+        page.paragraph(f"Published are the scores of {results.source}; they are the authors', not ours.")
+    page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)
+    _ranks(page, results)
+    _maps(page, results)
+    _trouble(page, results)
+    page.write(folder / PAGE)
+    return folder / PAGE
+
+
+def controls(results: Results) -> str:
+    """Says whether the runs differ only in what the experiment varies."""
+    own, others = results.controls()
+    runs = sum(len(variant.runs) for variant in results.variants)
+    if not others:
+        return f"Controlled: the complete configurations of {runs} runs differ only in {_list(own)}, and in their seed."
+    return (
+        f"NOT controlled: the complete configurations of {runs} runs differ in {_list(own)}, "
+        f"and in {_list(others)}, which is not what is compared."
+    )
+
+
+def _head(page: Page, results: Results, device: str) -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    chip = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    page.paragraph(
+        f"Written {now} on {chip}, {platform.system()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"linvit {version('linvit')}."
+    )
+    page.heading("Controls")
+    page.paragraph(controls(results))
+    own, others = results.controls()
+    names = [*own, *others]
+    rows = []
+    for variant in results.variants:
+        options = [run.options() for run in variant.runs.values()]
+        values = [" or ".join(dict.fromkeys(_value(one.get(name)) for one in options)) for name in names]
+        seeds = ", ".join(map(str, sorted(variant.runs)))
+        rows.append([variant.name, seeds, *values])
+    page.table(["variant", "seeds", *names], rows)
+
+
+def _how(results: Results, device: str) -> str:
+    """How the numbers came about."""
+    ranks = any(variant.rank() is not None for variant in results.variants)
+    costs = any(isinstance(variant.costs, Costs) for variant in results.variants)
+    return (
+        f"Score: {results.tag} of the last epoch, mean ± standard deviation over seeds. Difference: mean over the "
+        f"seeds that both have, with the 95 % confidence interval of the paired t-test; a star marks an interval "
+        f"without zero. The intervals are not corrected for the number of comparisons."
+        + (
+            f" Latency: median of a forward pass of one image on the {device.upper()}, all variants in turns. "
+            f"MACs: of one image. Memory: the most that a forward and backward pass of one image allocates, beyond the "
+            f"weights."
+            if costs
+            else ""
+        )
+        + (" Rank: of the attention matrix, mean over layers, heads and seeds, when last measured." if ranks else "")
+    )
+
+
+def _costs_plots(results: Results) -> dict[str, str]:
+    """Score over latency and over MACs, with the Pareto front."""
+    measured = [(variant, variant.costs) for variant in results.variants if isinstance(variant.costs, Costs)]
+    axes: dict[str, tuple[str, Callable[[Costs], float]]] = {
+        "score_over_latency": ("latency (ms)", lambda costs: costs.latency.median * 1e3),
+        "score_over_MACs": ("multiply-accumulates of one image (millions)", lambda costs: costs.macs / 1e6),
+    }
+    plots = {}
+    for name, (label, cost) in axes.items():
+        series = []
+        for variant, costs in measured:
+            mean, spread, _ = results.summary(variant)
+            if not math.isnan(mean):
+                bars = () if math.isnan(spread) else ((mean - spread, mean + spread),)
+                series.append(Series(variant.name, ((cost(costs), mean),), bars))
+        if series:
+            title = f"{results.title}: {name.replace('_', ' ')}"
+            note = "grey: the Pareto front; bars: one standard deviation over seeds"
+            plots[name] = scatter_plot(
+                title, series, Axis(label, log=_wide(series)), Axis(results.tag), note, front=True
+            )
+    return plots
+
+
+def _wide(series: Sequence[Series]) -> bool:
+    """Whether costs differ so much that a logarithmic axis shows them better."""
+    values = [x for one in series for x, _ in one.points]
+    return max(values) > 10 * min(values)
+
+
+def _curves(results: Results) -> dict[str, str]:
+    """Score, loss and rank over the steps, mean over seeds."""
+    plots = {}
+    for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
+        series = [
+            Series(variant.name, points) for variant in results.variants if (points := _mean(variant, results, tag))
+        ]
+        if series:
+            label = {"score": results.tag, "loss": "train/loss", "rank": "rank of the attention, mean over layers"}[
+                name
+            ]
+            plots[f"{name}_curves"] = line_plot(
+                f"{results.title}: {name}", series, Axis("step"), Axis(label), "mean over seeds"
+            )
+    return plots
+
+
+def _mean(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float], ...]:
+    values: dict[int, list[float]] = {}
+    for run in variant.runs.values():
+        wanted = tag or run.score_tag(results.score)
+        for name, curve in run.curves.items():
+            if name == wanted or (tag == "rank" and is_rank(name)):
+                for step, value in curve:
+                    values.setdefault(step, []).append(value)
+    means = [(float(step), statistics.fmean(found)) for step, found in sorted(values.items())]
+    window = math.ceil(len(means) / MOST_POINTS)
+    parts = [means[start : start + window] for start in range(0, len(means), window)] if means else []
+    return tuple((part[-1][0], statistics.fmean(value for _, value in part)) for part in parts)
+
+
+def _ranks(page: Page, results: Results) -> None:
+    """The pictures that `AttentionRank` has written into the first run of each variant: layers over time."""
+    runs = {variant.name: _first(variant) for variant in results.variants}
+    pictures = {name: run.folder / RANKS for name, run in runs.items() if run is not None}
+    found = [(path, f"rank of {name}") for name, path in pictures.items() if path.exists()]
+    if found:
+        page.heading("Ranks")
+        page.paragraph("The rank of each layer's attention while it trained, of the first seed of each variant.")
+        page.pictures(found)
+
+
+def _maps(page: Page, results: Results) -> None:
+    """The pictures that `AttentionMaps` has written into the runs."""
+    found = {}
+    for variant in results.variants:
+        run = _first(variant)
+        pictures = sorted((run.folder / MAPS).rglob("*.png"))[-MOST_MAPS:] if run is not None else []
+        if pictures:
+            found[variant.name] = pictures
+    if found:
+        page.heading("Attention maps")
+        for name, pictures in found.items():
+            with page.folded(name, opened=len(found) < 4):
+                page.pictures([(picture, picture.stem) for picture in pictures])
+
+
+def _trouble(page: Page, results: Results) -> None:
+    troubled = [variant for variant in results.variants if variant.trouble]
+    if troubled:
+        page.heading("Missing")
+        rows = [[v.name, str(seed), text] for v in troubled for seed, text in sorted(v.trouble.items())]
+        page.table(["variant", "seed", "why"], rows)
+
+
+def _first(variant: Variant) -> Run | None:
+    return variant.runs[min(variant.runs)] if variant.runs else None
+
+
+def _list(names: Mapping[str, object]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else str(value)

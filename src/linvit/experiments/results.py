@@ -1,0 +1,140 @@
+"""What the runs of an experiment amount to: one row per variant."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from linvit.errors import UserError
+from linvit.experiments.costs import Costs
+from linvit.experiments.runs import Run, covered, differing, flat
+from linvit.experiments.statistics import Difference, paired_difference, spread
+
+
+@dataclass
+class Variant:
+    """The runs of one variant.
+
+    Attributes:
+        name: Of the variant.
+        runs: By seed.
+        trouble: What is said of a seed whose run failed, or has not been finished.
+        published: What a paper reports, in its unit.
+        costs: What the model costs; None if that was not measured.
+    """
+
+    name: str
+    runs: dict[int, Run] = field(default_factory=dict)
+    trouble: dict[int, str] = field(default_factory=dict)
+    published: float | None = None
+    costs: Costs | str | None = None
+
+    def scores(self, tag: str | None) -> dict[int, float]:
+        """The last score of each finished run, by seed."""
+        finished = {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
+        curves = {seed: run.curves.get(run.score_tag(tag)) for seed, run in finished.items()}
+        return {seed: curve[-1][1] for seed, curve in curves.items() if curve}
+
+    def rank(self) -> float | None:
+        """The mean over layers, heads and seeds of the ranks that were measured last; None if none were."""
+        ranks = [curve[-1][1] for run in self.runs.values() for tag, curve in run.curves.items() if is_rank(tag)]
+        return statistics.fmean(ranks) if ranks else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment that has been run.
+
+    Attributes:
+        title: Its name.
+        variants: In the order of the table.
+        baseline: The variant that the others are compared with.
+        score: The curve that is compared, if it was chosen.
+        keys: The options that are said to differ.
+        source: Of the published scores, or "".
+    """
+
+    title: str
+    variants: Sequence[Variant]
+    baseline: str
+    score: str | None
+    keys: Sequence[str]
+    source: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The name of the score."""
+        tags = {run.score_tag(self.score): None for variant in self.variants for run in variant.runs.values()}
+        return " or ".join(tags) or self.score or "val/score"
+
+    def difference(self, variant: Variant) -> Difference | None:
+        """From the baseline, over the seeds that both have; None for the baseline itself."""
+        if variant.name == self.baseline:
+            return None
+        (baseline,) = (other for other in self.variants if other.name == self.baseline)
+        ours, theirs = variant.scores(self.score), baseline.scores(self.score)
+        seeds = sorted(ours.keys() & theirs.keys())
+        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    def summary(self, variant: Variant) -> tuple[float, float, int]:
+        """Mean and standard deviation of the scores over seeds, and the number of seeds."""
+        scores = list(variant.scores(self.score).values())
+        return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
+
+    def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """The options that differ between the runs: those of the experiment, and others, with each run's value.
+
+        The experiment is controlled if there are no others.
+        """
+        options = [run.options() for variant in self.variants for run in variant.runs.values()]
+        values = differing(options)
+        own = {name: found for name, found in values.items() if covered(name, self.keys)}
+        return own, {name: found for name, found in values.items() if name not in own}
+
+
+def is_rank(tag: str) -> bool:
+    """Whether a curve is the rank of a layer, and not of a part of its matrix, nor the least over channels."""
+    return tag.startswith("rank/") and (tag.count("/") == 1 or tag.endswith("/mean"))
+
+
+def group(runs: Iterable[Run]) -> list[Variant]:
+    """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs.
+
+    Raises:
+        UserError: If the runs score different things.
+    """
+    every = sorted(runs, key=lambda run: str(run.folder))
+    options = [run.options() for run in every]
+    keys = list(differing(options))
+    found: dict[str, Variant] = {}
+    for run, own in zip(every, options, strict=True):
+        identity = repr([own.get(key) for key in keys])
+        variant = found.setdefault(identity, Variant(_name(run, own, keys)))
+        variant.runs[run.seed] = run  # of two with one seed, the newer one
+    names = [variant.name for variant in found.values()]
+    for variant in found.values():
+        if names.count(variant.name) > 1:
+            run = next(iter(variant.runs.values()))
+            variant.name = f"{run.folder.parent.name}/{run.folder.name}"
+    for variant in found.values():
+        variant.trouble = {
+            seed: f"{run.fraction:.0%} of its epochs" for seed, run in variant.runs.items() if run.fraction < 1
+        }
+    return list(found.values())
+
+
+def check_comparable(variants: Sequence[Variant]) -> None:
+    """Raises a `UserError` unless all runs have trained the same task."""
+    tasks = {str(flat(run.config).get("model.class_path")) for variant in variants for run in variant.runs.values()}
+    if len(tasks) > 1:
+        raise UserError(f"these runs cannot be compared, since their tasks differ: {', '.join(sorted(tasks))}")
+
+
+def _name(run: Run, options: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """`focused` of a folder `focused-seed0/version_0`, or else the values that differ."""
+    stem, seed, _ = run.folder.parent.name.rpartition("-seed")
+    if seed:
+        return stem
+    shown = [f"{key.rpartition('.')[2]}={options[key]}" for key in keys if options.get(key) is not None]
+    return ", ".join(shown) or run.folder.parent.name

@@ -1,0 +1,128 @@
+"""`linvit compare`: both forms of a grid, its checks before the first cell, and reports of runs that exist."""
+
+import pytest
+
+from linvit import UserError
+from linvit.cli import compare
+from linvit.cli.compare.resolve import Resolver
+from linvit.experiments.grid import Draft
+from tests.cli.runs import linvit
+
+GRID = """
+config: quickstart
+vary:
+  model.attention: [softmax, {name: focused, focusing_factor: 4}, [linear, linear, softmax, softmax]]
+set: {trainer.max_epochs: 2}
+seeds: [0, 3]
+baseline: softmax
+"""
+FLAGS = [
+    *("--config", "quickstart", "--seeds", "0,3", "--trainer.max_epochs=2", "--baseline=softmax"),
+    "--model.attention=softmax,{name: focused, focusing_factor: 4}",
+    "--model.attention=[linear, linear, softmax, softmax]",
+]
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Reads a command line up to its grid."""
+
+    def grid(*argv):
+        found = []
+        monkeypatch.setattr("linvit.cli.compare.run.run", lambda draft, *rest: found.append((draft.grid(), rest)) or 0)
+        compare.main(list(argv))
+        return found[0]
+
+    return grid
+
+
+def test_file_and_command_line_make_the_same_grid(parsed, tmp_path):
+    (tmp_path / "mine.yaml").write_text(GRID)
+    of_file, (name, *_) = parsed(str(tmp_path / "mine.yaml"))
+    of_flags, (flags_name, *_) = parsed(*FLAGS)
+    assert of_file.variants == of_flags.variants
+    assert list(of_file.variants) == ["softmax", "focused-focusing_factor4", "2linear-2softmax"]
+    assert (of_file.settings, of_file.seeds) == (of_flags.settings, of_flags.seeds)
+    assert (name, flags_name) == ("mine", "quickstart-attention")
+
+
+def test_a_configuration_takes_the_place_of_the_files_and_a_part_is_added(parsed, tmp_path):
+    (tmp_path / "mine.yaml").write_text(GRID)
+    mine = str(tmp_path / "mine.yaml")
+    assert parsed(mine, "--config", "imagenet/deit_tiny")[0].configs == ("imagenet/deit_tiny",)
+    own, part = parsed(mine, "--config", "base/strategy/ddp")[0].configs
+    assert own.endswith("quickstart.yaml")
+    assert part == "base/strategy/ddp"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "needs a grid or a configuration"),
+        (["nowhere"], "no configuration is called 'nowhere'"),
+        (["--config=quickstart", "--seeds=a"], "--seeds must be a number"),
+        (["--config=quickstart", "--seed_everything=1"], "use --seeds instead"),
+        (["--config=quickstart", "--model.lr"], "--model.lr has no value"),
+        (["--config=quickstart", "--jobs=0"], "--jobs must be a whole number at least 1"),
+        (["quickstart"], "a key of .*quickstart.yaml' must be one of config"),
+        (["--report", "x", "--model.lr=1"], "--report takes folders only"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(argv, message):
+    with pytest.raises(UserError, match=message):
+        compare.main(argv)
+
+
+@pytest.fixture(scope="module")
+def resolver():
+    return Resolver(("quickstart",))
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"model.attention": ["softmax", "linaer"]}, r"the variant 'linaer' .*Did you mean 'linear'"),
+        ({"model.attention": [{"name": "focused", "focusing": 2}]}, r"'focused-focusing2' .*'focusing_factor'"),
+        ({"model.atention": ["softmax"]}, r"the variant 'softmax' \(model.atention=softmax\) cannot be run"),
+        ({"model.lr": ["fast"]}, r"the variant 'fast' (.|\n)*Expected a number"),
+        ({"model.lr": [0.001, "1e-3"]}, "the variants 'lr0.001' and '1e-3' are the same run"),
+    ],
+)
+def test_a_wrong_cell_is_named_before_the_first_starts(resolver, vary, message):
+    with pytest.raises(UserError, match=message):
+        resolver.resolve(Draft(config="quickstart", vary=vary).grid())
+
+
+def test_complete_configurations_differ_only_in_the_keys_of_the_grid(resolver):
+    draft = Draft(
+        config="quickstart", set={"model.backbone.depth": 1}, vary={"model.attention.focusing_factor": [2, 3]}
+    )
+    two, three = resolver.resolve(draft.grid()).values()
+    assert two["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 2}
+    assert three["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 3}
+    assert two == three
+    assert two["model"]["init_args"]["backbone"] == {"name": "deit_nano", "depth": 1}
+    assert two["trainer"]["max_epochs"] == 57  # the defaults and the configuration's own are there
+
+
+def test_a_dry_run_lists_the_cells_and_writes_nothing(tmp_path):
+    done = linvit("compare", "--config=quickstart", "--model.attention=softmax,linear", "--dry_run", cwd=tmp_path)
+    assert done.code == 0, done.err
+    cells = [line.split() for line in done.out.splitlines()[1:]]
+    assert cells == [["softmax-seed0", "model.attention=softmax"], ["linear-seed0", "model.attention=linear"]]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_a_run_that_exists(run, tmp_path):
+    done = linvit("compare", "--report", run.root / "checkpoints", cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = [line.split("|")[1:-1] for line in done.out.splitlines() if line.startswith("|")]
+    assert len(rows) == 3
+    titles, _, values = ([cell.strip() for cell in row] for row in rows)
+    measured = dict(zip(titles, values, strict=True))
+    assert measured["seeds"] == "1"
+    assert measured["parameters"].endswith("k")
+    assert measured["latency"].endswith("ms")
+    page = tmp_path / "checkpoints" / "compare" / "report" / "report.html"
+
+    assert "deit_nano" not in page.read_text(encoding="utf-8")  # nothing differs, so nothing is named

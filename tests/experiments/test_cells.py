@@ -1,0 +1,132 @@
+"""Cells and their processes, with short programs in the place of `linvit fit`."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from linvit import UserError
+from linvit.experiments.cells import Cell
+from linvit.experiments.experiment import Experiment
+from linvit.experiments.grid import Draft
+from linvit.experiments.local import run_here, slots
+from linvit.signals import STOP
+from tests.experiments.runs import write_run
+
+CONFIG = {"trainer": {"max_epochs": 2}, "model": {"class_path": "Task", "init_args": {"attention": "softmax"}}}
+PROGRAM = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+with (folder / "starts").open("a") as file: file.write("x")
+{0}
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    draft = Draft(config="quickstart", vary={"model.attention": ["softmax", "linear"]}, seeds=2)
+    return Experiment(tmp_path / "x", draft.grid())
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Sets what a cell's process does."""
+
+    def replace(**bodies):
+        def command(self):
+            return [sys.executable, "-S", "-c", PROGRAM.format(bodies.get(self.variant, "")), str(self.folder)]
+
+        monkeypatch.setattr(Cell, "command", property(command))
+
+    replace()
+    return replace
+
+
+def configs(**attention):
+    return {name: {**CONFIG, "model": {"class_path": "Task", "init_args": {"attention": name}}} for name in attention}
+
+
+BOTH = {"softmax": 1, "linear": 1}
+
+
+def run(experiment, jobs=2):
+    experiment.prepare(configs(**BOTH))
+    ended = []
+    with STOP.caught():
+        STOP.deferred = True
+        todo = [cell for cell in experiment.cells if cell.state not in ("finished", "failed")]
+        complete = run_here(todo, slots(jobs, [], 1), lambda cell: ended.append(cell) if cell else None)
+    STOP.release()
+    return complete, {cell.name: cell.state for cell in ended}
+
+
+def test_all_cells_are_run_and_none_again(experiment, program):
+    assert run(experiment) == (True, dict.fromkeys([cell.name for cell in experiment.cells], "finished"))
+    assert run(experiment) == (True, {})
+    assert [cell.name for cell in experiment.cells[:2]] == ["softmax-seed0", "linear-seed0"]
+    assert all((cell.folder / "starts").read_text() == "x" for cell in experiment.cells)
+
+
+def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
+    program(linear="print('linvit: error: the disk is full'); sys.exit(2)")
+    complete, states = run(experiment)
+    assert complete
+    assert states == {
+        "softmax-seed0": "finished",
+        "softmax-seed1": "finished",
+        "linear-seed0": "failed",
+        "linear-seed1": "failed",
+    }
+    (linear,) = (variant for variant in experiment.results().variants if variant.name == "linear")
+    assert linear.trouble[0] == f"failed: the disk is full ({experiment.root / 'linear-seed0' / 'log.txt'})"
+
+
+def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experiment, program):
+    program(linear="time.sleep(60)")
+    threading.Thread(target=_signal_when, args=(experiment.root / "linear-seed1" / "starts",)).start()
+    experiment_states = run(experiment, jobs=4)
+    assert experiment_states == (False, {"softmax-seed0": "finished", "softmax-seed1": "finished"} | {
+        "linear-seed0": "stopped", "linear-seed1": "stopped"
+    })  # fmt: skip
+    program()
+    assert run(experiment) == (True, {"linear-seed0": "finished", "linear-seed1": "finished"})
+
+
+def _signal_when(path):
+    while not path.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_cell_of_another_configuration_is_refused(experiment):
+    experiment.prepare(configs(**BOTH))
+    other = configs(**BOTH)
+    other["linear"]["trainer"] = {"max_epochs": 3}
+    with pytest.raises(UserError, match=r"linear-seed0' is a cell of another configuration: its trainer.max_epochs"):
+        experiment.prepare(other)
+
+
+def test_an_experiment_is_read_from_its_folder(experiment):
+    experiment.prepare(configs(**BOTH))
+    assert Experiment.of(experiment.root) == Experiment(experiment.root, experiment.grid)
+    assert Experiment.of(experiment.root / "softmax-seed0") is None
+
+
+def test_progress_is_that_of_the_curves(experiment):
+    experiment.prepare(configs(**BOTH))
+    cell = experiment.cells[0]
+    assert (cell.state, cell.fraction()) == ("waiting", 0.0)
+    write_run(cell.folder / "version_0", scores=(0.5,), epochs=4)
+    assert cell.fraction() == 0.25
+
+
+def test_devices_and_threads_are_shared_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert [slot["OMP_NUM_THREADS"] for slot in slots(3, [], 1)] == ["2", "2", "2"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(3, ["0", "1"], 1)] == ["0", "1", "0"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(2, ["4", "5", "6", "7"], 2)] == ["4,5", "6,7"]

@@ -1,0 +1,94 @@
+"""Grids: which options differ, what the variants are called, and what is refused."""
+
+import pytest
+
+from linvit import UserError
+from linvit.experiments.grid import Draft, label, place, split
+
+
+def grid(**content):
+    return Draft.read({"config": "quickstart", **content}, "'x.yaml'").grid()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("softmax", ["softmax"]),
+        ("softmax, linear,focused", ["softmax", "linear", "focused"]),
+        ("linear,{name: focused, focusing_factor: 4}", ["linear", "{name: focused, focusing_factor: 4}"]),
+        ("[a, b, c],[d]", ["[a, b, c]", "[d]"]),
+        ("'a,b',\"c,d\"", ["'a,b'", '"c,d"']),
+        ("[{a: [1, 2]}, b],3", ["[{a: [1, 2]}, b]", "3"]),
+    ],
+)
+def test_commas_outside_of_brackets_and_quotes_part_values(text, values):
+    assert split(text) == values
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("model.attention", "softmax", "softmax"),
+        ("model.attention", {"name": "focused", "focusing_factor": 4}, "focused-focusing_factor4"),
+        ("model.attention", ["focused", "focused", "softmax", {"name": "hydra"}], "2focused-softmax-hydra"),
+        ("model.lr", 0.001, "lr0.001"),
+        ("model.ema_decay", None, "ema_decay-null"),
+        ("model.backbone.depths", [2, 2, 6, 2], "depths2-2-6-2"),
+        ("model.backbone.qkv_bias", False, "qkv_bias-false"),
+    ],
+)
+def test_a_variant_is_named_by_its_values(key, value, name):
+    assert label(key, value) == name
+
+
+def test_all_combinations_are_variants():
+    found = grid(vary={"model.attention": ["softmax", "linear"], "model.lr": [1e-3, 2e-3]}, seeds=[0, 5]).variants
+    assert list(found) == ["softmax-lr0.001", "softmax-lr0.002", "linear-lr0.001", "linear-lr0.002"]
+    assert found["linear-lr0.001"] == {"model.attention": "linear", "model.lr": 0.001}
+
+
+def test_named_variants_and_varied_options_are_combined():
+    found = grid(variants={"plain": {}, "big": {"model.lr": 0.1}}, vary={"data.batch_size": [8, 16]})
+    assert list(found.variants) == ["plain-batch_size8", "plain-batch_size16", "big-batch_size8", "big-batch_size16"]
+    assert found.keys == ["data.batch_size", "model.lr"]
+    assert found.baseline == "plain-batch_size8"
+
+
+def test_names_are_those_of_folders_and_differ():
+    found = grid(vary={"model.attention": ["package.module:Class/..", "package.module:Class ..", "x" * 100, "x" * 101]})
+    assert len(found.variants) == 4
+    assert all("/" not in name and ":" not in name and len(name) <= 81 for name in found.variants)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"varied": {}}, "a key of 'x.yaml' must be one of config, set, vary.*got 'varied'. Did you mean 'vary'"),
+        ({"vary": ["softmax"]}, "'vary' of 'x.yaml' must be a mapping; got"),
+        ({"vary": {"model.lr": 1}}, "'vary: model.lr' of 'x.yaml' must be a list of values; got 1"),
+        ({"variants": {"a": 3}}, "'variants: a' of 'x.yaml' must be a mapping of options; got 3"),
+        ({"seeds": [0, 0]}, "a list in which each is once"),
+        ({"seeds": 0}, "a number of seeds"),
+        ({"seeds": [-1]}, "at least 0"),
+        ({"vary": {"model.attention": ["softmax", "softmax"]}}, "the variant 'softmax' is there twice"),
+        ({"vary": {"model.lr": [1, 2]}, "set": {"model.lr": 3}}, "'model.lr' differs between the variants"),
+        ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2; got 'lr3'"),
+        ({"variants": {"a": {}}, "published": {"source": "x", "scores": {"b": 1}}}, "must be one of a; got 'b'"),
+        ({"variants": {"a": {}}, "published": {"scores": {}}}, "must have a source, and scores by variant"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(content, message):
+    with pytest.raises(UserError, match=message):
+        grid(**content)
+
+
+def test_an_option_of_a_part_that_is_given_by_its_name_makes_it_a_mapping():
+    config = {"model": {"class_path": "Task", "init_args": {"backbone": "deit_nano", "attention": None}}}
+    place(config, "model.backbone.depth", 2)
+    place(config, "model.attention.name", "hydra")
+    place(config, "trainer.max_epochs", 3)
+    assert config["model"]["init_args"] == {
+        "backbone": {"name": "deit_nano", "depth": 2},
+        "attention": {"name": "hydra"},
+    }
+    assert config["trainer"] == {"max_epochs": 3}

@@ -1,0 +1,95 @@
+"""From the files of runs to a table and a report."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from linvit import UserError
+from linvit.experiments import report, tables
+from linvit.experiments.results import Results, check_comparable, group
+from linvit.experiments.runs import Run, find
+from tests.experiments.runs import write_run
+
+
+def results(folder, **options):
+    variants = group(find([folder]))
+    for variant in variants:
+        variant.published = {"softmax": 72.2}.get(variant.name)
+    return Results("x", variants, options.pop("baseline", "softmax"), None, ["model.attention"], "Table 4")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two variants, two seeds each, and a seed of one that has trained for half of its epochs."""
+    for seed, (softmax, linear) in enumerate([(0.80, 0.70), (0.82, 0.74)]):
+        write_run(tmp_path / f"softmax-seed{seed}/version_0", seed, (0.1, softmax))
+        write_run(tmp_path / f"linear-seed{seed}/version_0", seed, (0.1, linear), attention="linear")
+    write_run(tmp_path / "linear-seed2/version_0", 2, (0.3,), attention="linear")
+    return tmp_path
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_variant(folder):
+    linear, softmax = group(find([folder]))
+    assert (linear.name, softmax.name) == ("linear", "softmax")
+    assert linear.scores(None) == {0: 0.70, 1: 0.74}
+    assert linear.trouble == {2: "50% of its epochs"}
+    assert softmax.rank() == 47.0  # the last ones: 31 and 63
+    assert results(folder).summary(softmax) == pytest.approx((0.81, math.sqrt(0.0002), 2))
+    assert results(folder).difference(linear)[:1] == pytest.approx((-0.09,))
+
+
+def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
+    write_run(tmp_path / "quickstart/version_0")
+    write_run(tmp_path / "quickstart/version_1", attention="linear")
+    assert [variant.name for variant in group(find([tmp_path]))] == ["attention=softmax", "attention=linear"]
+
+
+def test_what_differs_besides_is_said(folder):
+    assert results(folder).controls()[1] == {}
+    assert report.controls(results(folder)).startswith("Controlled: the complete configurations of 5 runs differ only")
+    write_run(folder / "linear-seed1/version_0", 1, (0.1, 0.74), attention="linear", lr=0.1)
+    assert list(results(folder).controls()[1]) == ["model.lr"]
+    assert "NOT controlled" in report.controls(results(folder))
+
+
+def test_runs_of_different_tasks_are_refused(tmp_path):
+    write_run(tmp_path / "a/version_0")
+    write_run(tmp_path / "b/version_0", task="linvit.tasks.SegmentationTask")
+    with pytest.raises(UserError, match=r"differ: linvit\.tasks\.ClassificationTask, linvit\.tasks\.Segm"):
+        check_comparable(group(find([tmp_path])))
+    with pytest.raises(UserError, match="there is no run in"):
+        find([tmp_path / "c"])
+
+
+def test_the_three_tables_agree(folder):
+    found = results(folder)
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(found))))
+    assert [row["variant"] for row in rows] == ["linear", "softmax"]
+    assert float(rows[0]["difference"]) == pytest.approx(-0.09)
+    assert rows[0]["score_seed2"] == ""
+    assert "50% of its epochs" in rows[0]["trouble"]
+    markdown = tables.markdown(found).splitlines()
+    assert markdown[2].startswith("| linear | 0.7200 ± 0.0283 | 2 (1 missing) | -0.0900 [-0.2171, +0.0371] |")
+    assert markdown[3].endswith("| baseline | 47.0 | 72.2 |")
+    assert r"linear & 0.7200 $\pm$ 0.0283 & 2 (1 missing) & -0.0900" in tables.latex(found)
+    assert r"[95 \% interval]" in tables.latex(found)
+
+
+def test_the_page_has_all_of_it(folder):
+    (folder / "softmax-seed0/version_0/attention_maps").mkdir()
+    page = report.write(results(folder), folder, "cpu").read_text(encoding="utf-8")
+    for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "50% of its epochs"):
+        assert text in page
+    assert page.count("data:image/svg+xml") == 2  # curves of the score and of the rank
+    assert {path.name for path in folder.glob("*.*")} == {
+        *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "report.html")
+    }
+
+
+def test_a_row_that_a_kill_cut_off_is_passed_over(tmp_path):
+    folder = write_run(tmp_path / "a/version_0")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("2")
+    assert Run(folder).curves["val/score"] == [(9, 0.5), (19, 0.75)]

@@ -1,0 +1,49 @@
+"""The papers' ablations under configs/ablations: their comments, and that their commands make cells that can be run."""
+
+import shlex
+
+import pytest
+import yaml
+
+from linvit.cli.compare import grid_of
+from linvit.cli.compare.resolve import Resolver
+from linvit.cli.configs import find
+from linvit.experiments.grid import Draft
+from tests.test_configs import GRIDS, ROOT, heading
+
+FILES = sorted(name for name in GRIDS if "/on_digits/" not in name)
+
+
+def commands(name):
+    """The command on ImageNet, with the digits in its place, and the command on the digits."""
+    fields = heading(name)
+    return fields["Command"].replace("--data.source=PATH", "--data.source=digits"), fields["Digits"]
+
+
+def test_there_are_ablations():
+    assert len(FILES) >= 11
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_says_paper_commands_and_what_is_published(name):
+    fields = heading(name)
+    assert fields.keys() >= {"Paper", "Command", "Digits", "Expected"}
+    assert fields["Expected"].startswith("not yet run")
+    grid = Draft.read(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name).grid()
+    assert grid.published is not None or "no scores" in fields["Expected"]
+    for command in commands(name):
+        program, verb, given, *_ = shlex.split(command)
+        assert (program, verb) == ("linvit", "compare")
+        assert find(given) == ROOT / name
+        made, title = grid_of(shlex.split(command)[2:])
+        assert made.grid().variants == grid.variants
+        assert title == given.removeprefix("ablations/")
+        assert all(find(config) for config in made.grid().configs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_all_of_its_cells_can_be_run(name):
+    for command in commands(name):
+        grid = grid_of(shlex.split(command)[2:])[0].grid()
+        assert list(Resolver(grid.configs).resolve(grid)) == list(grid.variants)
