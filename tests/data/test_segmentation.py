@@ -160,6 +160,10 @@ class TestSamples:
         made.setup("validate")
         assert len(made.val_set) == 4
 
+    def test_classes_without_colours(self, folder, tmp_path):
+        assert data(folder).class_colours is None
+        assert data(tmp_path / "gone").class_colours is None
+
     def test_class_names(self, tmp_path, folder):
         assert data(folder, num_classes=None, class_names="ade20k").class_names[149] == "flag"
         (tmp_path / "names.txt").write_text("dark\nbright\n", encoding="utf-8")
@@ -228,7 +232,9 @@ class TestRefused:
         assert "--data.mask_values" in refused(folder)
         shutil.rmtree(folder / "images/validation")
         given = {"mask_values": [[255, 0, 0], [0, 9, 255]], "ignored_values": [[0, 0, 0]], "val_fraction": 0.3}
-        data(folder, reduce_zero_label=False, **given).setup("fit")
+        made = data(folder, reduce_zero_label=False, **given)
+        made.setup("fit")
+        assert made.class_colours == [(255, 0, 0), (0, 9, 255)]
 
     def test_black_and_white_masks(self, folder):
         for path in folder.glob("annotations/*/*.png"):

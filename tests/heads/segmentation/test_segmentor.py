@@ -158,6 +158,24 @@ def test_images_larger_than_the_tables(backbone: str, size: tuple[int, int]) -> 
     assert out.shape == (1, 150, *size)
 
 
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("head", own_names(heads))
+@pytest.mark.parametrize("family", sorted(families().keys() - WITHOUT_PYRAMID))
+def test_every_head_on_every_family_off_the_grid(family: str, head: str) -> None:
+    """Built for 64 x 64: odd sizes, and the shapes of large ones."""
+    backbone = small(families()[family])
+    model = segmentor(backbone, head).eval()
+    for size in ((97, 131), (33, 40)):
+        logits = model(randn(1, 3, *size, dtype=torch.float32))
+        assert logits.shape == (1, CLASSES, *size)
+        assert logits.isfinite().all()
+    with torch.device("meta"):
+        large = segmentor(backbone, head).eval()
+        for size in ((512, 512), (512, 2048)):
+            assert large(torch.empty(1, 3, *size)).shape == (1, CLASSES, *size)
+
+
 # What tasks rely on
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from lightning.pytorch import Trainer
 from PIL import Image, ImageDraw, ImageFont
 
 OPACITY = 0.6  # of the colours over a picture
@@ -21,6 +22,12 @@ def palette(classes: int) -> np.ndarray:
             colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
     colours[0] = 96
     return colours
+
+
+def class_palette(trainer: Trainer, classes: int) -> np.ndarray:
+    """A colour for each class (K, 3), uint8: that of the data's masks if they have colours, or one of `palette`."""
+    given = getattr(trainer.datamodule, "class_colours", None)  # type: ignore[attr-defined]
+    return palette(classes) if given is None or len(given) != classes else np.array(given, dtype=np.uint8)
 
 
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
 from linvit.callbacks.prediction_writer import file_of
-from linvit.callbacks.segmentation.colours import legend, overlay, palette
+from linvit.callbacks.segmentation.colours import class_palette, legend, overlay
 from linvit.callbacks.segmentation.pictures import pixels
 
 
@@ -34,7 +34,7 @@ class MaskWriter(Callback):
         self._source = getattr(trainer.datamodule, "source", None)  # type: ignore[attr-defined]
         self._folder = self.path / Path(file_of(self._source)).stem
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
-        self._colours = palette(classes)
+        self._colours = class_palette(trainer, classes)
         if trainer.is_global_zero:
             self._folder.mkdir(parents=True, exist_ok=True)
             legend(self._colours, names or [str(i) for i in range(classes)], 600).save(self._folder / "legend.png")

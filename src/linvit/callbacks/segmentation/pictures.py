@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch import Tensor
 
-from linvit.callbacks.segmentation.colours import legend, overlay, palette
+from linvit.callbacks.segmentation.colours import class_palette, legend, overlay
 
 WIDTH = 320  # pixels of an image in the picture
 
@@ -44,7 +44,7 @@ class SegmentationPictures(Callback):
         if not trainer.is_global_zero or len(self._rows) >= self.images:
             return
         predicted = outputs.get(pl_module.hparams["predict_with"], outputs["raw"])
-        colours = palette(pl_module.hparams["num_classes"])
+        colours = class_palette(trainer, pl_module.hparams["num_classes"])
         for image, mask, classes in zip(batch["image"], batch["mask"], predicted, strict=True):
             if len(self._rows) < self.images:
                 self._rows.append(_row(pixels(image, trainer), mask, classes, colours))
@@ -56,7 +56,7 @@ class SegmentationPictures(Callback):
             return
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         names = names or [str(i) for i in range(classes)]
-        rows = [*self._rows, np.asarray(legend(palette(classes), names, 3 * WIDTH))]
+        rows = [*self._rows, np.asarray(legend(class_palette(trainer, classes), names, 3 * WIDTH))]
         for writer in writers:
             writer.add_image("val/segmentation", np.concatenate(rows), trainer.global_step, dataformats="HWC")
 
