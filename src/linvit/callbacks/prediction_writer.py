@@ -50,7 +50,7 @@ class PredictionWriter(Callback):
             parts = [None] * trainer.world_size
             torch.distributed.all_gather_object(parts, self._rows)
         rows = {index: row for part in parts for index, row in part.items()}
-        file_name = file_of(getattr(trainer.datamodule, "source", None))  # type: ignore[attr-defined]
+        file_name = file_of(getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
         path = self.path if self.path.suffix else self.path / file_name
         if trainer.is_global_zero:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -186,6 +186,11 @@ class ImageData(LightningDataModule):
         """Name of the column of images."""
         return self.data_source.image_column
 
+    @property
+    def predicted(self) -> str:
+        """The name of what is predicted: `predict_path`, or else the source."""
+        return (self.predict_source or self.data_source).name
+
     def setup(self, stage: str) -> None:
         """Makes the sets that a stage needs: fit, validate, test or predict."""
         if stage == "fit":

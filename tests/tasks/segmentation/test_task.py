@@ -11,6 +11,7 @@ from linvit.heads.segmentation import inference
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
 from linvit.tasks.segmentation.confusion import mean_scores
+from tests.data.images import picture, save
 from tests.helpers import randn
 from tests.second_task.data import InkData
 from tests.training import trainer
@@ -133,3 +134,7 @@ def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
     masks = sorted(path for path in folder.glob("*.png") if path.stem != "legend")
     assert len(masks) == 16 == len(list(folder.glob("*_overlay.jpg")))
     assert set(np.unique(np.asarray(Image.open(masks[0])))) <= {0, 1}
+    save(picture(0, 40, 40), tmp_path / "photos" / "roofs" / "b.png")
+    elsewhere = InkData(predict_path=str(tmp_path / "photos"), num_workers=0, img_size=32)
+    runner.predict(model, datamodule=elsewhere)
+    assert len([*tmp_path.glob("predictions_photos_*/roofs/b.png")]) == 1

@@ -31,7 +31,7 @@ class MaskWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the folder and the legend."""
         self._names.clear()
-        self._source = getattr(trainer.datamodule, "source", None)  # type: ignore[attr-defined]
+        self._source = getattr(trainer.datamodule, "predicted", None)  # type: ignore[attr-defined]
         self._folder = self.path / Path(file_of(self._source)).stem
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         self._colours = class_palette(trainer, classes)
