@@ -122,3 +122,12 @@ def test_the_verdict_of_real_runs(tmp_path, hidden):
         assert "something that training reads is not in the checkpoint" in " ".join(done.stdout.split())
     else:
         assert "bit-equal after 12 steps, interrupted after 5 and 8" in done.stdout
+
+
+@pytest.mark.slow
+def test_segmentation_is_bit_equal(tmp_path):
+    small = ["--data.img_size=32", "--data.batch_size=2", "--trainer.accelerator=cpu", "--trainer.limit_val_batches=1"]
+    options = ["--config=segmentation_quickstart", "--steps=6", "--interruptions=1", *small]
+    done = python("-m", "linvit", "verify-resume", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bit-equal after 6 steps" in done.stdout
