@@ -27,12 +27,16 @@ class Maps(NamedTuple):
         maps: By kind ("weights", "focus", "rollout") and layer (the input, of rollout), (h, w) each.
         place: Row and column of the query as fractions of the image, or None for the class token.
         left_out: What is not defined or not supported, by name, with the reason.
+        caption: What is written under the image, such as the predicted class.
+        beside: A picture that is drawn beside the image, such as the predicted mask over it.
     """
 
     image: np.ndarray
     maps: dict[str, dict[str, Tensor]]
     place: tuple[float, float] | None
     left_out: dict[str, str]
+    caption: str = ""
+    beside: np.ndarray | None = None
 
 
 def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
@@ -70,8 +74,10 @@ def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
     layers = list(rows[0].maps[kind])
     if len(layers) > MOST:
         layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]
-    titles = ["image", *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
-    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * (SIDE + GAP) + LINE + GAP), "white")
+    beside = ["prediction"] if any(row.beside is not None for row in rows) else []
+    titles = ["image", *beside, *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
+    height = SIDE + GAP + (LINE if any(row.caption for row in rows) else 0)
+    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     for column, title in enumerate(titles):
         while font.getlength(title) > SIDE and "." in title:
@@ -79,12 +85,16 @@ def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
         draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, "black", font, anchor="lm")
     for row, one in enumerate(rows):
         drawn: list[Image.Image | None] = [marked(one.image, one.place)]
+        if beside:
+            drawn.append(None if one.beside is None else marked(one.beside, None))
         drawn += [over(one.image, one.maps[kind][layer]) if layer in one.maps[kind] else None for layer in layers]
-        if len(titles) > len(layers) + 1:
+        if titles[-1] == "rollout":
             drawn.append(over(one.image, one.maps["rollout"]["rollout"]))
         for column, tile in enumerate(drawn):
             if tile is not None:
-                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * (SIDE + GAP)))
+                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height))
+        if one.caption:
+            draw.text((GAP, LINE + GAP + row * height + SIDE + LINE / 2), one.caption[:80], "black", font, anchor="lm")
     return picture
 
 

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
 
-from linvit.analysis.attention_statistics import SPECTRAL, attention_statistics, matrix_parts
+from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.recorder import Call
-from linvit.analysis.rows import ROW_STATISTICS
 from linvit.callbacks.heat_map import heat_map
 from linvit.callbacks.measurement import Measurement
 from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")
-TITLES = ("step", "layer", "part", "head", *SPECTRAL, *ROW_STATISTICS)
+TITLES = ("step", "layer", "part", "head", *STATISTICS)
 COLUMNS = 40  # of the picture
 TABLE, PICTURE = "attention_rank.csv", "attention_rank.png"
 
@@ -100,7 +98,7 @@ class AttentionRank(Measurement):
                 continue
             for part, numbers in found.items():
                 curves |= self._curves(layer, part, numbers)
-                rows += _rows(trainer.global_step, layer, part, numbers)
+                rows += [[trainer.global_step, layer, part, i, *head] for i, head in enumerate(per_head(numbers))]
         for logger in trainer.loggers:
             logger.log_metrics(curves, step=trainer.global_step)
         if self._file is not None and rows:
@@ -133,25 +131,8 @@ class AttentionRank(Measurement):
 
     def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
         """The statistics of a layer's parts, (images, h) or (images, h, d) each."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for call in calls:
-            first = call.first()
-            for part, mechanism in matrix_parts(first.mechanism).items():
-                numbers = attention_statistics(
-                    mechanism,
-                    first.q,
-                    first.k,
-                    first.grid,
-                    v=first.v,
-                    bias=first.bias if mechanism.takes_bias else None,
-                    x=first.x if mechanism.takes_input else None,
-                    channel=None if self.channel == "all" else self.channel,
-                    rtol=self.rtol,
-                    max_tokens=self.max_tokens,
-                )
-                for name, value in numbers.items():
-                    before = found.setdefault(part, {})
-                    before[name] = torch.cat([*([before[name]] if name in before else []), value.cpu()])
+        channel = None if self.channel == "all" else self.channel
+        found = layer_statistics(calls, channel=channel, rtol=self.rtol, max_tokens=self.max_tokens)
         if "" not in found:
             tokens = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
@@ -179,12 +160,6 @@ class AttentionRank(Measurement):
             f"{tag}/mean": finite.mean().item(),
             f"{tag}/max": finite.max().item(),
         }
-
-
-def _rows(step: int, layer: str, part: str, numbers: dict[str, Tensor]) -> list[list[Any]]:
-    """A row of the table for each head, the means over images and channels."""
-    heads = [value.movedim(1, 0).flatten(1).nanmean(1).tolist() for value in numbers.values()]
-    return [[step, layer, part, head, *values] for head, values in enumerate(zip(*heads, strict=True))]
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

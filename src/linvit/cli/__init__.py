@@ -18,6 +18,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "bench": "linvit.cli.bench",
     "compare": "linvit.cli.compare",
     "verify-resume": "linvit.cli.verify_resume",
+    "analyze": "linvit.cli.analyze",
     "doctor": "linvit.cli.doctor",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -50,6 +51,8 @@ usage: linvit VERB [options]
                linvit data check path/to/imagenet --output bad.csv
   bench      how fast images are loaded, beside timm's loader and a model:
                linvit bench data path/to/imagenet --config imagenet/swin_tiny
+  analyze    ranks and maps of a trained model's attention, as a page:
+               linvit analyze --ckpt_path RUN/checkpoints/best.ckpt
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3

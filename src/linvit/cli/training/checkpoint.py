@@ -56,8 +56,8 @@ class Checkpoint:
                 f"checkpoint '{self.path}' has done {self.epochs} epochs, more than --trainer.max_epochs={max_epochs}"
             )
 
-    def decide(self, model: Namespace) -> None:
-        """Writes the checkpoint's options of the model over the given ones, and says which of these are ignored."""
+    def decide(self, model: Namespace, told: bool = True) -> None:
+        """Writes the checkpoint's options of the model over the given ones; says which are ignored, if `told`."""
         given = model.init_args
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
@@ -67,7 +67,7 @@ class Checkpoint:
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
                 continue
-            if _plain(given[name]) != _plain(value):
+            if told and _plain(given[name]) != _plain(value):
                 rank_zero_info(
                     f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
                     f"To train another model, leave --ckpt_path out"

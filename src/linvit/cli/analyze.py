@@ -1,0 +1,214 @@
+"""`linvit analyze`: ranks, entropies and maps of the attention of trained models, as a page, tables and pictures."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.analysis.layer_statistics import STATISTICS
+from linvit.analysis.maps import Query
+from linvit.backbones.create import create_backbone
+from linvit.cli.spec import read_spec, read_value
+from linvit.cli.terminal import argument_parser, reflow, table
+from linvit.cli.trained import data_of, read_settings, trained
+from linvit.cli.training.run_folder import check_writable, run_of_checkpoint, shown
+from linvit.data import ClassificationData
+from linvit.data.base import ImageData
+from linvit.data.sources.images import collate
+from linvit.errors import UserError, check_number
+from linvit.experiments.analysis_page import write_page
+from linvit.experiments.analyze import Found, Photo, Subject, analyze, rank_picture, write_files
+from linvit.registry import backbones
+from linvit.weights.load import load_pretrained
+
+EPILOG = """examples:
+  linvit analyze --ckpt_path RUN/checkpoints/best.ckpt
+                              on images of the run's validation set
+  linvit analyze --ckpt_path RUN/checkpoints/best.ckpt --images FOLDER
+                              on images of your own
+  linvit analyze --ckpt_path A.ckpt B.ckpt --config mine.yaml
+                              several side by side, on the same images
+  linvit analyze --backbone deit_tiny --attention focused --images FOLDER
+                              a model without a run, trained or not
+
+It writes index.html, which needs no other file and no network; statistics.csv,
+with each head of each layer; predictions.csv; and the pictures. The page's
+tables explain their columns.
+"""
+PROGRAM = "linvit analyze"
+HEAT_MAPS = ("rank", "effective_rank")
+IMAGE_SIDE = 224
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit analyze`; prints a table and where the page is, and returns 0.
+
+    Raises:
+        UserError: If a model cannot be built or has no attention that can be measured, or there are no images.
+    """
+    args = _arguments(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data, subjects = _backbone(args) if args.backbone is not None else _checkpoints(args)
+    run = run_of_checkpoint(args.ckpt_path[0]) if args.ckpt_path else None
+    folder = args.output or (Path("analysis") if run is None else run / "analysis")
+    check_writable(folder)
+    photos = _photos(data, args, device)
+    query = Query(*args.query) if args.query else Query()
+    found = []
+    for subject in subjects:
+        subject.network.to(device)
+        found.append(analyze(subject, photos, query, args.max_tokens, args.max_seconds))
+    pictures = write_files(found, photos, folder)
+    heat_maps = []
+    for name in HEAT_MAPS:
+        picture = rank_picture(found, name)
+        if picture is not None:
+            picture.save(folder / f"{name}.png")
+            heat_maps.append((folder / f"{name}.png", f"{name.replace('_', ' ')}; models by their numbers above"))
+    write_page(folder / "index.html", found, photos, pictures, heat_maps, shlex.join(["linvit", "analyze", *argv]))
+    _print(found, folder)
+    return 0
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argument_parser(PROGRAM, __doc__, EPILOG)
+    parser.add_argument("--ckpt_path", nargs="+", metavar="CKPT", help="checkpoints of runs, each a model of its own")
+    parser.add_argument("--config", metavar="CONFIG", help="of the data and the task (default: the first run's own)")
+    parser.add_argument("--images", metavar="DIR", help="a folder of images (default: the validation set)")
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="images (default: %(default)s)")
+    parser.add_argument("--backbone", metavar="NAME", help="a backbone without a run: NAME or {name: ...}")
+    parser.add_argument("--attention", metavar="SPEC", help="the backbone's: NAME, {name: ...}, or a list")
+    parser.add_argument("--pretrained", metavar="FILE", help="weights of the backbone, as --model.pretrained")
+    parser.add_argument("--img_size", metavar="SIZE", help="images of the backbone (default: 224)")
+    parser.add_argument(
+        "--query",
+        nargs=2,
+        type=float,
+        metavar=("ROW", "COLUMN"),
+        help="the token that looks, as fractions of the image (default: class token, or centre)",
+    )
+    parser.add_argument(
+        "--max_tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="no matrix is formed of more (default: %(default)s); thin factors have no limit",
+    )
+    parser.add_argument(
+        "--max_seconds", type=float, default=120.0, metavar="S", help="of a model's statistics (default: %(default)g)"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/analysis, or analysis)")
+    args = parser.parse_args(argv)
+    check_number("--count", args.count, at_least=1, whole=True)
+    check_number("--max_tokens", args.max_tokens, at_least=1, whole=True)
+    check_number("--max_seconds", args.max_seconds, above=0)
+    for fraction in args.query or ():
+        check_number("--query: a fraction", fraction, at_least=0, at_most=1)
+    if (args.backbone is None) == (not args.ckpt_path):
+        raise UserError(
+            "linvit analyze takes checkpoints, --ckpt_path RUN/checkpoints/best.ckpt, or else a model without a run, "
+            "--backbone NAME"
+        )
+    for option in ("attention", "pretrained", "img_size"):
+        if args.backbone is None and getattr(args, option) is not None:
+            raise UserError(f"--{option} is for --backbone NAME; the checkpoint decides the model")
+    return args
+
+
+def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
+    """A backbone without a run, and images as ImageNet's recipes prepare them."""
+    size = IMAGE_SIDE if args.img_size is None else read_value("--img_size", args.img_size)
+    if args.config is not None:
+        raise UserError("--config is for a checkpoint; a backbone needs none")
+    attention = None if args.attention is None else read_value("--attention", args.attention)
+    spec = read_spec(backbones, args.backbone, None)
+    network = create_backbone(spec, attention, img_size=size)
+    if args.pretrained is not None:
+        load_pretrained(network, args.pretrained)
+    name = spec if isinstance(spec, str) else str(spec["name"])
+    about = {"backbone": name, "attention": str(attention or "its own"), "weights": args.pretrained or "not trained"}
+    data = ClassificationData(predict_path=args.images, img_size=size, num_workers=0)
+    return data, [Subject(name, network.eval(), None, None, about)]
+
+
+def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
+    """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
+    run = run_of_checkpoint(args.ckpt_path[0])
+    config = args.config or (run and run / "config.yaml")
+    if config is None or (args.config is None and not Path(config).is_file()):
+        raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
+    options = [] if args.images is None else [f"--data.predict_path={args.images}"]
+    settings = read_settings(PROGRAM, ["--config", str(config), *options, "--data.num_workers=0"])
+    data = data_of(settings)
+    classes = data.num_classes if args.images is None else None
+    names = [_name(path) for path in args.ckpt_path]
+    subjects = []
+    for name, path in zip(names, args.ckpt_path, strict=True):
+        task = trained(path, settings, classes)
+        averaged = task.ema if task.hparams["predict_with"] == "ema" else None
+        network: nn.Module = task.network if averaged is None else averaged.network
+        about = {
+            "backbone": str(task.hparams["backbone"]),
+            "attention": str(task.hparams["attention"] or "its own"),
+            "weights": f"{shown(Path(path))}{'' if averaged is None else ', moving average'}",
+        }
+        name = name if names.count(name) == 1 else str(path)
+        subjects.append(Subject(name, network, _predicting(task, network), task.hparams["class_names"], about))
+    return data, subjects
+
+
+def _name(path: str) -> str:
+    """Of the model of a checkpoint: its run, and the file."""
+    run = run_of_checkpoint(path)
+    return Path(path).stem if run is None else f"{run.parent.name}/{run.name}/{Path(path).stem}"
+
+
+def _predicting(task: Any, network: nn.Module) -> Any:
+    return lambda batch: task.predict_batch(network, batch)
+
+
+def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> list[Photo]:
+    """The first images of the folder, or images spread evenly over the validation set."""
+    data.setup("validate" if args.images is None else "predict")
+    samples: Any = data.val_set if args.images is None else data.predict_set
+    if hasattr(samples, "__len__"):
+        count = min(args.count, len(samples))
+        chosen = [samples[i if args.images else i * len(samples) // count] for i in range(count)]
+    else:
+        chosen = list(islice(samples, args.count))
+    mean, std = torch.tensor([data.mean, data.std]).view(2, 3, 1, 1)
+    photos = []
+    for i, sample in enumerate(chosen):
+        batch = collate([sample], data.ragged, data.mixed)
+        batch["image"] = _moved(batch["image"], device)
+        data.finish(batch)
+        pixels = (255 * (batch["image"][0].cpu() * std + mean)).round().clamp(0, 255).byte().movedim(0, -1).numpy()
+        photos.append(Photo(str(batch["id"][0]) if "id" in batch else f"image {i}", batch, pixels))
+    return photos
+
+
+def _moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
+
+
+def _print(found: Sequence[Found], folder: Path) -> None:
+    """Prints the ranks of each layer, what was left out, and where the page is."""
+    index = STATISTICS.index("rank")
+    for one in found:
+        print(f"\n{one.subject.name}")
+        ranks = one.layers()
+        parts = [part for part in dict.fromkeys(part for _, part, _, _ in one.rows) if part]
+        rows = [("  layer", "rank", "tokens", *parts, "")]
+        for layer, values in ranks.items():
+            own = [one.layers(part).get(layer) for part in parts]
+            cells = ["" if numbers is None else f"{numbers[index]:.1f}" for numbers in own]
+            rows.append((f"  {layer}", f"{values[index]:.1f}", str(one.tokens[layer]), *cells, ""))
+        print("\n".join(line.rstrip() for line in table(rows)))
+        for what, reason in one.left_out.items():
+            print(reflow(f"  left out: {what}: {reason}"))
+    print(f"\n{shown(folder / 'index.html')}")

@@ -1,0 +1,123 @@
+"""`linvit analyze`: what it writes of trained models, and what it refuses."""
+
+import csv
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from linvit import UserError
+from linvit.cli import analyze
+from linvit.tasks import ClassificationTask
+from tests.cli.runs import linvit
+
+
+@pytest.fixture
+def best(run):
+    return run.folder / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three images of a user's, of several sizes and formats, one of a hostile name."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, size in (("a.png", (40, 30)), ("b.jpg", (64, 64)), ("c <b>&.png", (20, 90))):
+        Image.effect_noise(size, 60).convert("RGB").save(folder / name)
+    return folder
+
+
+def rows(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_checkpoint_and_its_validation_images(best, tmp_path):
+    done = linvit("analyze", "--ckpt_path", best, "--count", 2, "--output", "out", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "quickstart/version_0/best" in done.out
+    assert done.out.rstrip().endswith("out/index.html")
+    found = rows(tmp_path / "out" / "statistics.csv")
+    assert [(row["layer"], row["part"], row["head"]) for row in found] == [
+        ("blocks.0.attn", part, str(head)) for part in ("", "kernel", "convolution") for head in range(3)
+    ]
+    assert all(float(row["rank"]) <= 32 for row in found if row["part"] == "kernel")
+    (first, _) = rows(tmp_path / "out" / "predictions.csv")
+    assert first["quickstart/version_0/best"].endswith("%")
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert first["quickstart/version_0/best"] in page
+    assert page.count("data:image/png") == 4  # two kinds of maps, two heat maps
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
+        "rank.png",
+        "effective_rank.png",
+        "maps_0_focus.png",
+        "maps_0_weights.png",
+    }
+
+
+def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path):
+    other = tmp_path / "other.ckpt"
+    shutil.copy(best, other)
+    config = best.parents[1] / "config.yaml"
+    done = linvit(
+        "analyze", "--config", config, "--ckpt_path", best, other, "--images", photos, "--output", "out", cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    found = rows(tmp_path / "out" / "predictions.csv")
+    assert len(found) == 3
+    assert all(row["other"] == row["quickstart/version_0/best"] for row in found)
+    task = ClassificationTask.load_from_checkpoint(best).eval()
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "c &lt;b&gt;&amp;.png" in page
+    assert "<b>" not in page
+    assert found[0]["other"].split(",")[0] in map(str, task.hparams["class_names"] or range(10))
+
+
+def test_a_backbone_without_a_run(photos, tmp_path):
+    spec = "{name: deit_nano, depth: 1}"
+    options = ["--attention", "hydra", "--img_size", "32", "--count", "1", "--query", "0.2", "0.8"]
+    done = linvit("analyze", "--backbone", spec, *options, "--images", photos, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert {float(row["rank"]) for row in rows(tmp_path / "analysis" / "statistics.csv")} == {1.0}
+
+
+def test_layers_that_take_too_long_are_named(tmp_path):
+    spec = "{name: deit_nano, depth: 2}"
+    options = ["--img_size", "32", "--count", "1", "--max_seconds", "1e-9"]
+    done = linvit("analyze", "--backbone", spec, *options, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "left out: blocks.1.attn: the statistics of the layers before it took 1e-09 s" in done.out
+
+
+def refused(*arguments):
+    with pytest.raises(UserError) as caught:
+        analyze.main([str(argument) for argument in arguments])
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(best, tmp_path):
+    content = torch.load(best, weights_only=True)
+    content["state_dict"] = {
+        name: tensor.new_zeros(7) if name.endswith("norm.bias") else tensor
+        for name, tensor in content["state_dict"].items()
+    }
+    torch.save(content, tmp_path / "wrong.ckpt")
+    config = best.parents[1] / "config.yaml"
+    said = refused("--config", config, "--ckpt_path", tmp_path / "wrong.ckpt", "--output", tmp_path / "out")
+    assert "wrong.ckpt' belongs to another model: network.norm.bias is (7,), not (96,)" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_mistakes_are_named(best, tmp_path):
+    (tmp_path / "empty").mkdir()
+    shutil.copy(best, tmp_path / "alone.ckpt")
+    assert "or else a model without a run" in refused()
+    assert "or else a model without a run" in refused("--backbone", "deit_nano", "--ckpt_path", best)
+    assert "--attention is for --backbone" in refused("--ckpt_path", best, "--attention", "linear")
+    assert "there is no checkpoint at" in refused("--ckpt_path", best.with_name("missing.ckpt"))
+    assert "lies in no run's folder; name its configuration" in refused("--ckpt_path", tmp_path / "alone.ckpt")
+    assert "empty" in refused("--ckpt_path", best, "--images", tmp_path / "empty", "--output", tmp_path / "out")
+    assert "--query: a fraction must be" in refused("--ckpt_path", best, "--query", "2", "0.5")
+    spec = "{name: timm, model: resnet10t}"
+    assert "has no attention that linvit can replace" in refused("--backbone", spec, "--img_size", "32")
