@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linvit.heads.segmentation.layers import resize
 from linvit.ignore_index import IGNORE_INDEX
 
 
@@ -22,7 +24,7 @@ def pixel_cross_entropy(
             (mmsegmentation 0.x); "valid" divides by that of the labelled ones.
         label_smoothing: Fraction of the target that is spread over all classes ("soft cross entropy").
     """
-    logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
+    logits = resize(logits.float(), label.shape[-2:])
     losses = F.cross_entropy(
         logits, label, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=label_smoothing
     )
@@ -39,12 +41,15 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
         logits: (B, K, h, w), of any size.
         label: (B, H, W), int64.
     """
-    logits = F.interpolate(logits.float(), label.shape[-2:], mode="bilinear", align_corners=False)
-    valid = label != IGNORE_INDEX
-    probability = logits.softmax(1).movedim(1, -1)[valid]  # (pixels, K)
-    target = F.one_hot(label[valid], logits.shape[1]).to(probability)
-    both, each = (probability * target).sum(0), (probability + target).sum(0)
-    present = target.any(0)
+    logits = resize(logits.float(), label.shape[-2:])
+    classes = torch.arange(logits.shape[1], device=label.device).view(-1, 1, 1)
+    valid = (label != IGNORE_INDEX)[:, None]
+    target = ((label[:, None] == classes) & valid).to(logits)  # (B, K, H, W)
+    # One product instead of sums over pixels: a third of the time on a CPU, in float32 also in mixed precision.
+    with torch.autocast(logits.device.type, enabled=False):
+        sums = (logits.softmax(1).flatten(2) @ target.flatten(2).mT).sum(0)  # (K, K), of probabilities by label
+    labelled = target.sum((0, 2, 3))
+    present = labelled > 0
     if not present.any():
         return 0 * logits.sum()
-    return (1 - 2 * both[present] / each[present]).mean()
+    return (1 - 2 * sums.diagonal()[present] / (sums.sum(1) + labelled)[present]).mean()

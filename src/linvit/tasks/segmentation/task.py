@@ -14,6 +14,7 @@ from linvit.callbacks.segmentation.pictures import SegmentationPictures
 from linvit.callbacks.segmentation.report import SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.segmentation.inference import View, bands, starts
+from linvit.heads.segmentation.layers import resize
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
@@ -159,6 +160,7 @@ class SegmentationTask(Task):
 
     def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
         average, smoothing = self.hparams["loss_average"], self.hparams["label_smoothing"]
+        logits = resize(logits.float(), label.shape[-2:])  # once for both losses
         loss = pixel_cross_entropy(logits, label, average, smoothing)
         dice = self.hparams["dice_weight"]
         return loss + dice * dice_loss(logits, label) if dice else loss
