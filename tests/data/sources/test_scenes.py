@@ -34,6 +34,16 @@ def test_masks_boxes_and_labels_agree(many):
                 assert edge.any()
 
 
+def test_what_is_labelled_is_what_is_seen():
+    one = Scenes(digits=(1, 1), digit_size=(0.9, 0.9))
+    for seed in range(10):
+        made = scene("train", seed, (96, 96), one)
+        image, digit = made["image"].float(), made["mask"] > 0
+        colour = image[:, digit].median(1).values[:, None, None]
+        alike = (image - colour).abs().amax(0) < 20  # noise has a standard deviation of 4
+        assert alike[digit].float().mean() > 0.8  # all but the edge has the colour of the digit
+
+
 def test_all_digits_and_the_background_occur(many):
     counts = torch.stack([made["mask"].flatten().bincount(minlength=11) for made in many]).sum(0)
     assert len(CLASSES) == len(counts) == 11

@@ -122,7 +122,7 @@ def background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
 
 
 def _drawn(images: np.ndarray, sides: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Digits (n, 8, 8) in 8 bits as ink from 0 to 1, each on a square of its side, turned and stretched a little."""
+    """Digits (n, 8, 8) in 8 bits as ink, 0 to 1, each on a square of its side, turned and shrunk a little."""
     if not len(images):
         return []
     largest, n = int(sides.max()), len(images)
@@ -135,7 +135,11 @@ def _drawn(images: np.ndarray, sides: np.ndarray, rng: np.random.Generator) -> l
     theta = np.concatenate([matrix, offset], -1)  # (n, 2, 3)
     canvas = F.affine_grid(torch.from_numpy(theta.astype(np.float32)), [n, 1, largest, largest], align_corners=False)
     ink = torch.from_numpy(images[:, None].astype(np.float32) / 255)
-    drawn = F.grid_sample(ink, canvas, "bicubic", "zeros", align_corners=False)[:, 0].clamp_(0, 1).numpy()
+    drawn = F.grid_sample(ink, canvas, "bicubic", "zeros", align_corners=False)[:, 0].numpy()
+    # A pixel of the 8 x 8 image is enlarged to `scale` pixels, and edges are as wide. They are made one pixel wide, as
+    # those of a stroke are that covers pixels in part: then what is seen of a digit is what its label says.
+    scale = (sides / (8 * stretch.mean(0))).astype(np.float32)[:, None, None]
+    drawn = ((drawn - INK) * scale + INK).clip(0, 1)
     return [digit[:side, :side] for digit, side in zip(drawn, sides, strict=True)]
 
 
