@@ -49,9 +49,10 @@ def write_page(
     if heat_maps:
         page.heading("Ranks")
         page.pictures(heat_maps)
-    page.heading("Predictions")
-    rows = zip(photos, *(one.predictions for one in found), strict=True)
-    page.table(["image", *(one.subject.name for one in found)], ([photo.name, *words] for photo, *words in rows))
+    if any(word for one in found for word in one.predictions):
+        page.heading("Predictions")
+        rows = zip(photos, *(one.predictions for one in found), strict=True)
+        page.table(["image", *(one.subject.name for one in found)], ([photo.name, *words] for photo, *words in rows))
     for one in found:
         page.heading(one.subject.name)
         for picture, kind in pictures.get(one.subject.name, []):

@@ -35,7 +35,7 @@ h1 {{ margin-top: 0 }}
 p {{ max-width: 48rem; margin: .6rem 0 }}
 .scroll {{ overflow-x: auto; margin: 1rem 0 }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal }}
-caption, figcaption {{ color: var(--soft); text-align: left; font-size: .9rem; padding: .3rem 0 }}
+.caption, figcaption {{ color: var(--soft); text-align: left; font-size: .9rem; padding: .3rem 0 }}
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }}
 th {{ font-weight: 600 }}
 td:first-child, th:first-child, .text {{ text-align: left }}
@@ -101,9 +101,9 @@ class Page:
             "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>\n"
             for row in shown
         )
-        caption = f"<caption>{_text(caption)}</caption>" if caption else ""
+        caption = f'<p class="caption">{_text(caption)}</p>\n' if caption else ""
         self._parts.append(
-            f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{"".join(body)}</tbody>'
+            f'{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{"".join(body)}</tbody>'
             "</table></div>\n"
         )
 
