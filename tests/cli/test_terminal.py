@@ -59,6 +59,7 @@ def printed(capsys, *arguments):
 
 COMMANDS = [
     *([verb, "--help"] for verb in (*PLAIN, "fit", "predict")),
+    *(["bench", "attention", "--help"], ["bench", "backbone", "--help"]),
     *(["--help"], ["fit", "--help=all"], ["data", "check", "--help"], ["list"], ["list", "configs"]),
     *(["list", "attentions", name] for name in linvit.list_attentions()),
     *(["list", "backbones", name] for name in ("flatten_swin_tiny", "pvt_v2_b0", "soft_tiny", "timm")),

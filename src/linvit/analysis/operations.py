@@ -40,6 +40,11 @@ class Operations(NamedTuple):
         """All operations, a MAC counted once."""
         return self.matmul + self.elementwise + self.transcendental
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: a MAC counts two, every other operation one."""
+        return self.total + self.matmul
+
 
 def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operations:
     """Counts the operations of one forward pass of a module in evaluation mode.

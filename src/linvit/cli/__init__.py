@@ -49,7 +49,9 @@ usage: linvit VERB [options]
                  --backbone flatten_swin_tiny -o OUT.safetensors
   data       decode every image of a set and list those that cannot be used:
                linvit data check path/to/imagenet --output bad.csv
-  bench      how fast images are loaded, beside timm's loader and a model:
+  bench      what mechanisms and backbones cost, and how fast images are loaded:
+               linvit bench attention softmax linear focused
+               linvit bench backbone deit_tiny flatten_deit_tiny
                linvit bench data path/to/imagenet --config imagenet/swin_tiny
   analyze    ranks and maps of a trained model's attention, as a page:
                linvit analyze --ckpt_path RUN/checkpoints/best.ckpt

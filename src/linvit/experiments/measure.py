@@ -1,10 +1,12 @@
 """Time and memory of callables, measured side by side."""
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
@@ -13,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 SAMPLE = 2e-3  # seconds that one sample takes at least: a short call is repeated, and divided by the number of calls
+LONG = 0.1  # seconds of a call that is made but once to warm up
 LEAST, MOST = 3, 100  # samples of each callable
 
 Work = Callable[[], Any]
@@ -52,9 +55,9 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Times callables in turns, so that whatever else the machine does meets them all.
 
-    Every callable is called once to warm up. Then rounds follow: each takes a sample of every callable, which is the
-    mean of as many calls as take 2 ms. A callable that has had its share of the budget, and at least 3 samples, leaves
-    the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100.
+    Every callable is called once or twice to warm up. Then rounds follow: each takes a sample of every callable, which
+    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and at least 3 samples,
+    leaves the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100.
 
     Args:
         works: The callables, without arguments, by name. Each must have done its work when it returns, but for what is
@@ -85,8 +88,10 @@ def interleaved(
     calls = {}
     for name, work in works.items():
         times[name] = []
-        sample(work, 1)
-        calls[name] = max(1, math.ceil(SAMPLE / max(sample(work, 1), 1e-9)))
+        seconds = sample(work, 1)
+        if seconds < LONG:  # else the first call tells enough, and a second one takes too long
+            seconds = sample(work, 1)
+        calls[name] = max(1, math.ceil(SAMPLE / max(seconds, 1e-9)))
     share = budget / max(len(works), 1)
 
     def left(name: str) -> float:
@@ -125,6 +130,7 @@ def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler prints two lines per call
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         work()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -150,18 +156,26 @@ def kept_for_backward(work: Work, *modules: nn.Module) -> int:
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
-    kept: dict[int, int] = {}
+    saved: WeakSet[_Saved] = WeakSet()  # what a forward pass drops again is not kept
 
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def pack(tensor: Tensor) -> _Saved:
+        held = _Saved(tensor)
+        saved.add(held)
+        return held
 
-    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.enable_grad(), saved_tensors_hooks(pack, lambda held: held.tensor):
         result = work()
+    storages = [held.tensor.untyped_storage() for held in saved if held.tensor.layout == torch.strided]
     del result
+    kept = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(size for place, size in kept.items() if place not in own)
+
+
+class _Saved:
+    """A tensor that autograd keeps as long as its graph lives."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import metadata
 from pathlib import Path
 
-from linvit import entries
-from linvit.cli.doctor import machine, packages, probe
+from linvit import entries, machine
+from linvit.cli.doctor import packages, probe
 from linvit.cli.doctor.problem import Problem
 from linvit.cli.import_check import REGISTRIES, TIMEOUT, why_not
 from linvit.cli.terminal import argument_parser, entry

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from lightning.fabric import Fabric
 from torch.nn import functional as F
 
-from linvit.cli.bench_loaders import linvit_loader, rate, timm_loader, unknown_to_timm
+from linvit.cli.bench.loaders import linvit_loader, rate, timm_loader, unknown_to_timm
 from linvit.cli.terminal import argument_parser
 from linvit.cli.training.bases import with_bases
 from linvit.cli.training.parser import Parser, readable
@@ -49,8 +49,7 @@ def main(argv: list[str]) -> int:
     Raises:
         UserError: If there is nothing to measure.
     """
-    parser = argument_parser("linvit bench", __doc__, EPILOG)
-    parser.add_argument("what", choices=["data"])
+    parser = argument_parser("linvit bench data", __doc__, EPILOG)
     parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
     parser.add_argument("--config", metavar="CONFIG", help="experiment whose data and model are measured")
     parser.add_argument("--source", dest="instead", metavar="SOURCE", help="the same as the first argument")
@@ -122,7 +121,7 @@ def _suffix(augmentation: Augmentation) -> str:
 
 def _settings(config: str, source: str | None) -> Namespace:
     """The configuration's data and model, as the training command reads them."""
-    parser = Parser("linvit bench")
+    parser = Parser("linvit bench data")
     parser.add_argument("--config", action="config")
     parser.add_argument("--base", type=str | list[str] | None)
     for section in ("trainer", "checkpoint", "seed_everything", "ckpt_path"):

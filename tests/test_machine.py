@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.cli.doctor import machine
+from linvit import machine
 
 GIB = 2**30
 

@@ -10,10 +10,11 @@ import torch
 import yaml
 
 import linvit
-from linvit.cli import bench, main
+from linvit.cli import main
+from linvit.cli.bench import data as bench
 from tests.data.images import image_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def like_imagenet(folder):
@@ -92,20 +93,20 @@ def test_a_folder_in_place_of_the_configuration_s_data_has_its_own_classes(folde
 
 def test_nothing_to_measure_is_a_user_error():
     with pytest.raises(linvit.UserError, match="needs images"):
-        bench.main(["data"])
+        bench.main([])
 
 
 def test_a_mistake_in_the_configuration_is_a_user_error(tmp_path):
     config = tmp_path / "x.yaml"
     config.write_text("data: {class_path: linvit.data.ClassificationData, init_args: {batch_sice: 3}}\n")
     with pytest.raises(linvit.UserError, match="batch_sice"):
-        bench.main(["data", "--config", str(config)])
+        bench.main(["--config", str(config)])
 
 
 def test_fewer_images_than_a_batch_are_refused(tmp_path):
     image_folder(tmp_path, ["train", "val"])
     with pytest.raises(linvit.UserError, match=r"has 6 training images, less than one batch of 64; add some"):
-        bench.main(["data", str(tmp_path)])
+        bench.main([str(tmp_path)])
 
 
 def test_options_may_stand_between_what_is_measured_and_where(folder, monkeypatch, capsys):
@@ -117,4 +118,4 @@ def test_options_may_stand_between_what_is_measured_and_where(folder, monkeypatc
 @pytest.mark.parametrize("option", ["--images", "--rounds"])
 def test_a_round_has_an_image_and_a_run_has_a_round(option, tmp_path):
     with pytest.raises(linvit.UserError, match=f"{option} must be a whole number at least 1; got 0"):
-        bench.main(["data", str(tmp_path), option, "0"])
+        bench.main([str(tmp_path), option, "0"])

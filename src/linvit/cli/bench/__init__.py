@@ -1,0 +1,31 @@
+"""`linvit bench`: how fast images are loaded, and what mechanisms and backbones cost."""
+
+import importlib
+
+from linvit.errors import UserError, did_you_mean
+
+HELP = """linvit bench: how fast, and in how much memory?
+
+usage: linvit bench data [FOLDER]          loading images, beside timm's loader
+       linvit bench attention [NAMES...]   mechanisms over the number of tokens,
+                                           beside softmax attention
+       linvit bench backbone [NAMES...]    whole backbones over the image size
+
+`linvit bench attention --help` explains one of them.
+"""
+WHAT = ("data", "attention", "backbone")
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit bench`; returns the exit code.
+
+    Raises:
+        UserError: If it cannot measure what was named.
+    """
+    what = argv[0] if argv else "--help"
+    if what in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    if what not in WHAT:
+        raise UserError(f"linvit bench measures {', '.join(WHAT)}; got '{what}'.{did_you_mean(what, WHAT)}")
+    return int(importlib.import_module(f"linvit.cli.bench.{what}").main(argv[1:]))

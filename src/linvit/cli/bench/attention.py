@@ -1,0 +1,73 @@
+"""`linvit bench attention`: time, memory and operations of mechanisms over the number of tokens."""
+
+from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
+from linvit.cli.spec import read_spec
+from linvit.cli.terminal import argument_parser
+from linvit.errors import check_number
+from linvit.experiments.bench.attention import BASELINES, attention_costs
+from linvit.experiments.bench.conditions import conditions
+from linvit.experiments.bench.report import CostReport
+from linvit.registry import attentions
+
+GRIDS = "14x14,14x28,28x28,28x56,56x56"
+EPILOG = """examples:
+  linvit bench attention                     all mechanisms up to 3,136 tokens:
+                                             minutes on a CPU
+  linvit bench attention linear focused --grids 14,28,56,56x112,112
+  linvit bench attention '{name: focused, focusing_factor: 4}' focused
+  linvit bench attention my_package.my_module:MyAttention
+  linvit bench attention --device cuda --dtype bfloat16 --autocast --layer
+  linvit bench attention focused --compile --forward_only --budget 20
+
+Beside the mechanisms are measured torch's scaled_dot_product_attention
+("torch's SDPA") and a naive softmax. Printed are the medians, from which
+number of tokens on a mechanism costs less than these (the crossover), and how
+its costs grow with the number of tokens (the exponent). Tables with quartiles
+(Markdown, CSV, JSON) and plots (SVG) are written.
+
+Time is that of whole calls, taken in turns, in as many rounds as the budget
+allows, at least three. Memory is what a call allocates beyond its inputs and
+weights. A size for which memory does not suffice, or that a mechanism cannot
+take, is left out, and the tables say why. Ctrl-C ends the measurement and keeps
+what is measured.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit bench attention`; prints the tables, returns 0, or 130 after Ctrl-C.
+
+    Raises:
+        UserError: If a mechanism is unknown, or nothing can be measured.
+    """
+    parser = argument_parser("linvit bench attention", __doc__, EPILOG)
+    parser.add_argument("names", nargs="*", help="names, package.module:Class, or {name: ..., option: value}; all")
+    parser.add_argument("--grids", default=GRIDS, help="patch grids, a side or HxW, with commas (%(default)s)")
+    parser.add_argument("--dim", type=int, default=96, help="channels over all heads (%(default)s, as in Swin-T)")
+    parser.add_argument("--heads", type=int, default=3, help="heads (%(default)s)")
+    parser.add_argument("--layer", action="store_true", help="with the projections of the layer around it")
+    add_options(parser, batch=1, budget=60)
+    args = parser.parse_intermixed_args(argv)
+    check_number("--dim", args.dim, at_least=1, whole=True)
+    check_number("--heads", args.heads, at_least=1, whole=True)
+    specs = [read_spec(attentions, name, None) for name in args.names or attentions.names()]
+    grids = parse_sizes("--grids", args.grids)
+    how = settings(args)
+    what = "attention layers" if args.layer else "mechanisms alone"
+    found = conditions(args.device) | {
+        "settings": f"{what}, {args.dim} channels, {args.heads} heads, {described(args)}",
+        "batch": str(args.batch),
+    }
+    progress = ProgressLine()
+    costs, interrupted = attention_costs(
+        specs,
+        grids,
+        how,
+        dim=args.dim,
+        num_heads=args.heads,
+        layer=args.layer,
+        budget=args.budget,
+        clock=clock(args),
+        report=progress,
+    )
+    progress.end()
+    return finish(CostReport("Attention", "tokens N", costs, found, list(BASELINES)), args, interrupted)

@@ -1,0 +1,157 @@
+"""What `linvit bench attention` and `linvit bench backbone` have in common: options, progress, and what they print."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from linvit.cli.terminal import reflow
+from linvit.cli.training.memory import keep_memory
+from linvit.errors import UserError, check_number
+from linvit.experiments.bench.conditions import load
+from linvit.experiments.bench.costs import Progress
+from linvit.experiments.bench.files import write_report
+from linvit.experiments.bench.report import CostReport, text_table
+from linvit.experiments.bench.runner import Settings
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+EVERY = 20.0  # seconds between lines of progress where there is no terminal
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+
+
+def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> None:
+    """The options of both verbs."""
+    parser.add_argument("--batch", type=int, default=batch, help="images per call (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of weights and inputs (%(default)s)")
+    parser.add_argument("--autocast", action="store_true", help="weights in float32, the rest under autocast to DTYPE")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, for each size anew: takes minutes")
+    parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
+    parser.add_argument(
+        "--processor_time",
+        action="store_true",
+        help="count the seconds of the processor and not of the clock: for one thread on a CPU that is busy",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=budget, metavar="SECONDS", help="for all timing together (%(default)s)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for tables and plots (bench/DATE)")
+
+
+def settings(args: argparse.Namespace) -> Settings:
+    """How modules run.
+
+    Raises:
+        UserError: If there is no such device, or a number is out of its bounds.
+    """
+    check_number("--batch", args.batch, at_least=1, whole=True)
+    check_number("--budget", args.budget, above=0)
+    if args.threads is not None:
+        check_number("--threads", args.threads, at_least=1, whole=True)
+        torch.set_num_threads(args.threads)
+    try:
+        device = torch.device(args.device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        has = f"cpu and {torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "cpu alone"
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"--device {args.device} cannot be used ({reason}); this machine has {has}") from error
+    if device.type == "cpu":
+        keep_memory()  # as a run of `linvit fit` does
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device must be cpu or cuda, which linvit can measure; got {args.device}")
+    if args.processor_time and (device.type != "cpu" or torch.get_num_threads() > 1):
+        raise UserError("--processor_time is for one thread on a CPU; add --threads 1, or leave it out")
+    if args.autocast and args.dtype not in ("bfloat16", "float16"):
+        raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
+    dtype = DTYPES[args.dtype]
+    return Settings(args.device, dtype, args.autocast, args.compile, not args.forward_only, args.batch)
+
+
+def clock(args: argparse.Namespace) -> Callable[[], float]:
+    """What seconds are counted by."""
+    return time.process_time if args.processor_time else time.perf_counter
+
+
+def described(args: argparse.Namespace) -> str:
+    """The settings in words."""
+    words = [f"batch {args.batch}", args.dtype + (" autocast" if args.autocast else "")]
+    words += ["compiled" if args.compile else "eager"]
+    words += ["processor time of one thread"] if args.processor_time else []
+    return ", ".join(words)
+
+
+def parse_size(option: str, text: str) -> tuple[int, int]:
+    """A size (H, W) such as 14x28, or a side."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+        raise UserError(f"{option} takes sizes such as 14 or 14x28 (height x width), separated by commas; got '{text}'")
+    return int(sides[0]), int(sides[-1])
+
+
+def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
+    """Sizes, each once."""
+    return list(dict.fromkeys(parse_size(option, part.strip()) for part in text.split(",")))
+
+
+class ProgressLine:
+    """Says on the standard error output how far a measurement is, and how long it will take."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, progress: Progress) -> None:
+        """Prints, in a terminal at most ten times a second."""
+        now = time.monotonic()
+        if now - self.last < (0.1 if self.live else EVERY):
+            return
+        self.last = now
+        left = "" if progress.left is None else f", {progress.left:.0f} s left"
+        text = f"{progress.part:4.0%} {progress.doing}{left}"
+        print(f"\r{text:<79.79}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clears the line."""
+        if self.live:
+            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)
+
+
+def finish(
+    report: CostReport, args: argparse.Namespace, interrupted: bool, plots: Mapping[str, str] | None = None
+) -> int:
+    """Prints the tables, writes the files, `plots` besides, and returns the exit code.
+
+    Raises:
+        UserError: If nothing at all could be measured.
+    """
+    if not interrupted and not any(cost.peak for cost in report.costs):
+        raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))
+    ended = {"load at the end": load()} | ({"interrupted": "yes, by Ctrl-C"} if interrupted else {})
+    report = report._replace(conditions={**report.conditions, **ended})
+    for key, value in report.conditions.items():
+        print(reflow(f"{key}: {value}"))
+    for metric in report.metrics():
+        print(f"\n{metric.title}, {metric.unit}, over {report.axis}\n{text_table(report.table(metric, spread=False))}")
+    for baseline in report.baselines:
+        if report.metrics():
+            print("\n" + reflow(report.crossover_note(baseline)))
+            print(text_table(report.crossovers(baseline, brief=True)))
+    if report.metrics():
+        print("\n" + reflow(report.exponent_note()))
+        print(text_table(report.exponents()))
+    if report.notes():
+        print("\nnot measured:\n  " + "\n  ".join(report.notes()))
+    folder = args.output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
+    write_report(report, folder)
+    for name, text in (plots or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"\ntables with quartiles and operations, and plots: {folder}")
+    if interrupted:
+        print("interrupted: the tables have what was measured until then", file=sys.stderr)
+    return INTERRUPTED if interrupted else 0

@@ -1,0 +1,118 @@
+"""What attention mechanisms cost over the number of tokens, beside softmax attention."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.errors import UserError
+from linvit.experiments.bench.costs import Cost, Progress, measure_costs
+from linvit.experiments.bench.runner import Candidate, Settings
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.registry import Spec, attentions
+
+BASELINES: Mapping[str, Spec] = {
+    "torch's SDPA": "linvit.experiments.bench.baselines:ScaledDotProduct",
+    "naive softmax": "linvit.experiments.bench.baselines:NaiveSoftmax",
+}
+
+
+def attention_costs(
+    specs: Sequence[Spec],
+    grids: Sequence[tuple[int, int]],
+    settings: Settings,
+    *,
+    dim: int = 96,
+    num_heads: int = 3,
+    layer: bool = False,
+    budget: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[list[Cost], bool]:
+    """Measures mechanisms and the baselines at every grid; see `measure_costs`.
+
+    Queries, keys and values are normal noise, one tensor each, as a host's projections would make them.
+
+    Args:
+        specs: Names, class paths, or mappings with `name` and options.
+        grids: Patch grids (H, W) with N = H W tokens.
+        settings: How they run.
+        dim: Channels C over all heads. The default and that of `num_heads` are those of Swin-T's first stage.
+        num_heads: Heads h, unless a mechanism chooses its own.
+        layer: Measure `AttentionLayer`s, with the projections of queries, keys, values and output, and not mechanisms
+            alone.
+        budget: Seconds for all timing.
+        clock: See `measure_costs`.
+        report: Is told how far it is.
+
+    Returns:
+        The costs, baselines last, and whether Ctrl-C ended the measurement.
+
+    Raises:
+        UserError: If a mechanism is unknown or refuses its options; or all grids.
+    """
+    named = {label(spec): spec for spec in specs} | dict(BASELINES)
+    build = _layer if layer else _mechanism
+    builders = {name: partial(build, spec, dim, num_heads, settings) for name, spec in named.items()}
+    for builder in builders.values():
+        check_builds(builder, grids)
+    candidates = [
+        Candidate(name, grid, grid[0] * grid[1], builder) for name, builder in builders.items() for grid in grids
+    ]
+    return measure_costs(candidates, settings, budget=budget, clock=clock, report=report)
+
+
+def label(spec: Spec) -> str:
+    """A spec as it stands in tables: the name, and options in braces."""
+    if isinstance(spec, str):
+        return spec.rpartition(":")[2]
+    options = ", ".join(f"{key}: {value}" for key, value in spec.items() if key != "name")
+    name = label(str(spec.get("name")))
+    return f"{name} {{{options}}}" if options else name
+
+
+def check_builds(build: Callable[[tuple[int, int]], Any], sizes: Sequence[tuple[int, int]]) -> None:
+    """Raises the `UserError` of what can be built at no size, before minutes of measurement."""
+    errors = []
+    for size in sorted(sizes, key=lambda size: size[0] * size[1]):
+        try:
+            build(size)
+            return
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _mechanism(
+    spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A mechanism with queries, keys and values (B, h, N, d)."""
+    grid = Grid(size)
+    mechanism: Attention = attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid, key_dim=None)
+
+    def tokens(width: int) -> Tensor:
+        x = torch.randn(settings.batch, mechanism.num_heads, grid.num_queries, width)
+        return x.to(settings.device, settings.dtype).requires_grad_()
+
+    q = tokens(mechanism.key_dim)
+    k = q if mechanism.projections == "qv" else tokens(mechanism.key_dim)
+    extra = {"x": _input(mechanism.dim, settings, grid)} if mechanism.takes_input else {}
+    return mechanism, (q, k, tokens(mechanism.head_dim), grid), extra
+
+
+def _layer(
+    spec: Spec, dim: int, num_heads: int, settings: Settings, size: tuple[int, int]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """An attention layer with tokens (B, N, C)."""
+    grid = Grid(size)
+    return AttentionLayer(dim, num_heads, grid, attention=spec), (_input(dim, settings, grid), grid), {}
+
+
+def _input(dim: int, settings: Settings, grid: Grid) -> Tensor:
+    """Tokens (B, N, C) in the precision of the weights."""
+    x = torch.randn(settings.batch, grid.num_queries, dim)
+    return x.to(settings.device, settings.weights).requires_grad_()

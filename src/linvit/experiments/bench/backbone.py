@@ -1,0 +1,114 @@
+"""What whole backbones cost over the size of the image, and their accuracy beside it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from linvit.backbones.create import create_backbone
+from linvit.experiments.bench.attention import check_builds, label
+from linvit.experiments.bench.costs import Cost, Progress, measure_costs
+from linvit.experiments.bench.report import CostReport
+from linvit.experiments.bench.runner import Candidate, Settings
+from linvit.experiments.plots import Axis, Series, scatter_plot
+from linvit.model_info import model_info
+from linvit.registry import Spec, backbones
+
+
+def backbone_costs(
+    specs: Sequence[Spec],
+    sizes: Sequence[tuple[int, int]],
+    settings: Settings,
+    *,
+    attention: Spec | Sequence[Spec] | None = None,
+    budget: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> tuple[list[Cost], bool]:
+    """Measures backbones with their classifier at every image size; see `measure_costs`.
+
+    The backbones of one size take turns; sizes follow one another, so that not all weights are in memory at once.
+
+    Args:
+        specs: Names, class paths, or mappings with `name` and options.
+        sizes: Images (H, W).
+        settings: How they run.
+        attention: What replaces the attention of all of them, as in a configuration; None leaves their own.
+        budget: Seconds for all timing.
+        clock: See `measure_costs`.
+        report: Is told how far it is.
+
+    Returns:
+        The costs, and whether Ctrl-C ended the measurement.
+
+    Raises:
+        UserError: If a backbone is unknown or refuses its options; or all sizes.
+    """
+    builders = {backbone_label(spec): partial(_backbone, spec, attention, settings) for spec in specs}
+    for builder in builders.values():
+        check_builds(builder, sizes)
+    costs: list[Cost] = []
+    interrupted = False
+    for done, size in enumerate(sorted(sizes, key=lambda size: size[0] * size[1])):
+        candidates = [Candidate(name, size, size[0] * size[1], builder) for name, builder in builders.items()]
+
+        def overall(progress: Progress, done: int = done) -> None:
+            part = (done + progress.part) / len(sizes)
+            later = budget / len(sizes) * (len(sizes) - done - 1)
+            report(Progress(progress.doing, part, None if progress.left is None else progress.left + later))
+
+        found, interrupted = measure_costs(
+            candidates, settings, budget=budget / len(sizes), clock=clock, report=overall, smaller=costs
+        )
+        costs += found
+        if interrupted:
+            break
+    return costs, interrupted
+
+
+def published(report: CostReport) -> dict[str, float]:
+    """Published ImageNet-1K top-1, in per cent, of those backbones that are as their authors published them."""
+    known = model_info()
+    return {name: top1 for name in report.names if name in known for top1 in [known[name].top1] if top1 is not None}
+
+
+def accuracy_plot(report: CostReport, scores: Mapping[str, float], what: str) -> str:
+    """Draws scores over the time of a forward pass per image: Figure 7 of the FLatten paper.
+
+    Args:
+        report: The costs. A backbone that was measured at several sizes stands at its published one, or the smallest.
+        scores: By the name of the backbone.
+        what: The label of the scores.
+
+    Returns:
+        The text of an SVG file.
+    """
+    series = []
+    batch = int(report.conditions["batch"])
+    for name, score in scores.items():
+        timed = [cost for cost in report.costs if cost.name == name and "forward" in cost.seconds]
+        if timed:
+            side = model_info()[name].img_size if name in model_info() else 0
+            cost = min(timed, key=lambda cost: (cost.size != (side, side), cost.amount))
+            point = (cost.seconds["forward"].median / batch * 1e3, score)
+            series.append(Series(name, (point,), labels=(name,)))
+    axis = Axis("time of a forward pass per image, ms", log=True)
+    return scatter_plot(f"{what} over time", series, axis, Axis(what), report.footnote(), front=True)
+
+
+def backbone_label(spec: Spec) -> str:
+    """A spec as it stands in tables."""
+    name, options = backbones.parse(spec)
+    return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else label(spec)
+
+
+def _backbone(
+    spec: Spec, attention: Spec | Sequence[Spec] | None, settings: Settings, size: tuple[int, int]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A backbone with images (B, 3, H, W)."""
+    model = create_backbone(spec, attention, img_size=list(size))
+    images = torch.randn(settings.batch, 3, *size).to(settings.device, settings.weights)
+    return model, (images,), {}

@@ -1,0 +1,191 @@
+"""What modules cost: time, memory and operations of forward and backward passes, side by side at several sizes."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from linvit.analysis.operations import count_operations
+from linvit.errors import UserError
+from linvit.experiments.bench.memory_guard import check_free, check_memory
+from linvit.experiments.bench.runner import Candidate, Runner, Settings
+from linvit.experiments.measure import Timing, interleaved, kept_for_backward, out_of_memory, peak_memory
+
+LARGE = 2**28  # bytes of a pass before which the free memory is looked at each time
+PASSES = ("forward", "forward_backward")
+
+
+@dataclass
+class Cost:
+    """What one module costs at one size. What could not be measured is None, and `note` says why.
+
+    Attributes:
+        name: Of the module.
+        size: Patch grid or image, (H, W).
+        amount: What costs are compared over: tokens N, or pixels.
+        parameters: Learnable parameters.
+        macs: Multiply-accumulates of the forward pass on one image, of matrix products and convolutions.
+        flops: Floating-point operations of it: two per multiply-accumulate, one per operation on single elements.
+        seconds: Time of a forward pass, and of a forward and a backward pass, of the whole batch.
+        peak: Most bytes that these allocate at one time, beyond inputs and weights.
+        kept: Bytes kept for backward, without weights.
+        note: Why something is None.
+    """
+
+    name: str
+    size: tuple[int, int]
+    amount: int
+    parameters: int | None = None
+    macs: int | None = None
+    flops: int | None = None
+    seconds: dict[str, Timing] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    kept: int | None = None
+    note: str = ""
+
+
+class Progress(NamedTuple):
+    """How far `measure_costs` is.
+
+    Attributes:
+        doing: What it does.
+        part: How much of this is done, from 0 to 1.
+        left: Estimate of the seconds until it ends; None while that is unknown.
+    """
+
+    doing: str
+    part: float
+    left: float | None = None
+
+
+def measure_costs(
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    *,
+    budget: float,
+    clock: Callable[[], float] = time.perf_counter,
+    report: Callable[[Progress], None] = lambda progress: None,
+    smaller: Sequence[Cost] = (),
+) -> tuple[list[Cost], bool]:
+    """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
+
+    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU a
+    pass is not tried if it would take more than 80 % of the free memory: how much it takes is foretold from smaller
+    sizes by `peak = a N + b N^2`. Ctrl-C ends the measurement; what is measured by then is returned.
+
+    Args:
+        candidates: What is measured.
+        settings: How it runs.
+        budget: Seconds for all timing; see `interleaved`. Operations and memory take time of their own.
+        clock: `time.perf_counter`; or `time.process_time` for one thread on a CPU that has other work, too.
+        report: Is told how far it is.
+        smaller: What was measured before at smaller sizes.
+
+    Returns:
+        The costs in the order of the candidates, and whether Ctrl-C ended the measurement.
+    """
+    costs = [Cost(one.name, one.size, one.amount) for one in candidates]
+    runners: dict[int, Runner] = {}
+    times: dict[str, list[float]] = {}
+    works: dict[str, Callable[[], Any]] = {}
+    by_size = sorted(range(len(candidates)), key=lambda i: candidates[i].amount)
+    try:
+        for done, i in enumerate(by_size):
+            report(Progress(f"memory: {candidates[i].name}, {shown(candidates[i].size)}", done / len(by_size)))
+            try:
+                runners[i] = Runner(*candidates[i].build(candidates[i].size), settings)
+                before = [
+                    cost for cost in (*smaller, *(costs[j] for j in by_size[:done])) if cost.name == costs[i].name
+                ]
+                _memory(costs[i], runners[i], before, candidates[i])
+                _count(costs[i], runners[i])
+            except Exception as error:
+                costs[i].note += f"{'; ' * bool(costs[i].note)}{_reason(error)}"
+            for name in costs[i].peak:
+                works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name), settings.device)
+        report(Progress("timing", 0.0, budget))
+        longest = budget
+
+        def on_sample(left: float) -> None:
+            nonlocal longest
+            longest = max(longest, left)
+            report(Progress("timing", 1 - left / longest, left))
+
+        interleaved(works, budget=budget, device=settings.device, times=times, on_sample=on_sample, clock=clock)
+        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+    for key, samples in times.items():
+        cost, name = costs[int(key.split()[0])], key.split()[1]
+        if samples and name in cost.peak:
+            cost.seconds[name] = Timing(tuple(samples))
+    return costs, interrupted
+
+
+def shown(size: tuple[int, int]) -> str:
+    """A size as one writes it: "14x28"."""
+    return f"{size[0]}x{size[1]}"
+
+
+def _count(cost: Cost, runner: Runner) -> None:
+    """The operations of a forward pass on one image, counted on the meta device, or where the module is."""
+    batch = runner.settings.batch
+
+    def on(device: str) -> tuple[int, int, int]:
+        module = runner.evaluated if device != "meta" else copy.deepcopy(runner.evaluated).to("meta")
+        inputs = [x.detach().to(device) if isinstance(x, Tensor) else x for x in runner.inputs]
+        options = {k: x.detach().to(device) if isinstance(x, Tensor) else x for k, x in runner.options.items()}
+        found = count_operations(module, *inputs, **options)
+        return found.parameters, found.matmul // batch, found.flops // batch
+
+    try:
+        cost.parameters, cost.macs, cost.flops = on("meta")
+    except (NotImplementedError, RuntimeError):  # such as a test of a number's value
+        cost.parameters, cost.macs, cost.flops = on(runner.settings.device)
+
+
+def _memory(cost: Cost, runner: Runner, smaller: Sequence[Cost], candidate: Candidate) -> None:
+    """Peak memory of the passes, and what is kept for backward; the passes are warm afterwards."""
+    for name in PASSES[: 1 + runner.settings.backward]:
+        try:
+            known = {other.amount: other.peak[name] for other in smaller if name in other.peak}
+            check_memory(name, known, candidate, runner.settings)
+            work = getattr(runner, name)
+            if name == "forward" or runner.settings.compile:
+                work()  # what is allocated but once does not count
+            if name == "forward_backward":
+                kept = kept_for_backward(runner.training_forward, runner.trained)
+            cost.peak[name] = peak_memory(work, runner.settings.device)
+            if name == "forward_backward":
+                cost.kept = kept
+        except Exception as error:
+            cost.note += f"{'; ' * bool(cost.note)}{name.replace('_', ' + ')}: {_reason(error)}"
+
+
+def _guarded(cost: Cost, name: str, work: Callable[[], Any], device: str) -> Callable[[], None]:
+    """A pass that is left out from the moment in which memory does not suffice, as when another process takes it."""
+    large = cost.peak[name] > LARGE and torch.device(device).type == "cpu"
+
+    def run() -> None:
+        if name in cost.peak:
+            try:
+                if large:
+                    check_free(cost.peak[name])
+                work()
+            except Exception as error:
+                del cost.peak[name]
+                cost.note += f"{'; ' * bool(cost.note)}{name.replace('_', ' + ')}: {_reason(error)}"
+
+    return run
+
+
+def _reason(error: Exception) -> str:
+    """Why something was not measured, in a line."""
+    first = str(error).strip().partition("\n")[0]
+    if out_of_memory(error):
+        return f"out of memory ({first})" if isinstance(error, MemoryError) and first else "out of memory"
+    return first if isinstance(error, UserError) else f"failed: {type(error).__name__}: {first}"

@@ -1,0 +1,174 @@
+"""`linvit bench attention`: tables, files, plots; what cannot be measured is a row, Ctrl-C keeps what is measured."""
+
+import csv
+import json
+import re
+
+import pytest
+import torch
+
+import linvit
+from linvit.cli import bench, main
+from linvit.cli.bench import attention
+from linvit.experiments.bench import costs, memory_guard
+from linvit.experiments.measure import interleaved
+
+QUICK = ["--grids=4,4x8,8", "--budget=0.05", "--dim=8", "--heads=2"]
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch):
+    monkeypatch.setattr("linvit.cli.bench.options.keep_memory", lambda: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows_of(folder):
+    with (folder / "costs.csv").open(encoding="utf-8") as file:
+        return {(row["name"], int(row["amount"])): row for row in csv.DictReader(file)}
+
+
+def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
+    specs = ["linear", "{name: focused, focusing_factor: 4}"]
+    assert main(["bench", "attention", *specs, *QUICK, "--threads=1", "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    names = ["linear", "focused {focusing_factor: 4}", "torch's SDPA", "naive softmax"]
+    for name in names:
+        assert len(re.findall(rf"^  {re.escape(name)}  ", printed, re.MULTILINE)) >= 6  # five costs and exponents
+    assert "(tokens N: 32 to 64)" in printed
+    for fact in ("threads: 1", "load: ", "versions: linvit ", "date: "):
+        assert fact in printed
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 12
+    row = rows["linear", 32]
+    assert (row["height"], row["width"], row["note"]) == ("4", "8", "")
+    assert float(row["forward_seconds_low"]) <= float(row["forward_seconds"]) <= float(row["forward_seconds_high"])
+    assert int(row["forward_samples"]) >= 3
+    cost = linvit.analysis.operations.attention_cost("linear", linvit.Grid((4, 8)), dim=8, num_heads=2)
+    assert int(row["macs"]) == cost.matmul
+    assert int(row["flops"]) == 2 * cost.matmul + cost.elementwise + cost.transcendental
+    found = json.loads((tmp_path / "out" / "costs.json").read_text(encoding="utf-8"))
+    assert found["exponents"]["naive softmax"]["forward_peak"]["value"] > 1.5
+    assert set(found["crossovers"]) == {"torch's SDPA", "naive softmax"}
+    text = (tmp_path / "out" / "costs.md").read_text(encoding="utf-8")
+    for plot in re.findall(r"\]\((\w+\.svg)\)", text):
+        svg = (tmp_path / "out" / plot).read_text(encoding="utf-8")
+        assert all(name in svg for name in names)
+
+
+def test_the_whole_layer_costs_its_projections_besides(tmp_path):
+    for option, folder in (["--layer"], "layer"), ([], "alone"):
+        given = ["linear", "--grids=4", *QUICK[1:], "--forward_only", *option, "--output", str(tmp_path / folder)]
+        assert bench.main(["attention", *given]) == 0
+    layer, alone = (rows_of(tmp_path / folder)["linear", 16] for folder in ("layer", "alone"))
+    assert int(layer["macs"]) - int(alone["macs"]) == 4 * 16 * 8 * 8
+    assert layer["forward_backward_seconds"] == layer["kept_for_backward_bytes"] == ""
+
+
+def test_a_size_that_a_mechanism_refuses_or_fails_at_is_a_row(tmp_path, capsys):
+    given = ["{name: nystrom, num_landmarks: 20}", "tests.cli.bench.test_attention:Broken", *QUICK]
+    assert bench.main(["attention", *given, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"nystrom \{num_landmarks: 20\}, 4x4: .*20", printed)
+    assert re.search(r"Broken, 8x8: forward: failed: RuntimeError: no such kernel", printed)
+    rows = rows_of(tmp_path)
+    assert rows["nystrom {num_landmarks: 20}", 16]["forward_seconds"] == ""
+    assert float(rows["nystrom {num_landmarks: 20}", 64]["forward_seconds"]) > 0
+
+
+class Broken(linvit.Attention):
+    """Fails where it has more than 32 tokens."""
+
+    def forward(self, q, k, v, grid):
+        if grid.num_queries > 32:
+            raise RuntimeError("no such kernel")
+        return v
+
+
+def test_memory_that_does_not_suffice_is_a_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(memory_guard.machine, "memory", lambda: (2**30, 20_000))  # bytes that are free
+    assert bench.main(["attention", "linear", *QUICK, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "naive softmax, 8x8: forward: out of memory (needs about 0.0 GiB, and 0.0 GiB are free)" in printed
+    assert re.search(r"^  naive softmax .* memory$", printed, re.MULTILINE)
+    assert re.search(r"^  linear .* \d[\d.]*$", printed, re.MULTILINE)
+
+
+def test_ctrl_c_keeps_what_is_measured(tmp_path, monkeypatch, capsys):
+    def stopped(works, *, times, **options):
+        def on_sample(left):
+            if sum(map(len, times.values())) == len(works) + 1:
+                raise KeyboardInterrupt
+
+        return interleaved(works, times=times, **{**options, "on_sample": on_sample})
+
+    monkeypatch.setattr(costs, "interleaved", stopped)
+    assert bench.main(["attention", "linear", *QUICK, "--output", str(tmp_path)]) == 130
+    printed = capsys.readouterr()
+    assert "interrupted: yes, by Ctrl-C" in printed.out
+    assert "until then" in printed.err
+    samples = [int(row["forward_samples"]) for row in rows_of(tmp_path).values()]
+    assert sorted(set(samples)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["attention", "foccused"], r"no attention is called 'foccused'. Did you mean 'focused'\?"),
+        (["attention", "{name: focused, power: 3}"], "takes no option 'power'"),
+        (["attention", "--grids=14y14"], r"--grids takes sizes such as 14 or 14x28 .* got '14y14'"),
+        (["attention", "--device=cuda:7"], r"--device cuda:7 cannot be used \(.*this machine has"),
+        (["attention", "--device=tpu"], r"--device tpu cannot be used"),
+        (["attention", "--autocast"], "--autocast runs in half precision; got --dtype float32"),
+        (["attention", "--processor_time", "--threads=2"], "add --threads 1"),
+        (["attention", "--batch=0"], "--batch must be a whole number at least 1; got 0"),
+        (["attention", "--dim=10", "--heads=3", "linear"], "10 is not divisible|dim 10"),
+        (["atention"], r"linvit bench measures data, attention, backbone; got 'atention'. Did you mean 'attention'\?"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_anything_is_measured(given, message):
+    with pytest.raises(linvit.UserError, match=message):
+        bench.main(given)
+
+
+def test_half_precision_under_autocast(tmp_path):
+    given = ["linear", "--grids=4", *QUICK[1:], "--dtype=bfloat16", "--autocast", "--output", str(tmp_path)]
+    assert bench.main(["attention", *given]) == 0
+    assert rows_of(tmp_path)["linear", 16]["note"] == ""
+
+
+def test_the_defaults_are_all_mechanisms(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        attention, "attention_costs", lambda specs, grids, *_, **__: seen.append((specs, grids)) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        attention.main([])
+    assert set(linvit.list_attentions()) >= set(seen[0][0]) >= {"linear", "poly_nl", "softmax"}
+    assert (28, 56) in seen[0][1]
+
+
+@pytest.mark.slow
+def test_compiled_modules_are_all_compiled(tmp_path):
+    """More of one class than torch.compile keeps by itself."""
+    torch._dynamo.utils.counters.clear()
+    grids = "--grids=" + ",".join(str(side) for side in range(2, 14))
+    given = ["linear", grids, *QUICK[1:], "--compile", "--forward_only", "--output", str(tmp_path)]
+    assert bench.main(["attention", *given]) == 0
+    assert all(row["note"] == "" for row in rows_of(tmp_path).values())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 36
+    assert not torch._dynamo.utils.counters["unimplemented"]
+
+
+def test_memory_that_another_process_takes_meanwhile_is_a_row_too(tmp_path, monkeypatch, capsys):
+    def later(works, **options):
+        monkeypatch.setattr(memory_guard.machine, "memory", lambda: (2**30, 1000))
+        return interleaved(works, **options)
+
+    monkeypatch.setattr(costs, "LARGE", 10_000)
+    monkeypatch.setattr(costs, "interleaved", later)
+    assert bench.main(["attention", "hydra", *QUICK, "--forward_only", "--output", str(tmp_path)]) == 0
+    assert "naive softmax, 8x8: forward: out of memory (needs about" in capsys.readouterr().out
+    assert rows_of(tmp_path)["naive softmax", 16]["forward_seconds"] != ""

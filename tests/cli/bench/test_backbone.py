@@ -1,0 +1,61 @@
+"""`linvit bench backbone`: tables over the image size, and accuracy over time, published or one's own."""
+
+import csv
+
+import pytest
+
+import linvit
+from linvit.cli import bench
+from linvit.experiments.bench import backbone as backbone_costs
+from linvit.model_info import model_info
+
+QUICK = ["--img_sizes=32,32x48", "--budget=0.05"]
+
+
+@pytest.fixture(autouse=True)
+def _own_memory(monkeypatch):
+    monkeypatch.setattr("linvit.cli.bench.options.keep_memory", lambda: None)
+
+
+def test_sizes_crossover_and_own_scores(tmp_path, capsys):
+    scores = tmp_path / "scores.yaml"
+    scores.write_text("deit_nano: 97.5\n", encoding="utf-8")
+    given = ["deit_nano", "{name: deit_nano, attention: linear}", *QUICK, "--scores", str(scores)]
+    assert bench.main(["backbone", *given, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "32x32" in printed
+    assert "32x48" in printed
+    assert "a module costs at most what deit_nano does" in " ".join(printed.split())
+    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["note"] for row in rows] == [""] * 4
+    info = model_info()["deit_nano"]
+    assert (int(rows[0]["parameters"]), int(rows[0]["macs"])) == (info.parameters, info.macs)
+    svg = (tmp_path / "accuracy.svg").read_text(encoding="utf-8")
+    assert "score (scores.yaml)" in svg
+
+
+def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(tmp_path, monkeypatch):
+    info = model_info()
+    monkeypatch.setattr(
+        backbone_costs, "model_info", lambda: info | {"deit_nano": info["deit_nano"]._replace(top1=1.5)}
+    )
+    given = ["deit_nano", "--img_sizes=32", "--budget=0.01", "--forward_only"]
+    assert bench.main(["backbone", *given, "--output", str(tmp_path / "own")]) == 0
+    assert "published ImageNet-1K top-1, %" in (tmp_path / "own" / "accuracy.svg").read_text(encoding="utf-8")
+    assert bench.main(["backbone", *given, "--attention=hydra", "--output", str(tmp_path / "other")]) == 0
+    assert not (tmp_path / "other" / "accuracy.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["swin_tinny"], r"no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'"),
+        (["{name: deit_nano, depht: 3}"], "takes no option 'depht'"),
+        (["deit_nano", "--scores=nothing.yaml"], "--scores nothing.yaml cannot be read: No such file"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_anything_is_measured(given, message):
+    with pytest.raises(linvit.UserError, match=message):
+        bench.main(["backbone", *given])
