@@ -13,6 +13,7 @@ from linvit.experiments.cells import Cell
 from linvit.experiments.experiment import Experiment
 from linvit.experiments.grid import Draft
 from linvit.experiments.local import run_here, slots
+from linvit.experiments.on_ray import run_on_ray
 from linvit.signals import STOP
 from tests.experiments.runs import write_run
 
@@ -130,3 +131,20 @@ def test_devices_and_threads_are_shared_out(monkeypatch):
     assert [slot["OMP_NUM_THREADS"] for slot in slots(3, [], 1)] == ["2", "2", "2"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(3, ["0", "1"], 1)] == ["0", "1", "0"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(2, ["4", "5", "6", "7"], 2)] == ["4,5", "6,7"]
+
+
+def test_ray_that_is_not_installed_is_named(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"needs the package 'ray': pip install 'linvit\[ray\]'"):
+        run_on_ray(experiment.cells, None, 1, 0, print)
+
+
+@pytest.mark.slow
+def test_cells_on_ray(experiment, program):
+    pytest.importorskip("ray")
+    program(linear="sys.exit(2)")
+    experiment.prepare(configs(**BOTH))
+    with STOP.caught():
+        assert run_on_ray(experiment.cells, None, 1, 0, lambda cell: None)
+    STOP.release()
+    assert [cell.state for cell in experiment.cells] == ["finished", "failed"] * 2

@@ -3,13 +3,17 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pytest
 
 from linvit import UserError
 from linvit.experiments import report, tables
-from linvit.experiments.results import Results, check_comparable, group
+from linvit.experiments.costs import Costs
+from linvit.experiments.measure import Timing
+from linvit.experiments.results import Results, check_comparable, group, with_published
 from linvit.experiments.runs import Run, find
+from linvit.tasks.published import Published
 from tests.experiments.runs import write_run
 
 
@@ -86,6 +90,25 @@ def test_the_page_has_all_of_it(folder):
     assert {path.name for path in folder.glob("*.*")} == {
         *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "report.html")
     }
+
+
+def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):
+    found = replace(results(folder), source="")
+    for variant in found.variants:
+        published = Published({"top1": 0.722}, "their README") if variant.name == "softmax" else None
+        variant.published, variant.costs = None, Costs(1, 2, Timing((3.0,)), 4, published)
+    labelled = with_published(found)
+    assert labelled.source == "top1 in per cent (their README)"
+    assert [variant.published for variant in labelled.variants] == [None, 72.2]
+    assert "72.2" in tables.markdown(labelled)
+
+
+def test_parts_of_an_option_are_shown_as_one(tmp_path):
+    write_run(tmp_path / "a/version_0", attention={"name": "focused", "dwc": False})
+    write_run(tmp_path / "a/version_1", attention="softmax")
+    found = Results("x", group(find([tmp_path])), "attention=softmax", None, ["model.attention"])
+    assert [variant.name for variant in found.variants] == ["attention=focused, dwc=False", "attention=softmax"]
+    assert report.controls(found).endswith("differ only in model.attention, and in their seed.")
 
 
 def test_a_row_that_a_kill_cut_off_is_passed_over(tmp_path):

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from linvit.experiments.cells import Cell
+from linvit.experiments.process import start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
@@ -67,10 +67,7 @@ class _Process:
 
     def __init__(self, cell: Cell, environment: Environment) -> None:
         self.cell, self._start, self._told = cell, time.monotonic(), False
-        with cell.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                cell.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **environment}
-            )
+        self._process = start(cell.command, str(cell.log), environment)
         STOP.children.append(self._process)
 
     def tell(self) -> None:

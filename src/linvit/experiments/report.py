@@ -3,7 +3,7 @@
 import math
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from linvit.experiments.costs import Costs
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot, scatter_plot
 from linvit.experiments.results import Results, Variant, is_rank
-from linvit.experiments.runs import Run
+from linvit.experiments.runs import Run, outermost, shown
 
 MAPS, RANKS = "attention_maps", "attention_rank.png"  # what callbacks write into the folder of a run
 MOST_MAPS = 12  # pictures of a run
@@ -80,11 +80,11 @@ def _head(page: Page, results: Results, device: str) -> None:
     page.heading("Controls")
     page.paragraph(controls(results))
     own, others = results.controls()
-    names = [*own, *others]
+    names = outermost([*own, *others])
     rows = []
     for variant in results.variants:
         options = [run.options() for run in variant.runs.values()]
-        values = [" or ".join(dict.fromkeys(_value(one.get(name)) for one in options)) for name in names]
+        values = [" or ".join(dict.fromkeys(shown(one, name) for one in options)) for name in names]
         seeds = ", ".join(map(str, sorted(variant.runs)))
         rows.append([variant.name, seeds, *values])
     page.table(["variant", "seeds", *names], rows)
@@ -208,9 +208,5 @@ def _first(variant: Variant) -> Run | None:
     return variant.runs[min(variant.runs)] if variant.runs else None
 
 
-def _list(names: Mapping[str, object]) -> str:
-    return ", ".join(names) or "nothing"
-
-
-def _value(value: object) -> str:
-    return "-" if value is None else str(value)
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(outermost(names)) or "nothing"

@@ -3,12 +3,12 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.costs import Costs
-from linvit.experiments.runs import Run, covered, differing, flat
+from linvit.experiments.runs import Run, covered, differing, flat, outermost, shown
 from linvit.experiments.statistics import Difference, paired_difference, spread
 
 
@@ -93,6 +93,18 @@ class Results:
         return own, {name: found for name, found in values.items() if name not in own}
 
 
+def with_published(results: Results) -> Results:
+    """The same with the scores that the authors of the models published, in per cent, where there are some."""
+    sources: dict[str, None] = {}
+    for variant in results.variants:
+        published = variant.costs.published if isinstance(variant.costs, Costs) else None
+        if published is not None:
+            metric, score = next(iter(published.scores.items()))
+            variant.published = 100 * score
+            sources[f"{metric} in per cent ({published.source})"] = None
+    return replace(results, source="; ".join(sources))
+
+
 def is_rank(tag: str) -> bool:
     """Whether a curve is the rank of a layer, and not of a part of its matrix, nor the least over channels."""
     return tag.startswith("rank/") and (tag.count("/") == 1 or tag.endswith("/mean"))
@@ -106,10 +118,10 @@ def group(runs: Iterable[Run]) -> list[Variant]:
     """
     every = sorted(runs, key=lambda run: str(run.folder))
     options = [run.options() for run in every]
-    keys = list(differing(options))
+    keys = outermost(differing(options))
     found: dict[str, Variant] = {}
     for run, own in zip(every, options, strict=True):
-        identity = repr([own.get(key) for key in keys])
+        identity = repr([shown(own, key) for key in keys])
         variant = found.setdefault(identity, Variant(_name(run, own, keys)))
         variant.runs[run.seed] = run  # of two with one seed, the newer one
     names = [variant.name for variant in found.values()]
@@ -136,5 +148,5 @@ def _name(run: Run, options: Mapping[str, Any], keys: Sequence[str]) -> str:
     stem, seed, _ = run.folder.parent.name.rpartition("-seed")
     if seed:
         return stem
-    shown = [f"{key.rpartition('.')[2]}={options[key]}" for key in keys if options.get(key) is not None]
-    return ", ".join(shown) or run.folder.parent.name
+    parts = [f"{key.rpartition('.')[2]}={value}" for key in keys if (value := shown(options, key)) != "-"]
+    return ", ".join(parts) or run.folder.parent.name

@@ -146,6 +146,21 @@ def covered(name: str, keys: Iterable[str]) -> bool:
     return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
 
 
+def outermost(names: Iterable[str]) -> list[str]:
+    """Names of options without those that are a part of another one: `model.attention`, not `model.attention.name`."""
+    every = list(dict.fromkeys(names))
+    return [name for name in every if not any(name.startswith(f"{other}.") for other in every)]
+
+
+def shown(options: Mapping[str, Any], name: str) -> str:
+    """The value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
+    parts = {key[len(name) + 1 :]: value for key, value in options.items() if key.startswith(f"{name}.")}
+    own = [str(parts.pop("name"))] if "name" in parts else []
+    return ", ".join([*own, *(f"{part}={value}" for part, value in parts.items())]) or (
+        "-" if options.get(name) is None else str(options[name])
+    )
+
+
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = (config.get("model") or {}).get("init_args") or {}
     return options

@@ -26,6 +26,7 @@ examples:
     --model.attention='{name: focused, focusing_factor: 4}'
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare ablations/flatten_table_4 --config quickstart
+  linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare --report checkpoints/compare/flatten_table_4
   linvit compare --report checkpoints/quickstart checkpoints/mine/version_3
 
@@ -44,6 +45,7 @@ Each cell is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
 missing; a cell that was interrupted goes on from its checkpoint. Tables
 (Markdown, CSV, LaTeX), plots and report.html are written beside the cells.
+A Ray cluster (pip install 'linvit[ray]') must share the folder of the cells.
 """
 
 OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
@@ -59,6 +61,9 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
     ("--jobs",): {"type": int, "metavar": "N", "help": "cells at a time (default: one per GPU; on a CPU 1)"},
     ("--devices_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each cell (default: 1)"},
+    ("--engine",): {"choices": ["local", "ray"], "default": "local", "help": "what runs the cells (default: local)"},
+    ("--address",): {"help": "of a Ray cluster, or auto; without it Ray is started here"},
+    ("--cpus_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "of each cell on Ray (default: 1)"},
     ("--retry",): {"action": "store_true", "help": "run cells again that have failed"},
     ("--dry_run",): {"action": "store_true", "help": "check and list the cells, and run none"},
     ("--skip_costs",): {"action": "store_true", "help": "measure no latency and no memory"},
@@ -75,9 +80,13 @@ def main(argv: list[str]) -> int:
     """
     own, options = _sorted(argv)
     args = _parser().parse_args(own)
-    for name in ("jobs", "devices_per_cell"):
+    for name in ("jobs", "devices_per_cell", "cpus_per_cell"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
+    if args.engine == "ray" and args.jobs is not None:
+        raise UserError("--jobs is for the local engine; Ray runs as many cells as --cpus_per_cell leaves room for")
+    if args.engine == "local" and args.address is not None:
+        raise UserError("--address is that of a Ray cluster: add --engine=ray")
     if args.report:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")

@@ -12,7 +12,7 @@ from linvit.errors import UserError, check_choice
 from linvit.experiments import costs, tables
 from linvit.experiments import report as written
 from linvit.experiments.experiment import Experiment
-from linvit.experiments.results import Results, check_comparable, group
+from linvit.experiments.results import Results, check_comparable, group, with_published
 from linvit.experiments.runs import differing, find
 
 BUDGET = 2.0  # seconds of timing for each variant
@@ -55,6 +55,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
             variant.costs = measured.get(variant.name)
             if isinstance(variant.costs, str):
                 rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
+        results = results if results.source else with_published(results)
     page = written.write(results, root, device)
     print(f"\n{tables.markdown(results)}\n{written.controls(results)}")
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}

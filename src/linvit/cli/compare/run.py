@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from linvit.cli.compare.resolve import Resolver
 from linvit.cli.terminal import table
 from linvit.cli.training.run_folder import check_writable, shown
 from linvit.errors import UserError
+from linvit.experiments.cells import Cell
 from linvit.experiments.experiment import Experiment
 from linvit.experiments.grid import Draft
 from linvit.experiments.local import run_here, slots
+from linvit.experiments.on_ray import run_on_ray
 from linvit.experiments.progress import Progress
 from linvit.signals import STOP, name
 
@@ -46,23 +49,16 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
         rows = [(f"  {cell.name}", _words(grid.variants[cell.variant])) for cell in experiment.cells]
         print("\n".join(table([("cell", "what differs"), *rows])))
         return 0
-    devices = _devices(configs, args.devices_per_cell)
-    jobs = args.jobs or max(1, len(devices) // args.devices_per_cell)
     with STOP.caught():
         STOP.deferred = True
         experiment.prepare(configs)
         cells = experiment.cells
         waiting = [cell for cell in cells if cell.state != "finished" and (args.retry or cell.state != "failed")]
-        given = slots(jobs, devices, args.devices_per_cell)
-        where = f"{len(devices)} GPUs" if devices else f"the CPU, {given[0]['OMP_NUM_THREADS']} threads each"
-        done = len(cells) - len(waiting)
-        rank_zero_info(
-            f"{len(cells)} cells in {shown(root)}" + (f", {done} of them are done" if done else "")
-            + (f"; {jobs} at a time on {where}" if waiting else "")
-        )  # fmt: skip
+        done = f", {len(cells) - len(waiting)} of them are done" if len(waiting) < len(cells) else ""
+        rank_zero_info(f"{len(cells)} cells in {shown(root)}{done}")
         progress = Progress(cells)
         try:
-            complete = run_here(waiting, given, progress)
+            complete = not waiting or _run(waiting, configs, args, progress)
         finally:
             progress.close()
         if not complete:
@@ -75,6 +71,21 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
             return STOP.exit_code(STOP.received)
         STOP.deferred = False
         return finish(experiment.results(), root, args, command)
+
+
+def _run(
+    cells: Sequence[Cell], configs: dict[str, dict[str, Any]], args: argparse.Namespace, progress: Progress
+) -> bool:
+    """Runs cells by the engine that was asked for; returns whether all have been run."""
+    if args.engine == "ray":
+        gpus = any(config["trainer"]["accelerator"] in GPU for config in configs.values()) * args.devices_per_cell
+        return run_on_ray(cells, args.address, args.cpus_per_cell, gpus, progress)
+    devices = _devices(configs, args.devices_per_cell)
+    jobs = args.jobs or max(1, len(devices) // args.devices_per_cell)
+    given = slots(jobs, devices, args.devices_per_cell)
+    where = f"{len(devices)} GPUs" if devices else f"the CPU, threads of each: {given[0]['OMP_NUM_THREADS']}"
+    rank_zero_info(f"cells at a time: {jobs}, on {where}")
+    return run_here(cells, given, progress)
 
 
 def _devices(configs: dict[str, dict[str, Any]], per_cell: int) -> list[str]:
