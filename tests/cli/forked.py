@@ -19,6 +19,10 @@ import torch
 
 from linvit.cli import main
 
+# autograd starts its threads for devices at its first backward pass; after torch.compile it would find some, and would
+# refuse to run in a fork
+torch.ones(1, requires_grad=True).sum().backward()
+
 DEADLINE = 60.0  # seconds in which all processes of a run must have ended
 
 
