@@ -5,10 +5,10 @@ import numpy as np
 from linvit.callbacks.segmentation.colours import LINE, OPACITY, legend, overlay, palette
 
 
-def test_colours_differ_and_are_pascal_voc_s():
+def test_colours_differ_and_end_with_pascal_voc_s():
     colours = palette(256)
     assert len(np.unique(colours, axis=0)) == 256
-    assert colours[1:4].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0]]
+    assert colours[15:17].tolist() == [[192, 128, 128], [0, 64, 0]]
     assert (palette(20) == colours[:20]).all()
 
 
@@ -19,6 +19,12 @@ def test_an_overlay_mixes_known_classes_and_leaves_the_others():
     for pixel, colour in zip(mixed[0, :2], colours, strict=True):
         assert (pixel == ((1 - OPACITY) * 100 + OPACITY * colour).round()).all()
     assert (mixed[0, 2] == 100).all()
+
+
+def test_colours_of_the_picture_do_not_change_those_of_classes():
+    picture = np.array([[[250, 20, 30], [30, 250, 20]]], dtype=np.uint8)
+    mixed = overlay(picture, np.full((1, 2), 3), palette(11))
+    assert (mixed[0, 0] == mixed[0, 1]).all()
 
 
 def test_a_legend_has_a_swatch_for_each_class_in_as_many_columns_as_fit():

@@ -10,17 +10,23 @@ OPACITY = 0.6  # of the colours over a picture
 SWATCH, LINE, GAP = 14, 20, 6  # pixels of a legend
 
 
-def palette(classes: int) -> np.ndarray:
-    """A colour for each class (K, 3), uint8: PASCAL VOC's, which spreads the bits of a number over the three channels.
+FIRST = (  # grey, Tableau's ten with black in place of their grey: PASCAL VOC's first ones have three reds among them
+    *((96, 96, 96), (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189)),
+    *((140, 86, 75), (227, 119, 194), (0, 0, 0), (188, 189, 34), (23, 190, 207)),
+)
 
-    The first colour, black there, is a grey, so that class 0 is seen over a dark picture.
+
+def palette(classes: int) -> np.ndarray:
+    """A colour for each class (K, 3), uint8: eleven that are easily told apart, then PASCAL VOC's.
+
+    Those spread the bits of a number over the three channels.
     """
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), dtype=np.uint8)
     for bit in range(8):
         for channel in range(3):
             colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    colours[0] = 96
+    colours[: len(FIRST)] = FIRST[:classes]
     return colours
 
 
@@ -31,10 +37,22 @@ def class_palette(trainer: Trainer, classes: int) -> np.ndarray:
 
 
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are."""
+    """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are.
+
+    Under the colours the picture is grey, so that they are those of the legend, whatever the picture's own are.
+    """
     known = classes < len(colours)
-    mixed = (1 - OPACITY) * picture + OPACITY * colours[np.where(known, classes, 0)]
+    mixed = (1 - OPACITY) * picture.mean(-1, keepdims=True) + OPACITY * colours[np.where(known, classes, 0)]
     return np.where(known[..., None], mixed.round().astype(np.uint8), picture)
+
+
+def captions(names: Sequence[str], width: int) -> Image.Image:
+    """A line with the names of pictures of that width that lie side by side."""
+    picture = Image.new("RGB", (width * len(names), LINE), "white")
+    for i, name in enumerate(names):
+        place = (i + 0.5) * width, LINE / 2
+        ImageDraw.Draw(picture).text(place, name, "black", ImageFont.load_default(12), anchor="mm")
+    return picture
 
 
 def legend(colours: np.ndarray, names: Sequence[str], width: int) -> Image.Image:

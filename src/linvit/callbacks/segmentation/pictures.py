@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch import Tensor
 
-from linvit.callbacks.segmentation.colours import class_palette, legend, overlay
+from linvit.callbacks.segmentation.colours import captions, class_palette, legend, overlay
 
 WIDTH = 320  # pixels of an image in the picture
 
@@ -56,7 +56,8 @@ class SegmentationPictures(Callback):
             return
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         names = names or [str(i) for i in range(classes)]
-        rows = [*self._rows, np.asarray(legend(class_palette(trainer, classes), names, 3 * WIDTH))]
+        titles = np.asarray(captions(["image", "labels", "prediction"], WIDTH))
+        rows = [titles, *self._rows, np.asarray(legend(class_palette(trainer, classes), names, 3 * WIDTH))]
         for writer in writers:
             writer.add_image("val/segmentation", np.concatenate(rows), trainer.global_step, dataformats="HWC")
 
