@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from linvit import UserError
+from linvit.experiments.measure import peak_memory
 from linvit.heads.segmentation import inference
 from linvit.heads.segmentation.inference import View, bands, segment, starts
 from tests.golden_files import Golden, both_precisions, of_case
@@ -113,3 +114,15 @@ def test_full_size_logits_exist_for_a_band_only(band_bytes, monkeypatch):
         sizes.append(scores.numel() * scores.element_size())
     assert max(sizes) <= 2**20
     assert sum(sizes) == 40 * 300 * 400 * 4
+
+
+def test_windows_are_kept_as_small_as_the_network_makes_them(monkeypatch):
+    """Logits of 40 classes for a row of windows, 128 x 400 pixels, would be 8 MB."""
+    monkeypatch.setattr(inference, "BAND_BYTES", 2**18)
+    network, views = Toy(classes=40), [View(torch.zeros(1, 3, 300, 400))]
+
+    def work():
+        segment(network, views, (300, 400), window=(128, 128), stride=(86, 86))
+
+    work()
+    assert peak_memory(work) < 40 * 128 * 400 * 4
