@@ -15,7 +15,7 @@ def titles(results: Results) -> list[str]:
     """Of the columns of `rows`."""
     optional = ["published"] if results.source else []
     rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
-    costs = ["parameters", "MACs", "latency", "memory"] * any(variant.costs for variant in results.variants)
+    costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
     scores = [results.tag, "seeds", f"difference from {results.baseline} [95 % interval]"]
     return ["variant", *scores, *costs, *rank, *optional]
 
@@ -99,7 +99,7 @@ def _row(results: Results, variant: Variant, columns: Sequence[str]) -> list[str
 
 
 def _costs(costs: Costs) -> list[str]:
-    latency, memory = f"{costs.latency.median * 1e3:.2f} ms", f"{costs.memory / 2**20:.1f} MiB"
+    latency, memory = f"{costs.latency.median * 1e3:.2f}", f"{costs.memory / 2**20:.1f}"
     return [count(costs.parameters), count(costs.macs), latency, memory]
 
 
