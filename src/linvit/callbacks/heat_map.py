@@ -26,7 +26,7 @@ def colours(values: np.ndarray) -> np.ndarray:
 def heat_map(values: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str) -> Image.Image:
     """Draws a table (rows, columns) of numbers with their colours, from 0 to the largest; NaN is an empty grey cell."""
     font, heading = ImageFont.load_default(13), ImageFont.load_default(16)
-    width, height = max(CELL[0], *(math.ceil(font.getlength(name)) + GAP for name in columns)), CELL[1]
+    width, height = max([CELL[0], *(math.ceil(font.getlength(name)) + GAP for name in columns)]), CELL[1]
     margin = math.ceil(max(map(font.getlength, rows), default=0)) + 2 * GAP
     size = (
         max(margin + width * len(columns), math.ceil(heading.getlength(title)) + GAP) + GAP,

@@ -69,17 +69,16 @@ def _statistics(page: Page, one: Found) -> None:
     for part in parts:
         for layer, values in one.layers(part).items():
             number = dict(zip(STATISTICS, values, strict=True))
-            tokens = one.tokens[layer]
             rows.append(
                 [
                     layer,
                     part or "whole",
-                    tokens,
+                    one.tokens[layer],
                     f"{number['rank']:.1f}",
                     f"{number['effective_rank']:.1f}",
                     f"{number['stable_rank']:.2f}",
                     f"{number['spectral_norm']:.3g}",
-                    f"{number['entropy'] / math.log(max(tokens, 2)):.3f}",
+                    f"{number['entropy'] / math.log(max(one.keys[layer], 2)):.3f}",
                     f"{number['top_share']:.3f}",
                     f"{number['attention_distance']:.2f}",
                     f"{number['negative_share']:.3f}",

@@ -59,6 +59,7 @@ class Found(NamedTuple):
         subject: The model.
         rows: Layer, part, head, and the numbers in the order of `STATISTICS`.
         tokens: Queries of each layer.
+        keys: Keys of each layer.
         maps: Of each image.
         predictions: Of each image, in words.
         left_out: What could not be measured or drawn, with the reason.
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     subject: Subject
     rows: list[tuple[str, str, int, list[float]]]
     tokens: dict[str, int]
+    keys: dict[str, int]
     maps: list[Maps]
     predictions: list[str]
     left_out: dict[str, str]
@@ -116,12 +118,13 @@ def analyze(
             for head, values in enumerate(per_head(numbers))
         ]
     tokens = {layer: call.grid.num_queries for layer, call in calls[0].items()}
+    keys = {layer: call.grid.num_keys for layer, call in calls[0].items()}
     maps, predictions = [], []
     for photo, of_image in zip(photos, calls, strict=True):
         words, mask = _prediction(subject, photo)
         predictions.append(words)
         maps.append(_maps(photo, of_image, query, max_tokens)._replace(caption=words or photo.name, beside=mask))
-    return Found(subject, rows, tokens, maps, predictions, left_out | maps[0].left_out)
+    return Found(subject, rows, tokens, keys, maps, predictions, left_out | maps[0].left_out)
 
 
 def _maps(photo: Photo, calls: dict[str, Call], query: Query, max_tokens: int) -> Maps:
@@ -149,7 +152,7 @@ def _prediction(subject: Subject, photo: Photo) -> tuple[str, np.ndarray | None]
     mask = predicted["classes"][0].cpu().numpy()
     numbers, counts = np.unique(mask, return_counts=True)
     most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)[:3]
-    words = ", ".join(f"{named(number)} {count / mask.size:.0%}" for count, number in most)
+    words = ", ".join(f"{named(number)}: {count / mask.size:.0%}" for count, number in most)
     pixels = np.asarray(Image.fromarray(photo.pixels).resize(mask.shape[::-1]))
     return words, overlay(pixels, mask, palette(max(int(numbers.max()) + 1, len(subject.class_names or ()))))
 
