@@ -123,8 +123,8 @@ class CostReport(NamedTuple):
         return [f"{cost.name}, {shown(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
 
     def footnote(self) -> str:
-        """How and on what was measured, in a line."""
-        return "; ".join(self.conditions[key] for key in ("settings", "machine", "date") if key in self.conditions)
+        """How and on what was measured, in two lines."""
+        return "{settings}\n{machine}; {date}".format(**self.conditions)
 
     def markdown(self) -> str:
         """All tables, with the plots beside them."""
