@@ -36,17 +36,17 @@ def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
         (..., min(N, M, r)) in float64, in descending order: the others are 0. NaN where a factor has a non-finite
         entry.
     """
-    finite = left.isfinite().all(-1).all(-1) & right.isfinite().all(-1).all(-1)
-    clean = [torch.where(finite[..., None, None], x, torch.zeros_like(x)).double() for x in (left, right)]
+    finite = left.isfinite().flatten(-2).all(-1) & right.isfinite().flatten(-2).all(-1)
+    if not finite.all():
+        left, right = (torch.where(finite[..., None, None], x, torch.zeros_like(x)) for x in (left, right))
+    clean = [left.double(), right.double()]
     peaks = [_nonzero(x.abs().amax(-2, keepdim=True)) for x in clean]  # (..., 1, r): divided by it, no square overflows
-    clean = [x / peak for x, peak in zip(clean, peaks, strict=True)]
-    lengths = [_nonzero(torch.linalg.vector_norm(x, dim=-2, keepdim=True)) for x in clean]
+    triangles = [torch.linalg.qr(x / peak, mode="r").R for x, peak in zip(clean, peaks, strict=True)]
+    lengths = [_nonzero(torch.linalg.vector_norm(x, dim=-2, keepdim=True)) for x in triangles]  # those of x / peak
     roots = [peak.sqrt() * length.sqrt() for peak, length in zip(peaks, lengths, strict=True)]
     common = roots[0] * roots[1]
     size = _nonzero(common.amax(-1, keepdim=True))
-    triangles = [
-        torch.linalg.qr(x / length * (common / size), mode="r").R for x, length in zip(clean, lengths, strict=True)
-    ]
+    triangles = [x / length * (common / size) for x, length in zip(triangles, lengths, strict=True)]
     values = torch.linalg.svdvals(triangles[0] @ triangles[1].mT) * size.squeeze(-1) * size.squeeze(-1)
     return torch.where(finite[..., None], values, torch.full_like(values, torch.nan))
 
