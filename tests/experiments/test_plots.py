@@ -50,3 +50,9 @@ def test_the_front_joins_what_nothing_beats():
     (front,) = re.findall(r'd="([^"]+)"[^>]*style="fill: none; stroke: #cccccc', svg)
     assert front.count("L") == 2
     assert set(points) <= set(texts(svg))
+
+
+def test_ticks_of_a_logarithmic_axis_within_a_decade_are_numbers():
+    svg = scatter_plot("T", [Series("a", ((34.0, 1.0), (84.0, 2.0)))], Axis("ms", log=True), Axis("y"))
+    assert {"40", "60"} <= set(texts(svg))
+    assert "math" not in " ".join(texts(svg))

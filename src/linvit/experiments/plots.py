@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
 Point = tuple[float, float]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#6a3d9a", "#7f4f24", "#444444")
@@ -134,6 +134,8 @@ def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:
         drawn.set_label_text(axis.label + " (log scale)" * axis.log)
         scale("log" if axis.log else "linear")
         drawn.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        if axis.log:  # the default writes formulas, which are not parsed
+            drawn.set_minor_formatter(LogFormatter(labelOnlyBase=False))
         if axis.ticks:
             drawn.set_major_locator(FixedLocator(axis.ticks))
             drawn.set_minor_locator(NullLocator())
