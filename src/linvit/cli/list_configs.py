@@ -8,6 +8,8 @@ from linvit.cli.configs import config_file, heading, names, shipped
 from linvit.cli.terminal import table
 from linvit.errors import UserError
 
+LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns
+
 
 def overview(pattern: str) -> list[str]:
     """A table of the experiments whose names match a wildcard pattern, and one of the parts that experiments share."""
@@ -16,7 +18,7 @@ def overview(pattern: str) -> list[str]:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]
     texts = {name: config_file(name).read_text(encoding="utf-8") for name in chosen}
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
-    rows = [(f"  {name}", found["Expected"].partition(" (")[0], found["Paper"]) for name, found in fields.items()]
+    rows = [(f"  {name}", _expected(found["Expected"]), found["Paper"]) for name, found in fields.items()]
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
     parts = [(f"  {name}", _sentence(texts[name])) for name in chosen if name not in fields]
     titles = ("parts, for base: or a second --config", "")
@@ -40,6 +42,12 @@ def one(name: str, output: Path | None) -> str:
     output.write_text(text, encoding="utf-8")
     verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
+
+
+def _expected(text: str) -> str:
+    """What is expected of an experiment, without what stands in parentheses; if that is long, its first part."""
+    text = text.partition(" (")[0]
+    return text if len(text) <= LONGEST else text.partition(";")[0]
 
 
 def _sentence(text: str) -> str:
