@@ -17,6 +17,7 @@ from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from linvit.cli.training.restart import forget_the_processes_before
 from linvit.cli.training.run_summary import how_to_go_on
 from linvit.signals import STOP
 
@@ -47,6 +48,7 @@ class Ranks(Callback):
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
+        forget_the_processes_before()
         # Lightning's own thread would kill them all, this process included, without a word
         subprocess_script._launch_process_observer = self._watch_children  # type: ignore
         own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
