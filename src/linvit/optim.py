@@ -75,7 +75,7 @@ def _classifier(module: nn.Module) -> set[int]:
 
 
 def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:
-    """AdamW. The fused one skips a step if its `found_inf` is set on the device, so that the processor need not wait.
+    """AdamW. The fused one is faster, and skips a step if its `found_inf` is set on the device, without a wait for it.
 
     Args:
         groups: Of parameters.

@@ -242,12 +242,15 @@ def test_a_loss_that_is_infinite_skips_the_step_though_its_gradient_is_finite(tm
     assert watch.steps == ["changed", "same", *["changed"] * 6]
 
 
-def test_a_fused_optimiser_skips_on_the_device(tmp_path, monkeypatch):
-    """As on a GPU; the fused AdamW of the CPU is told in the same way."""
-    monkeypatch.setattr("linvit.tasks.base.adamw", lambda *args, fused: adamw(*args, fused=True))
+@pytest.mark.parametrize("fused", [True, False])
+def test_either_optimiser_skips(tmp_path, monkeypatch, fused):
+    """The fused one is told on the device; the other one, of other devices, has no gradient."""
+    given = []
+    monkeypatch.setattr("linvit.tasks.base.adamw", lambda *args: given.append(args[-1]) or adamw(*args[:-1], fused))
     task, watch = with_batch_norm(ema_decay=0.5), Watch()
     with pytest.warns(UserWarning, match="'9.png'"):
         fit(task, tmp_path, watch, bad=[9], gradient_clip_val=1.0, precision="bf16-mixed")
+    assert given == [True]
     assert watch.steps == [*["changed"] * 2, "same", *["changed"] * 5]
     assert all_finite(task)
 

@@ -206,7 +206,8 @@ class Task(LightningModule):
             no_decay=settings.no_decay,
         )
         betas = (settings.betas[0], settings.betas[1])
-        optimizer = adamw(groups, schedule.peak, betas, fused=self.trainer.strategy.root_device.type == "cuda")
+        fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
+        optimizer = adamw(groups, schedule.peak, betas, fused)
         if self.ema is not None:
             ema = self.ema
             optimizer.register_step_post_hook(lambda *_: ema.update(self.network))
