@@ -82,6 +82,11 @@ def test_a_recipe_that_timm_has_not_is_measured_without_timm(folder, tmp_path, c
     assert len(re.findall(r"^  linvit.* \d+ +[\d.]+$", printed, re.MULTILINE)) == 2
 
 
+def test_the_configuration_of_a_run_is_one(run, capsys):
+    assert main(["bench", "data", "--config", str(run.folder / "config.yaml"), "--images=16", "--rounds=1"]) == 0
+    assert "images/s per core" in capsys.readouterr().out
+
+
 def test_a_folder_in_place_of_the_configuration_s_data_has_its_own_classes(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "rate", lambda loader, images: 1.0)
     monkeypatch.setattr(bench, "_compare", lambda settings, data, *_: print(f"{data.num_classes} classes"))

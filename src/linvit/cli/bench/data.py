@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from linvit.cli.bench.loaders import linvit_loader, rate, timm_loader, unknown_to_timm
 from linvit.cli.terminal import argument_parser
-from linvit.cli.training.bases import with_bases
-from linvit.cli.training.parser import Parser, readable
+from linvit.cli.trained import data_of, read_settings
+from linvit.cli.training.parser import Parser
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.transforms.classification import Augmentation
@@ -76,8 +76,10 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
     if args.config is None:
         settings, data, workers = None, ClassificationData(str(source), augmentation=RECIPE), WORKERS
     else:
-        settings = _settings(args.config, source)
-        data, workers = _data(settings)
+        # a set that takes the place of the configuration's has classes of its own
+        given = [] if source is None else [f"--data.source={source}", "--data.num_classes=null"]
+        settings = read_settings("linvit bench data", ["--config", args.config, *given])
+        data, workers = _checked(data_of(settings))
     data.num_workers = 0  # in this process: its CPU seconds are counted
     data.setup("fit")
     count = len(data.train_set)
@@ -119,29 +121,8 @@ def _suffix(augmentation: Augmentation) -> str:
     return ", augment_on: device" if augmentation.augment_on == "device" else ""
 
 
-def _settings(config: str, source: str | None) -> Namespace:
-    """The configuration's data and model, as the training command reads them."""
-    parser = Parser("linvit bench data")
-    parser.add_argument("--config", action="config")
-    parser.add_argument("--base", type=str | list[str] | None)
-    for section in ("trainer", "checkpoint", "seed_everything", "ckpt_path"):
-        parser.add_argument(f"--{section}", type=Any)
-    parser.add_subclass_arguments(ImageData, "data", required=True)
-    parser.add_subclass_arguments(Task, "model", required=True)
-    # a set that takes the place of the configuration's has classes of its own
-    given = [] if source is None else [f"--data.source={source}", "--data.num_classes=null"]
-    try:
-        settings: Namespace = parser.parse_args([*with_bases(["--config", config]), *given])
-    except argparse.ArgumentError as error:
-        raise UserError(readable(error.message)) from error
-    return settings
-
-
-def _data(settings: Namespace) -> tuple[ClassificationData, int]:
-    """The data of a configuration, and its number of loader processes."""
-    parser = Parser()
-    parser.add_subclass_arguments(ImageData, "data")
-    data = parser.instantiate(Namespace(data=settings.data)).data  # type: ignore[no-untyped-call]
+def _checked(data: ImageData) -> tuple[ClassificationData, int]:
+    """The data, and its number of loader processes."""
     if not isinstance(data, ClassificationData):
         raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
     return data, data.num_workers
