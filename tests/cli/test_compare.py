@@ -5,7 +5,7 @@ import pytest
 from linvit import UserError
 from linvit.cli import compare
 from linvit.cli.compare.resolve import Resolver
-from linvit.experiments.grid import Draft
+from linvit.experiments.compare.grid import Draft
 from tests.cli.runs import linvit
 
 GRID = """

@@ -1,7 +1,7 @@
 """Callbacks: what a run logs, and the reports that it writes."""
 
-from linvit.callbacks.attention_maps import AttentionMaps
-from linvit.callbacks.attention_rank import AttentionRank
+from linvit.callbacks.attention.maps import AttentionMaps
+from linvit.callbacks.attention.rank import AttentionRank
 from linvit.callbacks.bad_images import BadImageCount
 from linvit.callbacks.best_checkpoint import BestCheckpoint
 from linvit.callbacks.class_report import ClassReport

@@ -14,8 +14,8 @@ from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_h
 from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention_pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.heat_map import heat_map
+from linvit.callbacks.attention.heat_map import heat_map
+from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
 from linvit.callbacks.segmentation.colours import overlay, palette
 from linvit.plain_text import CsvWriter, printable
 

@@ -11,7 +11,7 @@ from linvit.cli import yaml_text
 from linvit.cli.configs import FOLDER, config_file, find
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number
-from linvit.experiments.grid import UNSAFE, Draft, split
+from linvit.experiments.compare.grid import UNSAFE, Draft, split
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values

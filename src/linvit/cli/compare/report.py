@@ -9,11 +9,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.cli.training.run_folder import shown
 from linvit.errors import UserError, check_choice
-from linvit.experiments import costs, tables
-from linvit.experiments import report as written
-from linvit.experiments.experiment import Experiment
-from linvit.experiments.results import Results, check_comparable, group, with_published
-from linvit.experiments.runs import differing, find
+from linvit.experiments.compare import costs, tables
+from linvit.experiments.compare import report as written
+from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.results import Results, check_comparable, group, with_published
+from linvit.experiments.compare.runs import differing, find
 
 BUDGET = 2.0  # seconds of timing for each variant
 

@@ -15,7 +15,7 @@ from linvit.cli.training.cli import LinvitCLI, command_line
 from linvit.cli.training.parser import Parser
 from linvit.data.base import ImageData
 from linvit.errors import UserError, mistake_behind
-from linvit.experiments.grid import Grid, place
+from linvit.experiments.compare.grid import Grid, place
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows

@@ -14,12 +14,12 @@ from linvit.cli.compare.resolve import Resolver
 from linvit.cli.terminal import table
 from linvit.cli.training.run_folder import check_writable, shown
 from linvit.errors import UserError
-from linvit.experiments.cells import Cell
-from linvit.experiments.experiment import Experiment
-from linvit.experiments.grid import Draft
-from linvit.experiments.local import run_here, slots
-from linvit.experiments.on_ray import run_on_ray
-from linvit.experiments.progress import Progress
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.local import run_here, slots
+from linvit.experiments.compare.on_ray import run_on_ray
+from linvit.experiments.compare.progress import Progress
 from linvit.signals import STOP, name
 
 GPU = ("auto", "gpu", "cuda")

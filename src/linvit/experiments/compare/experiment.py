@@ -10,10 +10,10 @@ import yaml
 from linvit.checkpointing.atomic_file import replacing
 from linvit.checkpointing.lock import lock, unlock
 from linvit.errors import UserError
-from linvit.experiments.cells import Cell
-from linvit.experiments.grid import Draft, Grid
-from linvit.experiments.results import Results, Variant
-from linvit.experiments.runs import read_yaml
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.grid import Draft, Grid
+from linvit.experiments.compare.results import Results, Variant
+from linvit.experiments.compare.runs import read_yaml
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""

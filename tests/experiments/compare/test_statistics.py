@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from linvit.experiments.statistics import paired_difference, spread, t_quantile
+from linvit.experiments.compare.statistics import paired_difference, spread, t_quantile
 
 
 @pytest.mark.parametrize(  # of printed tables, 0.975

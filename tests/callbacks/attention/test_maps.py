@@ -11,8 +11,8 @@ from linvit import UserError
 from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
 from linvit.callbacks import AttentionMaps
-from linvit.callbacks.attention_pictures import SIDE, attention_maps, gallery, over
-from linvit.callbacks.heat_map import colours
+from linvit.callbacks.attention.heat_map import colours
+from linvit.callbacks.attention.pictures import SIDE, attention_maps, gallery, over
 from tests.helpers import randn
 from tests.training import TINY, Memory, fit, tiny_task
 

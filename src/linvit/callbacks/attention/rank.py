@@ -15,8 +15,8 @@ from torch import Tensor
 
 from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.recorder import Call
-from linvit.callbacks.heat_map import heat_map
-from linvit.callbacks.measurement import Measurement
+from linvit.callbacks.attention.heat_map import heat_map
+from linvit.callbacks.attention.measurement import Measurement
 from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")

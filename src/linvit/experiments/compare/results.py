@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from linvit.errors import UserError
-from linvit.experiments.costs import Costs
-from linvit.experiments.runs import Run, covered, differing, flat, outermost, shown
-from linvit.experiments.statistics import Difference, paired_difference, spread
+from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.runs import Run, covered, differing, flat, outermost, shown
+from linvit.experiments.compare.statistics import Difference, paired_difference, spread
 
 
 @dataclass

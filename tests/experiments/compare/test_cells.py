@@ -9,13 +9,13 @@ import time
 import pytest
 
 from linvit import UserError
-from linvit.experiments.cells import Cell
-from linvit.experiments.experiment import Experiment
-from linvit.experiments.grid import Draft
-from linvit.experiments.local import run_here, slots
-from linvit.experiments.on_ray import run_on_ray
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.local import run_here, slots
+from linvit.experiments.compare.on_ray import run_on_ray
 from linvit.signals import STOP
-from tests.experiments.runs import write_run
+from tests.experiments.compare.runs import write_run
 
 CONFIG = {"trainer": {"max_epochs": 2}, "model": {"class_path": "Task", "init_args": {"attention": "softmax"}}}
 PROGRAM = """

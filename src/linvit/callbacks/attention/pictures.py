@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import Call
-from linvit.callbacks.heat_map import colours
+from linvit.callbacks.attention.heat_map import colours
 from linvit.errors import UserError
 
 SIDE, GAP, LINE = 128, 6, 20  # pixels

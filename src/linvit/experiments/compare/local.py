@@ -5,8 +5,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from linvit.experiments.cells import Cell
-from linvit.experiments.process import start
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.process import start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from linvit.errors import UserError
-from linvit.experiments.cells import Cell
-from linvit.experiments.process import run
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.process import run
 from linvit.signals import STOP
 
 POLL = 0.5  # seconds

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from linvit import UserError
-from linvit.experiments import report, tables
-from linvit.experiments.costs import Costs
+from linvit.experiments.compare import report, tables
+from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.results import Results, check_comparable, group, with_published
+from linvit.experiments.compare.runs import Run, find
 from linvit.experiments.measure import Timing
-from linvit.experiments.results import Results, check_comparable, group, with_published
-from linvit.experiments.runs import Run, find
 from linvit.tasks.published import Published
-from tests.experiments.runs import write_run
+from tests.experiments.compare.runs import write_run
 
 
 def results(folder, **options):

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tqdm import tqdm
 
-from linvit.experiments.cells import Cell
+from linvit.experiments.compare.cells import Cell
 
 LOOK = 2.0  # seconds between two looks at the curves of running cells
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention_pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.measurement import Measurement
+from linvit.callbacks.attention.measurement import Measurement
+from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
 from linvit.errors import UserError, check_number
 
 FOLDER = "attention_maps"

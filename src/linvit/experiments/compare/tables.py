@@ -4,8 +4,8 @@ import io
 import math
 from collections.abc import Sequence
 
-from linvit.experiments.costs import Costs
-from linvit.experiments.results import Results, Variant
+from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.results import Results, Variant
 from linvit.plain_text import CsvWriter, printable
 
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

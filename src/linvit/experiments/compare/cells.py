@@ -10,7 +10,7 @@ import yaml
 
 from linvit.checkpointing.atomic_file import replacing
 from linvit.errors import UserError
-from linvit.experiments import runs
+from linvit.experiments.compare import runs
 from linvit.signals import STOP
 
 State = Literal["waiting", "stopped", "failed", "finished"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from linvit.checkpointing.atomic_file import replacing
-from linvit.experiments import tables
-from linvit.experiments.costs import Costs
+from linvit.experiments.compare import tables
+from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.results import Results, Variant, is_rank
+from linvit.experiments.compare.runs import Run, outermost, shown
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot, scatter_plot
-from linvit.experiments.results import Results, Variant, is_rank
-from linvit.experiments.runs import Run, outermost, shown
 
 MAPS, RANKS = "attention_maps", "attention_rank.png"  # what callbacks write into the folder of a run
 MOST_MAPS = 12  # pictures of a run

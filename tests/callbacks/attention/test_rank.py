@@ -13,7 +13,7 @@ import linvit
 from linvit.analysis import effective_rank, entropy, rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
-from linvit.callbacks.attention_rank import rank_picture, read_table
+from linvit.callbacks.attention.rank import rank_picture, read_table
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
 
 TOKENS, LAYER = 17, "blocks.0.attn"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis import count_operations
+from linvit.experiments.compare.runs import Run
 from linvit.experiments.measure import Timing, interleaved, peak_memory
-from linvit.experiments.runs import Run
 from linvit.image_size import image_size
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA

@@ -3,7 +3,7 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.grid import Draft, label, place, split
+from linvit.experiments.compare.grid import Draft, label, place, split
 
 
 def grid(**content):
