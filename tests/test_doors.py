@@ -12,8 +12,8 @@ DOORS = {  # what opens something: the files that may call it
     "pickle.loads": {"testing/attention/behaviour.py", "testing/backbone/behaviour.py"},  # what they have just pickled
     "Image.open": {"data/transforms/decode.py"},
     "fsspec.open": {"data/sources/read.py", "data/sources/shards.py", "tasks/safe_loading.py"},
-    "jsonargparse.get_loader": {"cli/yaml_text.py"},
-    "yaml.load": set(),
+    "jsonargparse.get_loader": {"yaml_text.py"},
+    "yaml.load": {"yaml_text.py"},
     "yaml.safe_load": set(),
     "np.load": set(),
     "torch.hub.load_state_dict_from_url": set(),

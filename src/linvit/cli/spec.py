@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from linvit.cli import yaml_text
+from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.registry import Registry, Spec
 

@@ -42,7 +42,7 @@ class TestFit:
         others = {"hparams.yaml", "predictions_digits.csv", "test_classes.csv", "test_confusion.png"}  # of other verbs
         kept = {"checkpoints", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"}
         kept |= {"checkpoints/.lock"}
-        told = {"metrics.csv", "val_classes.csv", "val_confusion.png"}
+        told = {"metrics.csv", "val_classes.csv", "val_confusion.png", "attention_rank.csv", "attention_rank.png"}
         assert found - others == kept | told | {"config.yaml", "events.out.tfevents"}
 
     def test_the_whole_configuration_is_saved(self, run):
@@ -65,7 +65,8 @@ class TestFit:
         assert [step for step, _ in curves["val/score"]] == [9, 19]
         assert {"val/loss", "val/top1", "val/top5", "vitals/images/s", "vitals/epoch"} <= set(curves)
         assert {len(values) for tag, values in curves.items() if tag.startswith("vitals/lr-")} == {20}
-        assert [tag for tag in curves if tag.startswith("vitals/rank/")] == ["vitals/rank/blocks.0.attn"]
+        ranks = {"vitals/rank/blocks.0.attn" + part for part in ("", "/kernel", "/convolution")}
+        assert {tag for tag in curves if tag.startswith("vitals/rank/")} == ranks
 
     def test_the_checkpoints(self, run):
         score = dict(events(run.folder)["val/score"])
@@ -469,9 +470,12 @@ model:
     def test_unlabelled_images_cannot_be_trained_on(self, tmp_path):
         for seed in range(20):
             save(picture(seed), tmp_path / "mine" / f"{seed}.png")
-        for options in ({}, {"data__num_classes": 3}):
+        for options, words in (
+            ({}, "the data does not say how many classes there are. To train, give each class a folder"),
+            ({"data__num_classes": 3}, "data source 'mine' has no labels, so it can only be predicted"),
+        ):
             text, left = self.error(tmp_path, f"--config={QUICKSTART}", *tiny(data__source="mine", **options))
-            assert "no labels" in text
+            assert words in text
             assert "images directly in train/ have no class" in text
             assert not [name for name in left if name.endswith(".ckpt")]
 

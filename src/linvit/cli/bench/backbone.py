@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from linvit.cli import yaml_text
+from linvit import yaml_text
 from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser

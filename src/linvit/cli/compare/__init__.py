@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from linvit.cli import yaml_text
+from linvit import yaml_text
 from linvit.cli.configs import FOLDER, config_file, find
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number

@@ -11,6 +11,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
+from linvit import yaml_text
 from linvit.cli.training.cli import LinvitCLI, command_line
 from linvit.cli.training.parser import Parser
 from linvit.data.base import ImageData
@@ -46,7 +47,9 @@ class _Reader(LinvitCLI):
     def read(self, argv: list[str]) -> Config:
         """The complete configuration that arguments of `linvit fit` amount to."""
         self.parse_arguments(self.parser, ["fit", *argv])
-        return cast("Config", yaml.safe_load(self.parser.dump(self.config, skip_unset=False))["fit"])
+        return cast(
+            "Config", yaml_text.load(self.parser.dump(self.config, skip_unset=False), "the configuration")["fit"]
+        )
 
     def read_config(self, config: Config) -> Config:
         """The same of a configuration in memory."""

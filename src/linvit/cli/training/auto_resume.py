@@ -9,8 +9,8 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from linvit import yaml_text
 from linvit.checkpointing.atomic_file import LAST, PREVIOUS
-from linvit.cli import yaml_text
 from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.run_folder import run_name, run_of_config, shown, versions
 from linvit.errors import UserError

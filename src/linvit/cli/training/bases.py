@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from linvit.cli import yaml_text
+from linvit import yaml_text
 from linvit.cli.configs import config_file, find, near
 from linvit.errors import UserError
 

@@ -10,18 +10,12 @@ from typing import Any
 
 import yaml
 
+from linvit import yaml_text
 from linvit.errors import UserError
 
 CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
 PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
 """Options that may differ between the runs of one variant."""
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Lightning writes tuples to hparams.yaml."""
-
-
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, True))
 
 
 @dataclass(frozen=True)
@@ -91,8 +85,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: If it is none.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        content = yaml_text.load_with_tuples(yaml_text.read(path), f"'{path}'")
+    except (yaml.YAMLError, OSError) as error:
         raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
         raise UserError(f"'{path}' is no configuration of a run")

@@ -39,6 +39,24 @@ def load(text: str, what: str) -> Any:
     return jsonargparse.get_loader("yaml")(text)
 
 
+class _Tuples(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Lightning writes tuples to hparams.yaml."""
+
+
+_Tuples.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: loader.construct_sequence(node, True))
+
+
+def load_with_tuples(text: str, what: str) -> Any:
+    """The same of a file that Lightning has written, in which a tuple has a tag; it becomes a list.
+
+    Raises:
+        UserError: If `check` refuses it.
+        yaml.YAMLError: If it is no YAML.
+    """
+    check(text, what)
+    return yaml.load(text, _Tuples)
+
+
 def check(text: str, what: str) -> None:
     """Raises a `UserError` if a text nests too deeply or stands for too much; one that is no YAML the loader reports.
 
