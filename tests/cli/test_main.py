@@ -83,18 +83,22 @@ def test_output_that_nobody_reads_to_the_end_is_no_failure(arguments, word):
 
 @pytest.mark.parametrize(
     ("set_by_user", "expected"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"KMP_BLOCKTIME": "5"}, None)],
+    [
+        ({}, ("PASSIVE", "10000")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+        ({"KMP_BLOCKTIME": "5"}, (None, None)),
+    ],
     ids=str,
 )
-def test_threads_sleep_while_they_wait_unless_the_user_has_set_how(set_by_user, expected, monkeypatch):
+def test_threads_sleep_soon_while_they_wait_unless_the_user_has_set_how(set_by_user, expected, monkeypatch):
     for name in WAITING:
         monkeypatch.delenv(name, raising=False)
     for name, value in set_by_user.items():
         monkeypatch.setenv(name, value)
     seen = []
-    monkeypatch.setattr(train, "train", lambda argv: seen.append(os.environ.get("OMP_WAIT_POLICY")))
+    monkeypatch.setattr(train, "train", lambda argv: seen.append([*map(os.environ.get, WAITING[:2])]))
     assert main(["fit"]) == 0
-    assert seen == [expected]
+    assert seen == [[*expected]]
 
 
 def test_the_setting_is_made_before_torch_is_imported():
