@@ -1,20 +1,24 @@
 """What the models of runs cost, measured side by side: parameters, operations, time and memory."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from linvit.analysis import count_operations
+from linvit.experiments.bench.costs import Cost, measure_costs
+from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.experiments.compare.runs import Run
-from linvit.experiments.measure import Timing, interleaved, peak_memory
+from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.published import Published
+
+BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
 
 
 class Costs(NamedTuple):
@@ -23,8 +27,8 @@ class Costs(NamedTuple):
     Attributes:
         parameters: Learnable parameters.
         macs: Multiply-accumulates of matrix products and convolutions.
-        latency: Seconds of a forward pass.
-        memory: Bytes that a forward and backward pass allocates at most, beyond weights and gradients.
+        latency: Seconds of a forward pass per image, in batches of two.
+        memory: Bytes that a forward and a backward pass of two images allocate at most, beyond the weights.
         published: What the authors of this very model published, if they did.
     """
 
@@ -47,50 +51,41 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
         By name, the costs, or why there are none.
     """
     found: dict[str, Costs | str] = {}
-    networks: dict[str, tuple[nn.Module, Tensor, Published | None]] = {}
+    published: dict[str, Published | None] = {}
+    candidates = []
     for name, run in runs.items():
         try:
             with torch.random.fork_rng(devices=[]):
-                networks[name] = _network(run, device)
+                network, size, published[name] = _network(run)
         except Exception as error:  # one model that cannot be built keeps no other from the table
-            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    timings = interleaved(
-        {name: _forward(network, image) for name, (network, image, _) in networks.items()}, budget=budget, device=device
-    )
-    for name, (network, image, published) in networks.items():
-        work = _backward(network, image)
-        work()
-        memory = peak_memory(work, device)
-        network.zero_grad(set_to_none=True)
-        operations = count_operations(network, image)
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        found[name] = Costs(parameters, operations.matmul, timings[name], memory, published)
-    return found
+            found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            continue
+        candidates.append(Candidate(name, size, size[0] * size[1], partial(_with_images, network, device)))
+    measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
+    return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
 
 
-def _network(run: Run, device: str) -> tuple[nn.Module, Tensor, Published | None]:
-    """The network of a run, in evaluation mode, an image (1, 3, H, W), and the published scores."""
+def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None]:
+    """The network of a run, the size of its images, and the published scores."""
     module, _, name = run.config["model"]["class_path"].rpartition(".")
     task: type[Task] = getattr(importlib.import_module(module), name)
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
     with checkpoint_follows():
         built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
-    height, width = image_size(facts["img_size"])
-    image = torch.randn(1, 3, height, width, device=device)
-    return built.network.to(device).eval(), image, built.published()
+    return built.network, image_size(facts["img_size"]), built.published()
 
 
-def _forward(network: nn.Module, image: Tensor) -> Callable[[], None]:
-    def work() -> None:
-        with torch.no_grad():
-            network(image)
+def _with_images(
+    network: nn.Module, device: str, size: tuple[int, int]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A network with images (2, 3, H, W)."""
+    return network, (torch.randn(BATCH, 3, *size, device=device),), {}
 
-    return work
 
-
-def _backward(network: nn.Module, image: Tensor) -> Callable[[], None]:
-    def work() -> None:
-        output = network(image)
-        (output.sum() if isinstance(output, Tensor) else sum(part.sum() for part in output)).backward()
-
-    return work
+def _costs(cost: Cost, published: Published | None) -> Costs | str:
+    """What was measured of a network, or why it was not."""
+    latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
+    if cost.parameters is None or cost.macs is None or latency is None or memory is None:
+        return cost.note or "interrupted"
+    per_image = Timing(tuple(seconds / BATCH for seconds in latency.samples))
+    return Costs(cost.parameters, cost.macs, per_image, memory, published)

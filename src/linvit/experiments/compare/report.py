@@ -99,9 +99,9 @@ def _how(results: Results, device: str) -> str:
         f"seeds that both have, with the 95 % confidence interval of the paired t-test; a star marks an interval "
         f"without zero. The intervals are not corrected for the number of comparisons."
         + (
-            f" Latency: median of a forward pass of one image on the {device.upper()}, all variants in turns. "
-            f"MACs: of one image. Memory: the most that a forward and backward pass of one image allocates, beyond the "
-            f"weights."
+            f" Latency: median of a forward pass per image, in batches of two, on the {device.upper()}, all variants "
+            f"in turns. MACs: of one image. Memory: the most that a forward and a backward pass of two images "
+            f"allocate, beyond the weights."
             if costs
             else ""
         )
