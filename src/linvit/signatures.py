@@ -2,8 +2,14 @@
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
+
+
+def same(given: Any, other: Any) -> bool:
+    """Returns whether two options are equal however they are written: a tuple is a list, and a path its name."""
+    return json.dumps(given, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:

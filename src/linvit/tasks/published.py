@@ -1,6 +1,5 @@
 """Scores that the authors of a model published, to be held against ours."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from linvit.image_size import image_size
 from linvit.model_info import ade20k_miou, model_info
 from linvit.registry import Spec, backbones, heads
-from linvit.signatures import parameters_of
+from linvit.signatures import parameters_of, same
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: i
     if image_size(img_size) != (facts.img_size, facts.img_size):
         return None
     changed = _changed(options, backbones.get(name))
-    if changed and not _same(changed, facts.also):
+    if changed and not same(changed, facts.also):
         return None
     return Published({"top1": facts.top1 / 100}, facts.top1_source)
 
@@ -62,9 +61,4 @@ def published_miou(
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:
     """Those of some options that are not the constructor's defaults."""
     defaults = parameters_of(constructor)
-    return {option: given for option, given in options.items() if not _same(given, defaults[option])}
-
-
-def _same(given: Any, other: Any) -> bool:
-    """Whether two options are equal, as lists or tuples."""
-    return json.dumps(given, default=repr) == json.dumps(other, default=repr)
+    return {option: given for option, given in options.items() if not same(given, defaults[option])}

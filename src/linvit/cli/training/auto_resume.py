@@ -1,9 +1,7 @@
 """`--resume=auto`: one command that starts a run, goes on with it, or says that it is finished."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +12,7 @@ from linvit.checkpointing.atomic_file import LAST, PREVIOUS
 from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.run_folder import run_name, run_of_config, shown, versions
 from linvit.errors import UserError
+from linvit.signatures import same
 from linvit.tasks.base import SET_BY_RUN
 
 
@@ -50,7 +49,7 @@ def differs(run: Path, settings: Namespace) -> list[str]:
         f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
     }
     free = {f"model.{name}" for name in SET_BY_RUN}
-    both = [name for name in own if name in theirs and name not in free and _text(own[name]) != _text(theirs[name])]
+    both = [name for name in own if name in theirs and name not in free and not same(own[name], theirs[name])]
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 
@@ -124,8 +123,3 @@ def _whole(path: Path) -> Checkpoint | None:
         reason = str(error.__cause__ or error).partition("\n")[0]  # without advice
         rank_zero_warn(f"--resume=auto passes over {shown(path)}: {reason}")
         return None
-
-
-def _text(value: Any) -> str:
-    """A value as text, equal for a tuple and a list, and for a path and its name."""
-    return json.dumps(value, sort_keys=True, default=str)

@@ -13,6 +13,7 @@ from linvit.cli.training.checkpoint_content import epochs_done, problems, stoppe
 from linvit.cli.training.run_folder import run_of_checkpoint
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
+from linvit.signatures import same
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.safe_loading import check_content
@@ -67,7 +68,7 @@ class Checkpoint:
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
                 continue
-            if told and _plain(given[name]) != _plain(value):
+            if told and not same(given[name], value):
                 rank_zero_info(
                     f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
                     f"To train another model, leave --ckpt_path out"
@@ -151,8 +152,3 @@ def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Mod
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(f"checkpoint '{path}' belongs to another model: {'; '.join(wrong[:3])}{more}")
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that a value compares equal however it was written."""
-    return list(value) if isinstance(value, tuple) else value
