@@ -12,7 +12,7 @@ from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
 from linvit.callbacks import AttentionMaps
 from linvit.callbacks.attention.heat_map import colours
-from linvit.callbacks.attention.pictures import SIDE, attention_maps, gallery, over
+from linvit.callbacks.attention.pictures import SIDE, attention_maps, gallery, marked, over
 from tests.helpers import randn
 from tests.training import TINY, Memory, fit, tiny_task
 
@@ -39,6 +39,16 @@ def test_a_map_lies_over_its_image():
     brightest = np.unravel_index(tile.sum(-1).argmax(), (SIDE, SIDE))
     assert (brightest[0] * 4 // SIDE, brightest[1] * 4 // SIDE) == (1, 3)
     assert (tile[0, 0] == tile[-1, 0]).all(), "a negative weight is drawn as 0"
+
+
+@pytest.mark.parametrize("size", [(16, 32), (32, 16), (200, 1)])
+def test_a_picture_that_is_not_square_is_not_squeezed(size):
+    height, width = (max(round(SIDE * side / max(size)), 1) for side in size)
+    image = np.zeros((*size, 3), np.uint8)
+    assert over(image, torch.ones(2, 4)).size == (width, height)
+    ring = np.asarray(marked(image, (0.5, 0.25))).any(-1).nonzero()
+    assert abs(np.mean(ring[0]) - height / 2) <= 1
+    assert size[1] < 16 or abs(np.mean(ring[1]) - width / 4) <= 1
 
 
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])

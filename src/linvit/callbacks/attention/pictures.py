@@ -99,19 +99,25 @@ def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
 
 
 def over(image: np.ndarray, weights: Tensor) -> Image.Image:
-    """A map (h, w) as colours over its image in grey, a square of `SIDE` pixels."""
+    """A map (h, w) as colours over its image in grey, whose longer side has `SIDE` pixels."""
     clipped = torch.nan_to_num(weights.double(), 0, 0, 0).clamp_min(0)
     tones = Image.fromarray(colours((clipped / clipped.max().clamp_min(1e-300)).numpy()))
-    grey = Image.fromarray(image).convert("L").convert("RGB").resize((SIDE, SIDE))
-    return Image.blend(grey, tones.resize((SIDE, SIDE), Image.Resampling.NEAREST), OPACITY)
+    grey = _fitted(image).convert("L").convert("RGB")
+    return Image.blend(grey, tones.resize(grey.size, Image.Resampling.NEAREST), OPACITY)
 
 
 def marked(image: np.ndarray, place: tuple[float, float] | None) -> Image.Image:
-    """An image, a square of `SIDE` pixels, with a ring around its query token; none for a class token."""
-    tile = Image.fromarray(image).resize((SIDE, SIDE))
+    """An image whose longer side has `SIDE` pixels, with a ring around its query token; none for a class token."""
+    tile = _fitted(image)
     if place is not None:
-        row, column = (round(part * SIDE) for part in place)
+        column, row = (round(part * side) for part, side in zip(reversed(place), tile.size, strict=True))
         draw = ImageDraw.Draw(tile)
         for radius, colour in ((7, "white"), (6, "red"), (5, "red"), (4, "white")):
             draw.ellipse((column - radius, row - radius, column + radius, row + radius), outline=colour)
     return tile
+
+
+def _fitted(image: np.ndarray) -> Image.Image:
+    height, width = image.shape[:2]
+    scale = SIDE / max(height, width)
+    return Image.fromarray(image).resize((max(round(width * scale), 1), max(round(height * scale), 1)))
