@@ -1,16 +1,13 @@
 """Writes what an experiment amounts to: tables, plots, and one self-contained page."""
 
 import math
-import platform
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
+from linvit.callbacks.attention import maps, rank
 from linvit.checkpointing.atomic_file import replacing
+from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, Variant, is_rank
@@ -18,7 +15,6 @@ from linvit.experiments.compare.runs import Run, outermost, shown
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot, scatter_plot
 
-MAPS, RANKS = "attention_maps", "attention_rank.png"  # what callbacks write into the folder of a run
 MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
 PAGE = "report.html"
@@ -71,12 +67,7 @@ def controls(results: Results) -> str:
 
 
 def _head(page: Page, results: Results, device: str) -> None:
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    chip = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    page.paragraph(
-        f"Written {now} on {chip}, {platform.system()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"linvit {version('linvit')}."
-    )
+    page.paragraph("; ".join(f"{name}: {value}" for name, value in conditions(device).items()))
     page.heading("Controls")
     page.paragraph(controls(results))
     own, others = results.controls()
@@ -173,7 +164,7 @@ def _mean(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[fl
 def _ranks(page: Page, results: Results) -> None:
     """The pictures that `AttentionRank` has written into the first run of each variant: layers over time."""
     runs = {variant.name: _first(variant) for variant in results.variants}
-    pictures = {name: run.folder / RANKS for name, run in runs.items() if run is not None}
+    pictures = {name: run.folder / rank.PICTURE for name, run in runs.items() if run is not None}
     found = [(path, f"rank of {name}") for name, path in pictures.items() if path.exists()]
     if found:
         page.heading("Ranks")
@@ -186,7 +177,7 @@ def _maps(page: Page, results: Results) -> None:
     found = {}
     for variant in results.variants:
         run = _first(variant)
-        pictures = sorted((run.folder / MAPS).rglob("*.png"))[-MOST_MAPS:] if run is not None else []
+        pictures = sorted((run.folder / maps.FOLDER).rglob("*.png"))[-MOST_MAPS:] if run is not None else []
         if pictures:
             found[variant.name] = pictures
     if found:
