@@ -127,7 +127,7 @@ def test_progress_is_that_of_the_curves(experiment):
 
 def test_devices_and_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr("linvit.machine.cpus", lambda: 8.5)  # as a container may grant
     assert [slot["OMP_NUM_THREADS"] for slot in slots(3, [], 1)] == ["2", "2", "2"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(3, ["0", "1"], 1)] == ["0", "1", "0"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(2, ["4", "5", "6", "7"], 2)] == ["4,5", "6,7"]

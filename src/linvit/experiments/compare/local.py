@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from linvit import machine
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.process import start
 from linvit.signals import STOP
@@ -54,8 +55,7 @@ def slots(jobs: int, devices: Sequence[str], per_cell: int) -> list[Environment]
         devices: CUDA devices, as `CUDA_VISIBLE_DEVICES` names them; none on a CPU.
         per_cell: Devices of each cell; if there are fewer than all cells need, cells share them.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))}
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
     groups = [devices[start : start + per_cell] for start in range(0, len(devices) - per_cell + 1, per_cell)]
     if not groups:
         return [threads] * jobs
