@@ -92,3 +92,11 @@ def test_an_option_of_a_part_that_is_given_by_its_name_makes_it_a_mapping():
         "attention": {"name": "hydra"},
     }
     assert config["trainer"] == {"max_epochs": 3}
+
+
+def test_a_plus_adds_to_a_list_as_on_the_command_line_of_fit():
+    config = {"trainer": {"callbacks": [{"class_path": "A"}], "plugins": None}}
+    place(config, "trainer.callbacks+", "B")
+    place(config, "trainer.callbacks+", ["C", "D"])
+    place(config, "trainer.plugins+", "E")
+    assert config == {"trainer": {"callbacks": [{"class_path": "A"}, "B", "C", "D"], "plugins": ["E"]}}

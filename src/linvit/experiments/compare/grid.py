@@ -175,7 +175,8 @@ def place(config: dict[str, Any], key: str, value: Any) -> None:
     """Sets an option in a resolved configuration, as `--key=value` of `linvit fit` does.
 
     `init_args` may be left out of the key. An option of a part that is given by its name alone,
-    `model.backbone.depth` of `backbone: deit_nano`, makes it a mapping with that name.
+    `model.backbone.depth` of `backbone: deit_nano`, makes it a mapping with that name. A `+` behind the key adds to a
+    list: `trainer.callbacks+`.
     """
     *outer, last = key.split(".")
     for part in outer:
@@ -184,6 +185,9 @@ def place(config: dict[str, Any], key: str, value: Any) -> None:
             config[part] = {} if config.get(part) is None else {"name": config[part]}
         config = config[part]
     config = _inside(config)
+    if last.endswith("+"):
+        last = last.removesuffix("+")
+        value = [*(config.get(last) or []), *(value if isinstance(value, list) else [value])]
     config[last] = value
 
 
