@@ -12,7 +12,8 @@ from packaging.version import Version
 import linvit
 
 PROJECT = tomllib.loads((Path(linvit.__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REQUIRED = {requirement.name.lower(): requirement for requirement in map(Requirement, PROJECT["dependencies"])}
+DECLARED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["detection"]]
+REQUIRED = {requirement.name.lower(): requirement for requirement in map(Requirement, DECLARED)}
 
 DANGEROUS = {  # package: (the first version without the hole, what the versions before it do)
     "torch": ("2.10", "CVE-2026-24747, CVE-2025-32434: torch.load(weights_only=True) runs code or corrupts memory"),
@@ -35,6 +36,7 @@ DANGEROUS = {  # package: (the first version without the hole, what the versions
     "pyarrow": ("23.0.1", "CVE-2026-25087, CVE-2023-47248: reading arrow files corrupts memory, or runs code"),
     "pyyaml": ("5.4", "CVE-2020-14343: the full loader runs code; Lightning reads hparams.yaml with it"),
     "filelock": ("3.20.3", "CVE-2025-68146, CVE-2026-22701: somebody else's link is followed where a lock is made"),
+    "faster-coco-eval": ("1.8", "run-length encodings that do not fit their size are read and written out of memory"),
     "tqdm": ("4.66.3", "CVE-2024-34062: arguments of its command line are evaluated"),
 }
 

@@ -1,0 +1,91 @@
+"""Masks in COCO's run-length encoding (RLE), by faster-coco-eval, which computes what pycocotools does.
+
+An RLE is a mapping `{"size": [H, W], "counts": ...}`. Ours have text as counts, so JSON and arrow can store them.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linvit.errors import UserError
+
+Rle = dict[str, Any]
+
+
+def encode(masks: Any) -> list[Rle]:
+    """RLEs of masks (n, H, W) of numbers or bools, where all but 0 belongs to the object."""
+    masks = np.asarray(masks).astype(bool).astype(np.uint8)
+    if not len(masks):
+        return []
+    return [_text(rle) for rle in _library().encode(masks.transpose(1, 2, 0))]  # (H, W, n)
+
+
+def decode(rles: Sequence[Rle]) -> np.ndarray:
+    """Masks (n, H, W) of 0 and 1 in 8 bits, of RLEs of one size; (0, 0, 0) without any.
+
+    Raises:
+        UserError: If the counts do not add up to the size.
+    """
+    if not rles:
+        return np.zeros((0, 0, 0), np.uint8)
+    library = _library()
+    try:
+        return np.ascontiguousarray(library.decode(list(rles)).transpose(2, 0, 1))  # (H, W, n) -> (n, H, W)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"not a run-length encoded mask: {str(error).rstrip('.')}") from error
+
+
+def area(rles: Sequence[Rle]) -> np.ndarray:
+    """Pixels of each mask, int64 (n,)."""
+    return np.asarray(_library().area(list(rles)) if rles else [], np.int64)
+
+
+def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Rle:
+    """The RLE of all pixels within any of the polygons, by COCO's rule of which pixel belongs to which side.
+
+    Args:
+        polygons: Corners [x1, y1, x2, y2, ...], three at the least.
+        size: (H, W) of the image.
+
+    Raises:
+        UserError: If a polygon has fewer corners, or an odd number of coordinates, or one far outside the image: the
+            library draws the whole line, in memory that grows with its length.
+    """
+    height, width = size
+    for polygon in polygons:
+        if len(polygon) < 6 or len(polygon) % 2:
+            raise UserError(f"a polygon is [x1, y1, x2, y2, x3, y3, ...]; got {len(polygon)} coordinates")
+        if not np.abs(np.asarray(polygon, float)).max() <= 10 * max(height, width):  # NaN is not, either
+            raise UserError(f"a polygon has corners far outside of its image of {width} x {height} pixels")
+    if not polygons:
+        raise UserError("a mask needs at least one polygon")
+    library = _library()
+    return _text(library.merge(library.frPyObjects([list(map(float, polygon)) for polygon in polygons], height, width)))
+
+
+def compress(counts: Sequence[int], size: tuple[int, int]) -> Rle:
+    """The RLE of uncompressed counts: pixels outside, inside, outside, ... of the object, column by column.
+
+    Raises:
+        UserError: If they do not add up to the size.
+    """
+    if min(counts, default=-1) < 0 or sum(counts) != size[0] * size[1]:
+        raise UserError(
+            f"counts of a run-length encoded mask must be 0 or more and add up to the pixels of the image, "
+            f"{size[0]} x {size[1]}; they are {len(counts)} numbers of the sum {sum(counts)}"
+        )
+    return _text(_library().frPyObjects({"size": list(size), "counts": list(counts)}, *size))
+
+
+def _text(rle: Rle) -> Rle:
+    return {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
+
+
+def _library() -> ModuleType:
+    try:
+        from faster_coco_eval.core import mask
+    except ImportError as error:
+        raise UserError("COCO's masks need the package 'faster-coco-eval': pip install 'linvit[detection]'") from error
+    return mask  # type: ignore[no-any-return]
