@@ -19,6 +19,8 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "S
 SAME = 1.0  # seconds; launchers and `timeout` pass a signal on that the process group has had already
 TELL_SECONDS = 1.0  # that another rank may take to listen
 WORKER_SECONDS = 30  # that a loader process lives on after SIGTERM
+END_WITH_STDIN = "LINVIT_END_WITH_STDIN"
+"""Variable of a process that stops when its standard input ends: whatever ends its parent closes that pipe."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # variables by which launchers number processes
 
 
@@ -77,6 +79,8 @@ class StopSignals:
         self._before = {number: signal.signal(number, _nothing) for number in caught}
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+        if os.environ.pop(END_WITH_STDIN, None):
+            threading.Thread(target=_stop_with_stdin, name="parent", daemon=True).start()
         try:
             yield
         finally:
@@ -164,6 +168,13 @@ def _say(message: str) -> None:
     """Prints a line on rank 0, past Python's buffers, which the main thread may be writing to."""
     if all(os.environ.get(variable, "0") == "0" for variable in RANKS):
         os.write(2, f"\nlinvit: {message}\n".encode())
+
+
+def _stop_with_stdin() -> None:
+    """Raises SIGTERM when standard input ends. Python's own reader is left alone: its lock would outlive a thread."""
+    while os.read(0, 1024):
+        pass
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

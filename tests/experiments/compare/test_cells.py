@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -97,10 +98,43 @@ def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experim
 
 
 def _signal_when(path):
-    while not path.exists():
-        time.sleep(0.01)
+    _wait_for(path)
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+CELL = """
+import pathlib, sys, time
+from linvit.signals import STOP
+with STOP.caught():
+    STOP.deferred = True
+    pathlib.Path(sys.argv[1], "begun").touch()
+    end = time.monotonic() + 30
+    while STOP.received is None and time.monotonic() < end: time.sleep(0.01)
+    pathlib.Path(sys.argv[1], f"saved {STOP.received}").touch()
+"""
+PARENT = """
+import sys, time
+from linvit.experiments.compare.process import start
+process = start([sys.executable, "-c", sys.argv[2], sys.argv[1]], sys.argv[1] + "/log.txt", {})
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_cells_save_and_end_when_their_parent_is_killed(tmp_path, number):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CELL])
+    _wait_for(tmp_path / "begun")
+    parent.send_signal(number)
+    parent.wait()
+    _wait_for(tmp_path / f"saved {signal.SIGTERM}")
+
+
+def _wait_for(path):
+    until = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} has not come about"
+        time.sleep(0.01)
 
 
 def test_a_cell_of_another_configuration_is_refused(experiment):

@@ -80,5 +80,6 @@ class _Process:
         """Whether it has ended; how is written down."""
         code = self._process.poll()
         if code is not None:
+            self._process.communicate()  # closes its pipe
             self.cell.ended(code, time.monotonic() - self._start)
         return code is not None
