@@ -1,12 +1,14 @@
 """What every image data module shares: its source, splits, samples and loaders, and the work on whole batches."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import datasets
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import FSDPStrategy
@@ -21,7 +23,7 @@ from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.loading.shared_memory import check_shared_memory, explain
 from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.data_source import DataSource, Splits
-from linvit.data.sources.images import Images, Target, Transform, collate
+from linvit.data.sources.images import Images, Sample, Target, Transform, collate
 from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
 from linvit.data.sources.splits import HUB
 from linvit.data.sources.stream import Stream
@@ -85,6 +87,8 @@ class ImageData(LightningDataModule):
     """Entries of a sample that differ in shape between samples, which batches hold as lists."""
     mixed: ClassVar[Collection[str]] = ()
     """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
+    held: ClassVar[Collection[str]] = ()
+    """Entries that Lightning neither moves to the device nor converts to half precision; see `Held`."""
     how_to_label: ClassVar[str] = "give the images labels"
     """What to do about data without labels, for an error message."""
     how_to_count: ClassVar[str | None] = None
@@ -171,6 +175,20 @@ class ImageData(LightningDataModule):
     def check_training(self) -> None:
         """Checks training and validation split against each other, after both were made."""
 
+    def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
+        """Numbers of the training rows that are used, of those that are `chosen`; None means all."""
+        return chosen
+
+    def train_sampler(self, samples: Images) -> TrainSampler:
+        """The order of the training samples."""
+        options = (self._seed, *self._place, self.repeated_aug, self.batch_size)
+        return TrainSampler(len(samples), *options)
+
+    @property
+    def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:
+        """What makes a batch of samples, in a loader process."""
+        return partial(collate, ragged=self.ragged, mixed=self.mixed, held=self.held)
+
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Self:
         """Raises a `UserError`: Lightning would unpickle the file freely, and there is nothing of the data in it."""
@@ -247,7 +265,7 @@ class ImageData(LightningDataModule):
                 total, number = len(samples), min(count, len(samples))
                 rows = [i * total // number for i in range(number)]
                 chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
-            batch = collate(chosen, self.ragged, self.mixed)
+            batch = self.collate(chosen)
             self.finish(batch)
             images = batch.get("after_mixing", Tensor.detach)(self._of_one_size(batch["image"]))
             shown[name] = denormalise(images, *self._statistics)
@@ -265,10 +283,7 @@ class ImageData(LightningDataModule):
         check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
         if isinstance(self.train_set, Stream):
             return self._loader(self.train_set, None, training=True)
-        rank, world_size = self._place
-        length = len(self.train_set)
-        sampler = TrainSampler(length, self._seed, rank, world_size, self.repeated_aug, self.batch_size)
-        return self._loader(self.train_set, sampler, training=True)
+        return self._loader(self.train_set, self.train_sampler(self.train_set), training=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Makes batches of all validation samples, in order."""
@@ -310,7 +325,7 @@ class ImageData(LightningDataModule):
         reader = source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
-            return Images(rows, reader, bad, chosen)
+            return Images(rows, reader, bad, self.trained_rows(rows, chosen) if training else chosen)
         seed = self._seed if training else None
         shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
         return Stream(shards, reader, *shared, seed, *self.stream_options)
@@ -324,5 +339,4 @@ class ImageData(LightningDataModule):
     def _loader(
         self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None, training: bool = False
     ) -> DataLoader[Any]:
-        combine = partial(collate, ragged=self.ragged, mixed=self.mixed)
-        return make_loader(samples, self.batch_size, self.num_workers, combine, sampler, training)
+        return make_loader(samples, self.batch_size, self.num_workers, self.collate, sampler, training)

@@ -146,7 +146,23 @@ def check_sizes(sample: Sample, name: str) -> None:
         raise BadImageError(name, f"its mask has {columns} x {rows} pixels, the image {width} x {height}{turned}")
 
 
-def collate(samples: Sequence[Sample], ragged: Collection[str] = (), mixed: Collection[str] = ()) -> dict[str, Any]:
+class Held:
+    """Entries of a batch, as lists, which Lightning neither moves to the device nor converts to half precision.
+
+    Half precision would round coordinates of boxes to whole pixels and more; evaluation needs the truth on the CPU.
+    It is no mapping and no dataclass: Lightning would search those.
+    """
+
+    def __init__(self, entries: dict[str, list[Any]]) -> None:
+        self.entries = entries
+
+
+def collate(
+    samples: Sequence[Sample],
+    ragged: Collection[str] = (),
+    mixed: Collection[str] = (),
+    held: Collection[str] = (),
+) -> dict[str, Any]:
     """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
 
     The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device.
@@ -155,12 +171,15 @@ def collate(samples: Sequence[Sample], ragged: Collection[str] = (), mixed: Coll
         samples: With the same entries.
         ragged: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
         mixed: Entries that may differ in shape: the batch has a list of them if they do.
+        held: Entries that the batch has in `held`, a `Held`.
     """
     differ = {name for name in mixed if len({sample[name].shape for sample in samples if name in sample}) > 1}
-    apart = {"device_ops", *ragged, *differ}
+    apart = {"device_ops", *ragged, *held, *differ}
     batch: dict[str, Any] = default_collate(
         [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
     )
     batch |= {name: [sample[name] for sample in samples] for name in {*ragged, *differ} if name in samples[0]}
+    if held:
+        batch["held"] = Held({name: [sample[name] for sample in samples] for name in held if name in samples[0]})
     ops = [sample["device_ops"] for sample in samples if "device_ops" in sample]
     return batch | {"seed": ops[0].seed, "device_ops": BatchDeviceOps(ops)} if ops else batch

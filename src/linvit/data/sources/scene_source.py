@@ -37,7 +37,9 @@ class SceneReader(Reader):
         split = row["split"]
         fresh = seed if self.options.fresh and split == SPLITS[0] else 0
         made_from = sample_seed(self.options.seed, SPLITS.index(split), row["scene"], fresh)
-        made = scene(split, made_from, self.size, self.options)
+        made: dict[str, Any] = scene(split, made_from, self.size, self.options)
+        made["objects"] = {name: made[name].numpy() for name in ("boxes", "labels", "masks")}
+        made["image_id"] = row["scene"]
         sample = {name: made[name] for name in ("image", *self.entries)}
         return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
 

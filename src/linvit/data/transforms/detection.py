@@ -1,0 +1,184 @@
+"""What training and evaluation of detection do to an image and its objects in a loader process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from linvit import coco_masks
+from linvit.data.loading.seeds import generator
+from linvit.data.transforms import segmentation
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Resize
+from linvit.data.transforms.ops import Op, apply
+from linvit.data.transforms.segmentation import Limits, within
+from linvit.errors import UserError, check_number
+
+Objects = Mapping[str, Any]
+"""What is in an image: `boxes` (n, 4) as x1, y1, x2, y2 and `labels` (n,), arrays; where the data have them `iscrowd`
+and `ignore`, bool (n,), `area` (n,), and masks: `rles`, a list, or `masks` (n, H, W)."""
+
+
+@dataclass(frozen=True)
+class DetectionAugmentation:
+    """Random changes to a training image and its objects.
+
+    Attributes:
+        hflip: Probability of a horizontal flip.
+        sides: Multi-scale training: lengths of the shorter side, of which one is drawn; null takes that of `limits`.
+        crop_sides: Half of the images are first resized to a shorter side drawn from these, then cropped, then resized
+            by `sides`, as in DETR's recipe; null crops none.
+        crop_size: Least and largest height and width of that crop.
+    """
+
+    hflip: float = 0.5
+    sides: tuple[int, ...] | None = None
+    crop_sides: tuple[int, ...] | None = None
+    crop_size: tuple[int, int] = (384, 600)
+
+    def __post_init__(self) -> None:
+        check_number("hflip", self.hflip, at_least=0, at_most=1)
+        for name in ("sides", "crop_sides"):
+            sides = getattr(self, name)
+            if sides is not None and (not sides or min(sides) < 1):
+                raise UserError(f"{name} must be sides in pixels, above 0, or null; got {list(sides)}")
+        if self.crop_sides is not None and self.sides is None:
+            raise UserError("crop_sides needs sides, to which what is cropped is resized")
+        if not 0 < self.crop_size[0] <= self.crop_size[1]:
+            raise UserError(f"crop_size must be [least, largest] with 0 < least <= largest; got {list(self.crop_size)}")
+
+
+class TrainTransform:
+    """Resizes, crops and flips at random; the sample's seed is the only source of randomness.
+
+    Args:
+        limits: Of the longer and of the shorter side; None leaves the size.
+        augmentation: The random changes.
+        masks: Whether samples have masks.
+    """
+
+    def __init__(self, limits: Limits | None, augmentation: DetectionAugmentation, masks: bool) -> None:
+        if augmentation.sides is not None and limits is None:
+            raise UserError("augmentation.sides needs limits, whose first number is the longest longer side")
+        self.limits = limits
+        self.augmentation = augmentation
+        self.masks = masks
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Turns `image`, 8-bit (3, H, W), and `objects` into `image` (3, h, w), `boxes`, `labels` and `masks` there.
+
+        Left out are objects that cannot be trained on (`trainable`), and with masks those whose mask is empty.
+        """
+        sample = dict(sample)
+        objects, size = sample.pop("objects"), tuple(sample["image"].shape[-2:])
+        kept = trainable(objects, size)
+        if self.masks:
+            kept &= mask_areas(objects) > 0
+        sample["boxes"] = torch.from_numpy(objects["boxes"][kept]).float()
+        sample["labels"] = torch.from_numpy(objects["labels"][kept])
+        if self.masks:
+            sample["masks"] = torch.from_numpy(_masks(objects, kept, size))
+        sample = apply(self._ops(generator(seed), size), sample)
+        sample |= {name: sample[name].contiguous() for name in ("image", "masks") if name in sample}
+        return sample | {"size": size}
+
+    def _ops(self, rng: np.random.Generator, size: tuple[int, int]) -> list[Op]:
+        """Draws the operations on an image of a size (H, W)."""
+        given, limits = self.augmentation, self.limits
+        flip: list[Op] = [HorizontalFlip()] if rng.random() < given.hflip else []
+        if limits is None:
+            return flip
+        if given.sides is None:
+            return [_resize(within(*size, limits)), *flip]
+        ops = flip  # first, as in DETR's recipe
+        if given.crop_sides is not None and rng.random() < 0.5:
+            size = within(*size, (limits[0], int(rng.choice(given.crop_sides))))
+            least, largest = given.crop_size
+            height, width = (int(rng.integers(min(side, least), min(side, largest) + 1)) for side in size)
+            top, left = int(rng.integers(size[0] - height + 1)), int(rng.integers(size[1] - width + 1))
+            ops = [*ops, _resize(size), Crop(Box(top, left, height, width))]
+            size = (height, width)
+        return [*ops, _resize(within(*size, (limits[0], int(rng.choice(given.sides)))))]
+
+
+class EvalTransform:
+    """Resizes the image and leaves its objects as they are: the truth of evaluation is at the original size.
+
+    Args:
+        limits: Of the longer and of the shorter side; None leaves the size.
+        masks: Whether samples have masks.
+    """
+
+    def __init__(self, limits: Limits | None, masks: bool) -> None:
+        self.resize = segmentation.EvalTransform(limits)
+        self.masks = masks
+
+    def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Adds `size`, `boxes` (float64), `labels`, `iscrowd`, `area` and `rles`, which is None without masks."""
+        sample = self.resize(sample, seed)
+        objects = sample.pop("objects", None)
+        if objects is None:  # to be predicted
+            return sample
+        return sample | truth(objects, self.masks)
+
+
+def truth(objects: Objects, masks: bool) -> dict[str, Any]:
+    """The objects of an image as evaluation needs them; area is that of the box where nothing else says it."""
+    boxes = objects["boxes"].astype(np.float64)
+    none = np.zeros(len(boxes), bool)
+    return {
+        "boxes": torch.from_numpy(boxes),
+        "labels": torch.from_numpy(objects["labels"]),
+        "iscrowd": torch.from_numpy(objects.get("iscrowd", none)),
+        "area": torch.from_numpy(np.asarray(areas(objects), np.float64)),
+        "rles": (objects["rles"] if "rles" in objects else coco_masks.encode(objects["masks"])) if masks else None,
+    }
+
+
+def areas(objects: Objects) -> np.ndarray:
+    """Areas (n,) of objects: as the data say, or those of the masks, or those of the boxes."""
+    if "area" in objects:
+        return objects["area"]  # type: ignore[no-any-return]
+    if "masks" in objects:
+        return mask_areas(objects)
+    boxes = objects["boxes"]
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])  # type: ignore[no-any-return]
+
+
+def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
+    """Which objects are trained on, bool (n,): those that mmdetection keeps (`CocoDataset._parse_ann_info`).
+
+    Left out are crowds, objects to be ignored, boxes outside of the image or with a side of less than a pixel, and
+    objects without area.
+
+    Args:
+        objects: Of one image, or of many.
+        size: (H, W) of the image, or two arrays (n,), of the image of each object.
+    """
+    x1, y1, x2, y2 = objects["boxes"].T
+    inside = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
+    kept: np.ndarray = inside & (x2 - x1 >= 1) & (y2 - y1 >= 1) & (areas(objects) > 0)
+    for flag in ("iscrowd", "ignore"):
+        if flag in objects:
+            kept &= ~objects[flag]
+    return kept
+
+
+def mask_areas(objects: Objects) -> np.ndarray:
+    """Pixels of each mask (n,)."""
+    if "masks" in objects:
+        return objects["masks"].sum((1, 2))  # type: ignore[no-any-return]
+    return coco_masks.area(objects["rles"])
+
+
+def _masks(objects: Objects, kept: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Masks (n, H, W) of some objects."""
+    if "masks" in objects:
+        return objects["masks"][kept]  # type: ignore[no-any-return]
+    chosen = [objects["rles"][index] for index in np.flatnonzero(kept)]
+    return coco_masks.decode(chosen) if chosen else np.zeros((0, *size), np.uint8)
+
+
+def _resize(size: tuple[int, int]) -> Resize:
+    return Resize(size, "bilinear", antialias=False)
