@@ -11,7 +11,7 @@ from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
-NARROW = ("width", "fpn_width", "auxiliary_width")
+NARROW = ("width", "fpn_width", "auxiliary_width", "fc_width")
 WIDTHS_AND_DEPTHS = {"embed_dim", "embed_dims", "depth", "depths", "num_heads"}
 
 

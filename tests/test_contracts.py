@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from linvit import Grid
+from linvit.heads.create import heads_of
 from linvit.registry import attentions, backbones, heads
 from linvit.signatures import parameters_of
 from linvit.testing import Verdict, check_attention, check_backbone, check_head, parametrize_with_checks
@@ -34,8 +35,14 @@ def test_attention_in_full(name: str) -> None:
     assert report.passed, f"\n{report}"
 
 
-@parametrize_with_checks([narrow(name) for name in own_names(heads)], kind="head", quick=True)
+@parametrize_with_checks([narrow(name) for name in heads_of("segmentation")], kind="head", quick=True)
 def test_head(check: Callable[[], None]) -> None:
+    """With few channels."""
+    check()
+
+
+@parametrize_with_checks([narrow(name) for name in heads_of("detection")], kind="detection_head", quick=True)
+def test_head_of_detection(check: Callable[[], None]) -> None:
     """With few channels."""
     check()
 

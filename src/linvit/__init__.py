@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from linvit.attention.ops.precision import full_precision
     from linvit.backbones.base import Backbone
     from linvit.backbones.replace_attention import replace_attention
+    from linvit.heads.detection.base import DetectionHead
+    from linvit.heads.detection.detector import create_detector
     from linvit.heads.segmentation.base import SegmentationHead
     from linvit.heads.segmentation.segmentor import create_segmentor
     from linvit.layers.attention_layer import AttentionLayer
@@ -30,8 +32,10 @@ _LAZY = {
     "Attention": "linvit.attention.base",
     "AttentionLayer": "linvit.layers.attention_layer",
     "Backbone": "linvit.backbones.base",
+    "DetectionHead": "linvit.heads.detection.base",
     "Grid": "linvit.attention.base",
     "SegmentationHead": "linvit.heads.segmentation.base",
+    "create_detector": "linvit.heads.detection.detector",
     "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
@@ -42,11 +46,13 @@ __all__ = [
     "Attention",
     "AttentionLayer",
     "Backbone",
+    "DetectionHead",
     "Grid",
     "SegmentationHead",
     "UserError",
     "create_attention",
     "create_backbone",
+    "create_detector",
     "create_head",
     "create_segmentor",
     "full_precision",

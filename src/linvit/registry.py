@@ -212,6 +212,6 @@ backbones = Registry("backbone", "linvit.backbones")
 heads = Registry(
     "head",
     "linvit.heads",
-    base="linvit.heads.segmentation.base:SegmentationHead",
+    base="linvit.heads.base:Head",
     supplied=("channels", "reductions", "num_classes"),
 )

@@ -96,7 +96,11 @@ def test_nothing_is_imported_or_built_before_a_case_runs_and_then_once() -> None
     [
         ("focused", {}, r"specs must be a list of names, specs or classes; got 'focused'\. Write \['focused'\]"),
         (LINEAR, {}, "specs must be a list"),
-        (["focused"], {"kind": "mechanism"}, "kind must be one of attention, backbone, head; got 'mechanism'"),
+        (
+            ["focused"],
+            {"kind": "mechanism"},
+            "kind must be one of attention, backbone, head, detection_head; got 'mechanism'",
+        ),
     ],
 )
 def test_mistakes_are_user_errors(specs: object, options: dict[str, str], message: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
 
 class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no types
@@ -19,15 +20,16 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
     Args:
         channels: Channels C_i of the maps.
         width: Channels of the results.
+        extra_levels: torchvision's block that makes coarser maps, which follow the others; None makes none.
     """
 
-    def __init__(self, channels: Sequence[int], width: int = 256) -> None:
-        super().__init__(list(channels), width)
+    def __init__(self, channels: Sequence[int], width: int = 256, extra_levels: ExtraFPNBlock | None = None) -> None:
+        super().__init__(list(channels), width, extra_levels)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """Feature maps to as many maps of one width."""
+        """Feature maps to maps of one width, as many or, with extra levels, more."""
         return list(super().forward({str(i): feature for i, feature in enumerate(features)}).values())

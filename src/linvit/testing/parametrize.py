@@ -25,7 +25,7 @@ S = TypeVar("S")
 def parametrize_with_checks(
     specs: Sequence[Spec | type[Attention] | Callable[..., nn.Module]],
     *,
-    kind: Literal["attention", "backbone", "head"] = "attention",
+    kind: Literal["attention", "backbone", "head", "detection_head"] = "attention",
     quick: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Any]:
@@ -39,7 +39,7 @@ def parametrize_with_checks(
         specs: What `check_attention`, `check_backbone` or `check_head` takes: names, `{name: ..., option: value}`,
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
-        kind: Which contract: "attention", "backbone" or "head".
+        kind: Which contract: "attention", "backbone", "head" (of semantic segmentation) or "detection_head".
         quick: Leave out `torch.compile`, `torch.export` and the largest sizes.
         options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones,
             `img_size` of heads.
@@ -55,15 +55,16 @@ def parametrize_with_checks(
     """
     import pytest
 
-    check_choice("kind", kind, ["attention", "backbone", "head"])
+    check_choice("kind", kind, ["attention", "backbone", "head", "detection_head"])
     if isinstance(specs, str | Mapping) or not isinstance(specs, Sequence):
         raise UserError(f"specs must be a list of names, specs or classes; got {specs!r}. Write [{specs!r}]")
     cases: list[Case[Any]] = []
     for spec in specs:
         if kind == "attention":
             cases += _cases(attention_check.CONTRACT, _attention(spec, quick, **options), spec, quick)
-        elif kind == "head":
-            cases += _cases(head_check.CONTRACT, _head(spec, quick, **options), spec, quick)
+        elif kind in ("head", "detection_head"):
+            contract = head_check.CONTRACT if kind == "head" else head_check.DETECTION
+            cases += _cases(contract, _head(spec, quick, **options), spec, quick)
         else:
             cases += _cases(backbone_check.CONTRACT, _backbone(spec, quick, **options), spec, quick)
     return pytest.mark.parametrize("check", cases, ids=[case.name for case in cases])

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError
+from linvit.heads.base import Head
 
 
-class SegmentationHead(nn.Module):
+class SegmentationHead(Head):
     """Turns the feature maps of a backbone into logits of every pixel.
 
     A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
@@ -29,31 +30,13 @@ class SegmentationHead(nn.Module):
         UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
     """
 
+    task = "segmentation"
+    maker = "create_segmentor"
     classifier: nn.Module
 
     def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:
-        super().__init__()
-        for name, values in (("channels", channels), ("reductions", reductions)):
-            for value in values:
-                check_number(f"an entry of {name} {list(values)}", value, at_least=1, whole=True)
-        check_number("num_classes", num_classes, at_least=1, whole=True)
-        if not channels or len(channels) != len(reductions) or list(reductions) != sorted(reductions):
-            raise UserError(
-                f"a head takes one number of channels and one reduction per feature map, the finest map first; got "
-                f"channels {list(channels)} and reductions {list(reductions)}"
-            )
-        self.channels = tuple(channels)
-        self.reductions = tuple(reductions)
-        self.num_classes = num_classes
+        super().__init__(channels, reductions, num_classes)
         self.reduction = 4
-
-    @classmethod
-    def levels(cls, reductions: Sequence[int]) -> list[int]:
-        """Returns the positions of the feature maps, of all that a backbone has, that a network hands to this head.
-
-        By default those at a reduction of 4 or more.
-        """
-        return [i for i, reduction in enumerate(reductions) if reduction >= 4]
 
     def check_pyramid(self, levels: int = 1, doubling: bool = False) -> None:
         """Raises a `UserError` unless the maps are a pyramid that begins at a reduction of 4 or less.
@@ -74,15 +57,6 @@ class SegmentationHead(nn.Module):
             f"head fcn, which reads a single map"
         )
 
-    def __call__(self, features: Sequence[Tensor]) -> Tensor:
-        """Runs `forward` after a check of the number of maps and of their channels.
-
-        Raises:
-            UserError: If they are not those of the constructor.
-        """
-        self._check(features)
-        return super().__call__(features)  # type: ignore[no-any-return]
-
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H / reduction, W / reduction)."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
@@ -97,10 +71,3 @@ class SegmentationHead(nn.Module):
     def classifiers(self) -> list[nn.Module]:
         """Returns all layers with one output channel per class, those of auxiliary outputs included."""
         return [self.classifier]
-
-    def _check(self, features: Sequence[Tensor]) -> None:
-        got = [feature.shape[1] for feature in features]
-        if got != list(self.channels):
-            raise UserError(
-                f"{type(self).__name__} was made for feature maps of {list(self.channels)} channels; got maps of {got}"
-            )

@@ -1,17 +1,15 @@
 """The network of semantic segmentation: a backbone, a head, and resizing to the image."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from torch import Tensor, nn
 
-from linvit.backbones.create import create_backbone, dense_options
-from linvit.errors import UserError
-from linvit.heads.pyramid import drop_unused, feature_maps, pyramid
+from linvit.heads.create import backbone_and_head, check_fit
+from linvit.heads.pyramid import feature_maps, pyramid
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.layers import resize
-from linvit.registry import Spec, backbones, heads
-from linvit.signatures import takes
+from linvit.registry import Spec
 
 
 class Segmentor(nn.Module):
@@ -28,12 +26,7 @@ class Segmentor(nn.Module):
     def __init__(self, backbone: nn.Module, head: SegmentationHead) -> None:
         super().__init__()
         self.pyramid = pyramid(backbone, head.levels)
-        made_for = head.channels, head.reductions
-        if made_for != self.pyramid[1:]:
-            raise UserError(
-                f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
-                f"gives it {self.pyramid[1:]}. Make both by linvit.create_segmentor"
-            )
+        check_fit(backbone, head, self.pyramid[1:])
         self.backbone = backbone
         self.head = head
         self.num_classes = head.num_classes
@@ -97,15 +90,6 @@ def create_segmentor(
         >>> model.eval()(torch.randn(1, 3, 97, 131)).shape
         torch.Size([1, 150, 97, 131])
     """
-    head_name, _ = heads.parse(head)
-    head_class: Any = heads.get(head_name)
-    name, options = backbones.parse(backbone)
-    spec = {"name": name, **dense_options(name), **options}
-    shared = {"img_size": img_size, "drop_path_rate": drop_path_rate}
-    context = {key: value for key, value in shared.items() if key not in options}
-    network = create_backbone(spec, attention, num_classes=0, **context)
-    indices, channels, reductions = pyramid(network, head_class.levels)
-    drop_unused(network, indices)
-    size = {"img_size": img_size} if takes(head_class, "img_size") else {}
-    made = heads.create(head, channels=channels, reductions=reductions, num_classes=num_classes, **size)
-    return Segmentor(network, made)
+    return Segmentor(
+        *backbone_and_head("segmentation", backbone, head, num_classes, attention, img_size, drop_path_rate)
+    )

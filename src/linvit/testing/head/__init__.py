@@ -1,1 +1,1 @@
-"""The contract of the heads of semantic segmentation."""
+"""The contracts of the heads of semantic segmentation and of detection."""

@@ -1,15 +1,16 @@
-"""`check_head`: the contract of heads of semantic segmentation, applied to one of them."""
+"""`check_head`: the contracts of heads of semantic segmentation and of detection, applied to one of them."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from linvit.registry import Spec
+from linvit.heads.detection.base import DetectionHead
+from linvit.registry import Spec, heads
 from linvit.testing.backbone import behaviour, compile, numerics
 from linvit.testing.backbone.images import Subject
-from linvit.testing.head import clauses
+from linvit.testing.head import clauses, detection
 from linvit.testing.head.network import HeadSubject
 from linvit.testing.report import Finding, Report
 from linvit.testing.runner import Check, Contract
@@ -41,11 +42,29 @@ CONTRACT: Contract[HeadSubject] = Contract(
     ),
 )
 
+DETECTION: Contract[HeadSubject] = Contract(
+    first=(Check("constructor", detection.constructor),),
+    clauses=(
+        Check("losses", detection.losses),
+        Check("empty targets", detection.empty_targets),
+        Check("detections", detection.detections),
+        Check("any size", detection.any_size),
+        Check("other pyramids", detection.other_pyramids),
+        Check("classifiers", clauses.classifiers),
+        Check("gradients", detection.gradients),
+        Check("determinism", detection.determinism),
+        Check("copies", detection.copies),
+        Check("autocast bfloat16", detection.autocast),
+        Check("devices", detection.devices),
+        Check("torch.compile of the backbone", detection.compiles, quick=False),
+    ),
+)
+
 
 def check_head(
     spec_or_callable: Spec | Callable[..., nn.Module], *, img_size: int | Sequence[int] = 64, quick: bool = False
 ) -> Report:
-    """Checks on the CPU that a head of semantic segmentation keeps its contract, on a small pyramid.
+    """Checks on the CPU that a head of semantic segmentation or of detection keeps its contract, on a small pyramid.
 
     Parameters are moved away from their initial values first. An exception inside a check, `sys.exit` included, is that
     check's failure.
@@ -63,4 +82,6 @@ def check_head(
         >>> report = check_head("upernet", quick=True)
         >>> assert report.passed, report
     """
-    return CONTRACT.report(HeadSubject(spec_or_callable, img_size, quick), quick)
+    made: Any = spec_or_callable if callable(spec_or_callable) else heads.get(heads.parse(spec_or_callable)[0])
+    contract = DETECTION if getattr(made, "task", None) == DetectionHead.task else CONTRACT
+    return contract.report(HeadSubject(spec_or_callable, img_size, quick), quick)

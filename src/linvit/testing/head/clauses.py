@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from linvit.heads.detection.base import DetectionHead
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.testing.attention.inputs import EXACT, normal, relative_error
 from linvit.testing.backbone.images import CLASSES, sized
@@ -17,7 +18,8 @@ def constructor(subject: HeadSubject) -> Finding:
     """Checks that the head can be built from `channels`, `reductions` and `num_classes`, and keeps them."""
     head = subject.create().head
     if not isinstance(head, SegmentationHead):
-        return failed(f"it builds a {type(head).__name__}, which is no linvit.SegmentationHead")
+        hint = "; its kind is 'detection_head'" if isinstance(head, DetectionHead) else ""
+        return failed(f"it builds a {type(head).__name__}, which is no linvit.SegmentationHead{hint}")
     if head.num_classes != CLASSES:
         return failed(f"the attribute num_classes is {head.num_classes} after num_classes={CLASSES}")
     return passed(f"reductions {list(head.reductions)}, logits at 1/{head.reduction}")

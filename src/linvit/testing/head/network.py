@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.heads.detection.base import DetectionHead
+from linvit.heads.detection.detector import Detector
 from linvit.heads.segmentation.segmentor import Segmentor
 from linvit.image_size import image_size
 from linvit.registry import Spec, heads
@@ -18,7 +20,7 @@ REDUCTIONS = (4, 8, 16, 32)
 
 
 class HeadSubject(Subject):
-    """A head under test: its `model` is a network of a small backbone and the head, images to logits (B, K, H, W).
+    """A head under test: its `model` is a network of a small backbone and the head, a `Segmentor` or a `Detector`.
 
     Args:
         spec: A name, a mapping with `name` and options, or the class itself.
@@ -48,7 +50,7 @@ def network(
     img_size: int | Sequence[int] = 64,
     channels: Sequence[int] = CHANNELS,
     reductions: Sequence[int] = REDUCTIONS,
-) -> Segmentor:
+) -> Segmentor | Detector:
     """Builds the small backbone and a head on it."""
     backbone = Means(channels, reductions)
     constructor: Any = head if callable(head) else heads.get(heads.parse(head)[0])
@@ -61,7 +63,7 @@ def network(
     if takes(constructor, "img_size"):
         context["img_size"] = image_size(img_size)
     made: Any = head(**context) if callable(head) else heads.create(head, **context)
-    return Segmentor(backbone, made)
+    return Detector(backbone, made) if isinstance(made, DetectionHead) else Segmentor(backbone, made)
 
 
 class Means(nn.Module):

@@ -1,0 +1,68 @@
+"""What heads of all tasks have in common: the feature maps that they were made for, and which task they are for."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from linvit.errors import UserError, check_number
+
+
+class Head(nn.Module):
+    """Base class of what turns the feature maps of a backbone into a prediction; one subclass per task.
+
+    Args:
+        channels: Channels of each feature map, the finest map first.
+        reductions: Image side over map side of each map. None is less than the one before.
+        num_classes: Classes K.
+
+    Attributes:
+        task: The task that the head is for, "segmentation" or "detection".
+        maker: The function that makes a network with a head of this task, for messages.
+
+    Raises:
+        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
+    """
+
+    task: ClassVar[str]
+    maker: ClassVar[str]
+
+    def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        for name, values in (("channels", channels), ("reductions", reductions)):
+            for value in values:
+                check_number(f"an entry of {name} {list(values)}", value, at_least=1, whole=True)
+        check_number("num_classes", num_classes, at_least=1, whole=True)
+        if not channels or len(channels) != len(reductions) or list(reductions) != sorted(reductions):
+            raise UserError(
+                f"a head takes one number of channels and one reduction per feature map, the finest map first; got "
+                f"channels {list(channels)} and reductions {list(reductions)}"
+            )
+        self.channels = tuple(channels)
+        self.reductions = tuple(reductions)
+        self.num_classes = num_classes
+
+    @classmethod
+    def levels(cls, reductions: Sequence[int]) -> list[int]:
+        """Returns the positions of the feature maps, of all that a backbone has, that a network hands to this head.
+
+        By default those at a reduction of 4 or more.
+        """
+        return [i for i, reduction in enumerate(reductions) if reduction >= 4]
+
+    def classifiers(self) -> list[nn.Module]:
+        """Returns all layers that another number of classes changes."""
+        raise NotImplementedError(f"{type(self).__name__} has no classifiers")
+
+    def __call__(self, features: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Runs `forward` after a check of the number of maps and of their channels.
+
+        Raises:
+            UserError: If they are not those of the constructor.
+        """
+        got = [feature.shape[1] for feature in features]
+        if got != list(self.channels):
+            raise UserError(
+                f"{type(self).__name__} was made for feature maps of {list(self.channels)} channels; got maps of {got}"
+            )
+        return super().__call__(features, *args, **kwargs)

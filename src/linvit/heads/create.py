@@ -1,0 +1,62 @@
+"""Builds the backbone and the head of a network for dense prediction, which fit together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from linvit.backbones.create import create_backbone, dense_options
+from linvit.errors import UserError
+from linvit.heads.base import Head
+from linvit.heads.pyramid import drop_unused, pyramid
+from linvit.registry import Spec, backbones, heads
+from linvit.signatures import takes
+
+
+def backbone_and_head(
+    task: str,
+    backbone: Spec,
+    head: Spec,
+    num_classes: int,
+    attention: Spec | Sequence[Spec] | None,
+    img_size: int | Sequence[int],
+    drop_path_rate: float,
+) -> tuple[nn.Module, Any]:
+    """Builds a backbone in the form of its dense models, and a head for those of its feature maps that the head wants.
+
+    Raises:
+        UserError: If a name or option is unknown, the head is for another task than `task`, or the backbone has no
+            feature maps that the head can use.
+    """
+    head_name, _ = heads.parse(head)
+    head_class: Any = heads.get(head_name)
+    if head_class.task != task:
+        raise UserError(
+            f"head '{head_name}' is for {head_class.task}, not for {task}. Make a network with it by "
+            f"linvit.{head_class.maker}, or name a head of {task}: {', '.join(heads_of(task))}"
+        )
+    name, options = backbones.parse(backbone)
+    spec = {"name": name, **dense_options(name), **options}
+    shared = {"img_size": img_size, "drop_path_rate": drop_path_rate}
+    context = {key: value for key, value in shared.items() if key not in options}
+    network = create_backbone(spec, attention, num_classes=0, **context)
+    indices, channels, reductions = pyramid(network, head_class.levels)
+    drop_unused(network, indices)
+    size = {"img_size": img_size} if takes(head_class, "img_size") else {}
+    return network, heads.create(head, channels=channels, reductions=reductions, num_classes=num_classes, **size)
+
+
+def check_fit(backbone: nn.Module, head: Head, given: tuple[tuple[int, ...], ...]) -> None:
+    """Raises a `UserError` unless the head was made for these channels and reductions of the backbone's maps."""
+    made_for = head.channels, head.reductions
+    if made_for != given:
+        raise UserError(
+            f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
+            f"gives it {given}. Make both by linvit.{head.maker}"
+        )
+
+
+def heads_of(task: str) -> list[str]:
+    """Returns the names of linvit's own heads of a task."""
+    own = [name for name, owners in heads.entries().items() if owners[0].owner == "linvit"]
+    return [name for name in own if getattr(heads.get(name), "task", None) == task]

@@ -1,0 +1,52 @@
+"""Which true box, if any, an anchor or a proposal is trained to find.
+
+Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks", Sec. 3.1.2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+
+BACKGROUND = -1
+IGNORED = -2
+
+
+@dataclass(frozen=True)
+class Assigner:
+    """Assigns boxes to true ones by their intersection over union (IoU), as mmdetection's `MaxIoUAssigner`.
+
+    torchvision's `Matcher` differs where a true box of low overlap claims boxes: there the boxes go to the true one
+    that they overlap most, here to the one that claims them, of several the last; and it has no least overlap.
+
+    Args:
+        positive: From this IoU on, a box is assigned to the true one that it overlaps most.
+        negative: Below this IoU a box is background. In between it is ignored.
+        low_quality: Whether each true box also claims all boxes whose IoU with it is the greatest of any, so that none
+            is without.
+        least: The least IoU of such a claim. With 0, as of RetinaNet, a true box that overlaps nothing claims all
+            that do not overlap it, so a true box without an area in the image must be left out before.
+    """
+
+    positive: float
+    negative: float
+    low_quality: bool = True
+    least: float = 0.0
+
+    def __call__(self, boxes: Tensor, truth: Tensor) -> Tensor:
+        """Returns for each of n boxes (n, 4) the position of its true box (m, 4), or `BACKGROUND`, or `IGNORED`."""
+        if not len(truth):
+            return torch.full((len(boxes),), BACKGROUND, device=boxes.device)
+        iou = box_iou(truth, boxes)  # (m, n)
+        overlap, best = iou.max(0)
+        matched = torch.full_like(best, IGNORED)
+        matched[overlap < self.negative] = BACKGROUND
+        matched = torch.where(overlap >= self.positive, best, matched)
+        if self.low_quality and len(boxes):
+            greatest = iou.amax(1, keepdim=True)  # (m, 1)
+            claims = (iou == greatest) & (greatest >= self.least)
+            order = torch.arange(1, len(truth) + 1, device=boxes.device)[:, None]
+            last = (claims * order).amax(0) - 1  # (n,), -1 where nobody claims
+            matched = torch.where(last >= 0, last, matched)
+        return matched

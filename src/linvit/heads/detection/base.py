@@ -1,0 +1,97 @@
+"""The contract that every head of object detection meets."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from torchvision.ops import clip_boxes_to_image
+
+from linvit.heads.base import Head
+
+Size = tuple[int, int]
+"""Height and width."""
+Target = Mapping[str, Tensor]
+"""The truth of one image: `boxes` (n, 4), `labels` (n,) and, where the head wants them, `masks` (n, h, w)."""
+Detections = dict[str, Tensor]
+"""What was found in one image: `boxes` (n, 4), `labels` (n,), `scores` (n,) and, of mask heads, `masks` (n, H, W)."""
+
+
+class ImageShape(NamedTuple):
+    """The sizes (height, width) of one image of a batch.
+
+    Attributes:
+        size: Of the image that the network is given, without padding. Boxes of targets are in its pixels.
+        padded: Of the same after padding on its own, before the padding to the size of the batch.
+        original: Of the image that detections are for.
+    """
+
+    size: Size
+    padded: Size
+    original: Size
+
+    def clip(self, boxes: Tensor) -> Tensor:
+        """Returns boxes (..., 4) moved into the image that the network is given."""
+        return clip_boxes_to_image(boxes, self.size)  # type: ignore[no-any-return]
+
+    def to_original(self, boxes: Tensor) -> Tensor:
+        """Returns boxes (..., 4) of the image that the network is given in pixels of the original one, inside it."""
+        return clip_boxes_to_image(boxes / self._scale(boxes), self.original)  # type: ignore[no-any-return]
+
+    def from_original(self, boxes: Tensor) -> Tensor:
+        """Returns boxes (..., 4) of the original image in pixels of the one that the network is given."""
+        return boxes * self._scale(boxes)
+
+    def _scale(self, boxes: Tensor) -> Tensor:
+        width, height = (self.size[i] / self.original[i] for i in (1, 0))
+        return boxes.new_tensor([width, height, width, height])
+
+
+class DetectionHead(Head):
+    """Turns the feature maps of a backbone into losses or detections; torchvision's convention.
+
+    A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and the
+    methods `losses` and `detect`; options are keyword arguments with defaults. Classes are 0 to K - 1, without one for
+    the background. Boxes are x1, y1, x2, y2 in pixels, from the left and the top edge of the image; x2 - x1 is the
+    width. Their arithmetic is in float32 or more, also under autocast.
+
+    Args:
+        channels: Channels of each feature map, the finest map first.
+        reductions: Image side over map side of each map. None is less than the one before.
+        num_classes: Classes K.
+
+    Attributes:
+        with_masks: Whether it predicts masks, for which targets need `masks`.
+
+    Raises:
+        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
+    """
+
+    task = "detection"
+    maker = "create_detector"
+    with_masks: ClassVar[bool] = False
+
+    def forward(
+        self, features: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target] | None = None
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Returns the losses if there are targets, else the detections of each image.
+
+        Args:
+            features: Feature maps (B, C_i, H_i, W_i), the finest first.
+            images: The sizes of the B images.
+            targets: The truth of each; every box has an area inside its image.
+        """
+        return self.detect(features, images) if targets is None else self.losses(features, images, targets)
+
+    def losses(
+        self, features: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Returns scalar losses by name, whose sum is trained; each depends on the features, if only by a factor 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no losses")
+
+    def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
+        """Returns the detections of each image in pixels of its original size, the best first."""
+        raise NotImplementedError(f"{type(self).__name__} has no detect")
+
+    def classifiers(self) -> list[nn.Module]:
+        """Returns all layers that another number of classes changes."""
+        raise NotImplementedError(f"{type(self).__name__} has no classifiers")

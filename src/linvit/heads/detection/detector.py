@@ -1,0 +1,130 @@
+"""The network of object detection: a backbone and a head; images of several sizes to losses or detections."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.heads.create import backbone_and_head, check_fit
+from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.targets import check_images, check_sizes, check_targets, usable
+from linvit.heads.pyramid import feature_maps, pyramid
+from linvit.registry import Spec
+
+DIVISOR = 32  # of the sides of padded images
+
+
+class Detector(nn.Module):
+    """A backbone and a head of object detection or instance segmentation, called as torchvision's detectors are.
+
+    There are three differences: classes are 0 to K - 1, without one for the background; images are normalised and
+    resized before; and detections may be asked for in pixels of the original images.
+
+    Args:
+        backbone: Any backbone with feature maps, of linvit or timm.
+        head: A head that was made for the maps of the backbone that it wants; see `linvit.heads.pyramid.pyramid`.
+
+    Attributes:
+        with_masks: Whether it predicts masks, for which targets need `masks`.
+
+    Raises:
+        UserError: If the head was made for other maps.
+    """
+
+    def __init__(self, backbone: nn.Module, head: DetectionHead) -> None:
+        super().__init__()
+        self.pyramid = pyramid(backbone, head.levels)
+        check_fit(backbone, head, self.pyramid[1:])
+        self.backbone = backbone
+        self.head = head
+        self.num_classes = head.num_classes
+        self.with_masks = head.with_masks
+        self._feature_maps: Any = feature_maps
+
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        targets: Sequence[Target] | None = None,
+        sizes: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Tensor] | list[Detections]:
+        """Returns losses in training mode, and detections in evaluation mode.
+
+        Args:
+            images: Normalised images (3, h, w) of any sizes, odd ones too.
+            targets: In training mode, the truth of each image: `boxes` (n, 4) in its pixels, `labels` (n,) and, if
+                `with_masks`, `masks` (n, h, w) of 0 and 1. n may be 0. Boxes without an area in the image are left out.
+            sizes: The original size (H, W) of each image, for detections; None is that of the given image.
+
+        Returns:
+            In training mode scalar losses by name. In evaluation mode for each image `boxes` (n, 4), `labels` (n,),
+            `scores` (n,), the best first, and, if `with_masks`, `masks` (n, H, W) of bool.
+
+        Raises:
+            UserError: If there is no image, or images, targets or sizes are not as above.
+        """
+        check_images(images)
+        given = [(image.shape[-2], image.shape[-1]) for image in images]
+        original = given if sizes is None else check_sizes(sizes, len(images))
+        padded = [(_padded(height), _padded(width)) for height, width in given]
+        shapes = [ImageShape(*each) for each in zip(given, padded, original, strict=True)]
+        truth = None
+        if self.training:
+            checked = check_targets(targets, shapes, self.num_classes, self.with_masks)
+            truth = [usable(target, image) for target, image in zip(checked, shapes, strict=True)]
+        features = self._feature_maps(self.backbone, pad_and_stack(images, padded), self.pyramid.indices)
+        return self.head(features, shapes, truth)  # type: ignore[no-any-return]
+
+    def compile(self, **options: Any) -> None:
+        """Lets torch compile the backbone, in place: what follows has sizes that depend on what is in the images.
+
+        Args:
+            options: Of `torch.compile`.
+        """
+        self._feature_maps = torch.compile(feature_maps, **options)
+
+
+def pad_and_stack(images: Sequence[Tensor], padded: Sequence[tuple[int, int]]) -> Tensor:
+    """Returns images (3, h, w) as one batch (B, 3, H, W), with zeros to the right and below."""
+    height, width = (max(sides) for sides in zip(*padded, strict=True))
+    return torch.stack([F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2])) for x in images])
+
+
+def _padded(side: int) -> int:
+    return -(-side // DIVISOR) * DIVISOR
+
+
+def create_detector(
+    backbone: Spec,
+    head: Spec,
+    num_classes: int,
+    attention: Spec | Sequence[Spec] | None = None,
+    img_size: int | Sequence[int] = 224,
+    drop_path_rate: float = 0.0,
+) -> Detector:
+    """Creates a network of object detection or instance segmentation.
+
+    A backbone takes the form that its authors publish for dense prediction (`Backbone.dense`), unless its spec says
+    otherwise. `linvit.load_pretrained` loads the weights of a whole network into it, or those of a classifier into its
+    backbone.
+
+    Args:
+        backbone: Name, or `{name: ..., option: value}`.
+        head: Name, or `{name: ..., option: value}`.
+        num_classes: Classes K, without background.
+        attention: The attention of the backbone: one spec, or a list with one per stage or block; None is its own.
+        img_size: Side, or (H, W), that tables of fixed length are built for; images may be of any other size. Where the
+            spec of the backbone has an `img_size`, that is the backbone's.
+        drop_path_rate: Stochastic depth of the backbone's last block.
+
+    Raises:
+        UserError: If a name or option is unknown, or the backbone has no feature maps that the head can use.
+
+    Example:
+        >>> model = linvit.create_detector(backbone="pvt_v2_b0", head="retinanet", num_classes=80)
+        >>> detections = model.eval()([torch.randn(3, 97, 131), torch.randn(3, 64, 80)])
+        >>> sorted(detections[0])
+        ['boxes', 'labels', 'scores']
+    """
+    return Detector(*backbone_and_head("detection", backbone, head, num_classes, attention, img_size, drop_path_rate))

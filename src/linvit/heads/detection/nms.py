@@ -1,0 +1,46 @@
+"""Non-maximum suppression: of detections that overlap, the best one stays."""
+
+import torch
+from torch import Tensor
+from torchvision.ops import batched_nms
+
+from linvit.heads.detection.base import Detections
+
+
+def best(boxes: Tensor, scores: Tensor, labels: Tensor, iou: float, limit: int) -> Detections:
+    """Returns the best detections: of those of one class with more than this IoU, the best stays.
+
+    Args:
+        boxes: (n, 4).
+        scores: (n,).
+        labels: (n,).
+        iou: Intersection over union.
+        limit: How many are returned at most.
+    """
+    keep = batched_nms(boxes, scores, labels, iou)[:limit]
+    return {"boxes": boxes[keep], "labels": labels[keep], "scores": scores[keep]}
+
+
+def multiclass_nms(boxes: Tensor, scores: Tensor, threshold: float, iou: float, limit: int) -> Detections:
+    """Returns the best detections of all pairs of a box and a class.
+
+    Args:
+        boxes: (n, 4), or of each class (n, K, 4).
+        scores: (n, K), without background.
+        threshold: Pairs with a score of this or less are left out.
+        iou: See `best`.
+        limit: See `best`.
+    """
+    row, label = (scores > threshold).nonzero(as_tuple=True)
+    chosen = boxes[row] if boxes.ndim == 2 else boxes[row, label]
+    return best(chosen, scores[row, label], label, iou, limit)
+
+
+def top(scores: Tensor, limit: int) -> Tensor:
+    """Returns the positions of the greatest of scores (n,), at most so many; the greatest first."""
+    return torch.topk(scores, min(limit, len(scores))).indices
+
+
+def has_area(boxes: Tensor) -> Tensor:
+    """Returns which of boxes (n, 4) have an area, (n,)."""
+    return (boxes[:, 2:] > boxes[:, :2]).all(1)

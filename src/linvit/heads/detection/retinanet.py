@@ -1,0 +1,185 @@
+"""RetinaNet: two towers of convolutions on each map of a pyramid predict class and box of every anchor.
+
+Paper: Lin et al. 2017, "Focal Loss for Dense Object Detection"; the details are those of mmdetection 2.x, with which
+the PVT papers train (Wang et al. 2021).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import sigmoid_focal_loss
+
+from linvit.attention.ops.precision import upcast
+from linvit.errors import check_choice
+from linvit.heads.detection.anchors import Anchors, by_anchor
+from linvit.heads.detection.assign import IGNORED, Assigner
+from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.box_coder import BoxCoder
+from linvit.heads.detection.fpn import TwoMoreLevels
+from linvit.heads.detection.layers import conv, tower
+from linvit.heads.detection.nms import best, has_area, multiclass_nms, top
+from linvit.heads.fpn import FPN
+
+PRIOR = 0.01  # what the scores of all classes are at first
+
+
+class RetinaNet(DetectionHead):
+    """RetinaNet on the feature maps at a reduction of 8 or more.
+
+    torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
+
+    Args:
+        channels: Channels of each feature map, the finest first.
+        reductions: Image side over map side of each map.
+        num_classes: Classes K.
+        width: Channels of the pyramid and of the towers.
+        convs: Convolutions of a tower.
+        extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
+            the backbone, or "output", that of the pyramid.
+        extra_relu: Whether a ReLU comes before the second of them.
+        anchor_scale: Side of the smallest anchors, in strides; those of 1.26 and 1.59 times that side follow.
+        candidate_rule: Which candidates of a level are looked at: "anchors", the best anchors by their best class
+            (mmdetection 2.x and the papers), or "pairs", the best of the pairs of anchor and class above the threshold,
+            without boxes that have no area in the image (mmdetection 3.x).
+        candidates: How many of a level.
+        score_threshold: Detections have a score above this.
+        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
+        max_detections: The most detections of an image.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        reductions: Sequence[int],
+        num_classes: int,
+        *,
+        width: int = 256,
+        convs: int = 4,
+        extra_source: Literal["input", "output"] = "input",
+        extra_relu: bool = False,
+        anchor_scale: float = 4,
+        candidate_rule: Literal["anchors", "pairs"] = "anchors",
+        candidates: int = 1000,
+        score_threshold: float = 0.05,
+        nms_threshold: float = 0.5,
+        max_detections: int = 100,
+    ) -> None:
+        super().__init__(channels, reductions, num_classes)
+        check_choice("candidate_rule", candidate_rule, ["anchors", "pairs"])
+        self.candidate_rule, self.candidates, self.score_threshold = candidate_rule, candidates, score_threshold
+        self.nms_threshold, self.max_detections = nms_threshold, max_detections
+        self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width, extra_source, extra_relu))
+        strides = [*reductions, 2 * reductions[-1], 4 * reductions[-1]]
+        self.anchors = Anchors(strides, scales=[anchor_scale * 2 ** (i / 3) for i in range(3)])
+        self.coder, self.assigner = BoxCoder(), Assigner(positive=0.5, negative=0.4)
+        self.cls_tower, self.box_tower = tower(width, convs), tower(width, convs)
+        self.classifier = conv(width, self.anchors.per_cell * num_classes)
+        nn.init.constant_(self.classifier.bias, -math.log((1 - PRIOR) / PRIOR))  # type: ignore[arg-type]
+        self.regressor = conv(width, self.anchors.per_cell * 4)
+
+    @classmethod
+    def levels(cls, reductions: Sequence[int]) -> list[int]:
+        """Returns the positions of the maps at a reduction of 8 or more."""
+        return [i for i, reduction in enumerate(reductions) if reduction >= 8]
+
+    def classifiers(self) -> list[nn.Module]:
+        """Returns the last layer of the tower of classes."""
+        return [self.classifier]
+
+    def losses(
+        self, features: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Returns `loss_cls` (focal) and `loss_bbox` (absolute error), both over the number of positive anchors."""
+        return self.loss(*self.predict(self.fpn(features)), images, targets)
+
+    def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
+        """Returns the detections of each image."""
+        return self.results(*self.predict(self.fpn(features)), images)
+
+    def predict(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns logits (B, A K, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors, of each level."""
+        return (
+            [self.classifier(self.cls_tower(x)) for x in maps],
+            [self.regressor(self.box_tower(x)) for x in maps],
+        )
+
+    def loss(
+        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Returns the losses of raw maps, sums over images and levels.
+
+        Their divisor is the sum over images of the number of positive anchors, at least 1 of each.
+        """
+        anchors = torch.cat(self.anchors(scores))
+        logits = torch.cat([by_anchor(x, self.num_classes) for x in scores], 1)  # (B, n, K)
+        deltas = torch.cat([by_anchor(x, 4) for x in boxes], 1)  # (B, n, 4)
+        positives = 0
+        cls_loss = box_loss = upcast(logits[:0]).sum()
+        for i, (image, target) in enumerate(zip(images, targets, strict=True)):
+            matched = self.match(anchors, self.anchors.on_image(scores, image.padded), target["boxes"])
+            positive = (matched >= 0).nonzero()[:, 0]
+            true = matched[positive]
+            of_image = upcast(logits[i])
+            wanted = torch.zeros_like(of_image)
+            wanted[positive, target["labels"][true]] = 1
+            used = matched != IGNORED
+            cls_loss = cls_loss + sigmoid_focal_loss(of_image[used], wanted[used], reduction="sum")
+            wanted_deltas = self.coder.encode(anchors[positive], target["boxes"][true])
+            box_loss = box_loss + F.l1_loss(upcast(deltas[i][positive]), wanted_deltas, reduction="sum")
+            positives += max(1, len(positive))
+        return {"loss_cls": cls_loss / positives, "loss_bbox": box_loss / positives}
+
+    def match(self, anchors: Tensor, on_image: Tensor, truth: Tensor) -> Tensor:
+        """Returns what the assigner makes of the anchors on the image; the others are ignored."""
+        matched = torch.full((len(anchors),), IGNORED, device=anchors.device)
+        matched[on_image] = self.assigner(anchors[on_image], truth)
+        return matched
+
+    def results(
+        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape]
+    ) -> list[Detections]:
+        """Returns the detections of raw maps, for each image."""
+        anchors = self.anchors(scores)
+        by_level = [
+            (by_anchor(logits, self.num_classes), by_anchor(deltas, 4))
+            for logits, deltas in zip(scores, boxes, strict=True)
+        ]
+        choose = self._by_anchors if self.candidate_rule == "anchors" else self._by_pairs
+        return [
+            choose(
+                [(a, upcast(logits[i]).sigmoid(), d[i]) for a, (logits, d) in zip(anchors, by_level, strict=True)], x
+            )
+            for i, x in enumerate(images)
+        ]
+
+    def _by_anchors(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
+        """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""
+        boxes, scores = [], []
+        for anchors, of_level, deltas in levels:
+            rows = top(of_level.amax(1), self.candidates) if len(of_level) > self.candidates else slice(None)
+            boxes.append(self._decode(anchors[rows], deltas[rows], image))
+            scores.append(of_level[rows])
+        options = self.score_threshold, self.nms_threshold, self.max_detections
+        return multiclass_nms(torch.cat(boxes), torch.cat(scores), *options)
+
+    def _by_pairs(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
+        """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""
+        boxes, scores, labels = [], [], []
+        for anchors, of_level, deltas in levels:
+            row, label = (of_level > self.score_threshold).nonzero(as_tuple=True)
+            chosen = top(of_level[row, label], self.candidates)
+            row, label = row[chosen], label[chosen]
+            boxes.append(self._decode(anchors[row], deltas[row], image))
+            scores.append(of_level[row, label])
+            labels.append(label)
+        found = torch.cat(boxes)
+        rows = has_area(found)
+        options = self.nms_threshold, self.max_detections
+        return best(found[rows], torch.cat(scores)[rows], torch.cat(labels)[rows], *options)
+
+    def _decode(self, anchors: Tensor, deltas: Tensor, image: ImageShape) -> Tensor:
+        return image.to_original(image.clip(self.coder.decode(anchors, deltas)))

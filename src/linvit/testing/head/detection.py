@@ -1,0 +1,271 @@
+"""What a head of detection promises: losses that are connected and finite, detections inside the image, any size."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linvit.heads.detection.base import DetectionHead, Detections, Target
+from linvit.testing.attention.inputs import normal
+from linvit.testing.backbone.images import CLASSES, Size, sized
+from linvit.testing.head.network import CHANNELS, REDUCTIONS, HeadSubject, network
+from linvit.testing.report import Finding, at, failed, not_supported, passed, refusable
+
+SIZES = ((97, 131), (33, 64), (1, 1), (1, 70))
+TRIES = 8
+AUTOCAST = 0.1
+"""The largest difference that bfloat16 may make to the losses of one batch: a relative one."""
+
+
+def constructor(subject: HeadSubject) -> Finding:
+    """Checks that the head can be built from `channels`, `reductions` and `num_classes`, and keeps them."""
+    head = subject.create().head
+    if not isinstance(head, DetectionHead):
+        return failed(f"it builds a {type(head).__name__}, which is no linvit.DetectionHead")
+    if head.num_classes != CLASSES:
+        return failed(f"the attribute num_classes is {head.num_classes} after num_classes={CLASSES}")
+    return passed(f"reductions {list(head.reductions)}, {'boxes and masks' if head.with_masks else 'boxes'}")
+
+
+def losses(subject: HeadSubject) -> Finding:
+    """Checks finite scalar losses of a batch of two sizes, of which one image has no box."""
+    found = _losses(subject.build(), _images(subject), _targets(subject))
+    return _finite(found) or passed(", ".join(f"{name} {value.item():.3g}" for name, value in found.items()))
+
+
+def empty_targets(subject: HeadSubject) -> Finding:
+    """Checks that losses without any box, or with boxes without area, are finite and reach all that others reach."""
+    model, images = subject.build(), _images(subject)
+    _losses(model, images, _targets(subject), backward=True)
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    flat = torch.tensor([[4.0, 4, 4, 9], [-9, 3, -2, 8]])
+    for what, boxes in (("no boxes", flat[:0]), ("boxes without area", flat)):
+        model.zero_grad()
+        with at(what):
+            found = _losses(model, images, [_target(x, boxes) for x in images], backward=True)
+        if wrong := _finite(found):
+            return wrong
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        if lost := sorted(reached - grads.keys()):
+            return failed(f"{what}: no gradient for {', '.join(lost[:8])}, so DDP waits for it for ever")
+        if wild := [name for name, grad in grads.items() if not grad.isfinite().all()]:
+            return failed(f"{what}: gradient not finite: {', '.join(wild[:8])}")
+    return passed("finite, and a gradient for every parameter that has one with boxes")
+
+
+@torch.no_grad()
+def detections(subject: HeadSubject) -> Finding:
+    """Checks the form of detections: inside the image, the best first, classes in range, of the original size."""
+    model, images = _lively(subject), _images(subject)
+    originals = [(3 * x.shape[-2] + 1, 2 * x.shape[-1] + 1) for x in images]
+    counts = []
+    for sizes in (None, originals):
+        found = model(images, sizes=sizes)
+        given = originals if sizes else [(x.shape[-2], x.shape[-1]) for x in images]
+        for one, size in zip(found, given, strict=True):
+            if wrong := _wrong(one, size, model.head.with_masks):
+                return failed(f"{wrong}, in an image of {sized(size)}")
+            counts.append(len(one["boxes"]))
+    return passed(f"{', '.join(map(str, counts))} in 4 images")
+
+
+def any_size(subject: HeadSubject) -> Finding:
+    """Checks losses and detections of images whose sides no reduction divides, down to 1 pixel."""
+    model = _lively(subject)
+    for size in SIZES:
+        image = normal(3, *size, seed=1)
+        box = torch.tensor([[0.0, 0, size[1], size[0]]])
+        with at(sized(size)), torch.no_grad():
+            found = _losses(model, [image], [_target(image, box)])
+            wrong = _wrong(model.eval()([image])[0], size, model.head.with_masks)
+        if wrong or _finite(found):
+            return failed(f"{wrong or 'a loss is not finite'}, in an image of {sized(size)}")
+    return passed(", ".join(map(sized, SIZES)))
+
+
+@torch.no_grad()
+@refusable
+def other_pyramids(subject: HeadSubject) -> Finding:
+    """Checks a pyramid of other widths and fewer maps: the head takes it, or refuses it by a `UserError`."""
+    images = _images(subject)
+    for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
+        with at(f"channels {channels}"):
+            model = network(subject.head, channels=channels, reductions=reductions).double()
+            if wrong := _finite(_losses(model, images, _targets(subject))):
+                return wrong
+            model.eval()(images)
+    return passed("other widths, fewer maps")
+
+
+def gradients(subject: HeadSubject) -> Finding:
+    """Checks that a finite gradient reaches every map and every parameter, and is not 0.
+
+    What is 0, as where a ReLU is off, is tried with other parameters before it counts.
+    """
+    lost: list[str] = []
+    for seed in range(TRIES):
+        found = _gradients(subject, seed)
+        wild = [name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]
+        missing = [name for name, gradient in found.items() if gradient is None]
+        if wild or missing:
+            return failed(f"gradient {'not finite' if wild else 'missing'}: {', '.join((wild or missing)[:8])}")
+        zero = [name for name, gradient in found.items() if gradient is not None and not gradient.any()]
+        lost = [name for name in zero if not seed or name in lost]
+        if not lost:
+            return passed(f"{len(found)} maps and parameters")
+    return failed(f"gradient 0: {', '.join(lost[:8])}")
+
+
+def determinism(subject: HeadSubject) -> Finding:
+    """Checks that the same seed gives the same losses, and that detections need no seed."""
+    model, images = _lively(subject), _images(subject)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        runs.append(_losses(copy.deepcopy(model), images, _targets(subject)))
+    with torch.no_grad():
+        model.eval()
+        pairs = zip(model(images), model(images), strict=True)
+        same = all(torch.equal(one[name], other[name]) for one, other in pairs for name in one)
+    different = [name for name in runs[0] if not torch.equal(runs[0][name], runs[1][name])]
+    if different or not same:
+        return failed(f"two runs of one seed differ: {', '.join(different) or 'detections'}")
+    return passed("equal")
+
+
+@torch.no_grad()
+def copies(subject: HeadSubject) -> Finding:
+    """Checks that a copy, and a new instance with the same state, give the same detections."""
+    model, other, images = _lively(subject), subject.create().double().eval(), _images(subject)
+    other.load_state_dict(model.state_dict())
+    for what, another in (("a copy", copy.deepcopy(model)), ("a new instance", other)):
+        pairs = zip(model(images), another(images), strict=True)
+        if not all(torch.equal(one[name], two[name]) for one, two in pairs for name in one):
+            return failed(f"{what} of the same state has other detections")
+    return passed("equal")
+
+
+def autocast(subject: HeadSubject) -> Finding:
+    """Checks that losses under autocast are float32 and near those without, and boxes are float32."""
+    model = subject.build(dtype=torch.float32)
+    images = [image.float() for image in _images(subject)]
+    torch.manual_seed(5)
+    plain = _losses(copy.deepcopy(model), images, _targets(subject))
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        lower = _losses(model, images, _targets(subject), backward=True)
+        found = model.eval()(images)
+    if wrong := _finite(lower):
+        return wrong
+    types = {name: value.dtype for name, value in lower.items()} | {"boxes": found[0]["boxes"].dtype}
+    if half := [name for name, dtype in types.items() if dtype != torch.float32]:
+        return failed(f"not float32 under autocast: {', '.join(half)}")
+    total, reference = (sum(value.item() for value in run.values()) for run in (lower, plain))
+    error = abs(total - reference) / max(abs(reference), 1e-9)
+    note = f"losses {total:.4g} instead of {reference:.4g}"
+    return passed(note) if error <= AUTOCAST else failed(note)
+
+
+def devices(subject: HeadSubject) -> Finding:
+    """Checks losses and detections on a GPU, where there is one."""
+    if not torch.cuda.is_available():
+        return not_supported("no GPU here")
+    model = subject.build(dtype=torch.float32).cuda()
+    images = [image.float().cuda() for image in _images(subject)]
+    targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in _targets(subject)]
+    found = _losses(model, images, targets, backward=True)
+    model.eval()(images)
+    return _finite(found) or passed(torch.cuda.get_device_name())
+
+
+def compiles(subject: HeadSubject) -> Finding:
+    """Checks that the detector's `compile` changes no detection beyond rounding."""
+    model, images = _lively(subject), _images(subject)
+    with torch.no_grad():
+        before = model(images)
+        model.compile()
+        after = model(images)
+    for one, other in zip(before, after, strict=True):
+        if one["boxes"].shape != other["boxes"].shape or not torch.allclose(one["scores"], other["scores"], atol=1e-6):
+            return failed("compiled, it has other detections")
+    return passed("the same detections")
+
+
+def _lively(subject: HeadSubject) -> Any:
+    """Builds the network in evaluation mode with such biases of the classifiers that it finds something."""
+    model = subject.build()
+    for i, layer in enumerate(model.head.classifiers()):
+        if isinstance(bias := getattr(layer, "bias", None), Tensor):
+            bias.data = normal(*bias.shape, seed=20 + i).to(bias)
+    return model
+
+
+def _images(subject: HeadSubject) -> list[Tensor]:
+    """Returns two images of different sizes."""
+    height, width = subject.size
+    return [normal(3, height, width, seed=1), normal(3, max(1, height - 5), width + 7, seed=2)]
+
+
+def _target(image: Tensor, boxes: Tensor) -> Target:
+    """Returns a target of an image, with masks that fill the boxes."""
+    masks = torch.zeros(len(boxes), *image.shape[-2:], dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[max(0, y1) : max(0, y2), max(0, x1) : max(0, x2)] = 1
+    return {"boxes": boxes, "labels": torch.arange(len(boxes)) % CLASSES, "masks": masks}
+
+
+def _targets(subject: HeadSubject) -> list[Target]:
+    """Returns the truth of `_images`: four boxes in the first, none in the second."""
+    first, second = _images(subject)
+    sides = torch.tensor([first.shape[-1], first.shape[-2]] * 2)
+    boxes = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.8], [0.0, 0.0, 1.0, 1.0], [0.7, 0.1, 0.95, 0.4]])
+    return [_target(first, boxes * sides), _target(second, boxes[:0])]
+
+
+def _losses(model: Any, images: list[Tensor], targets: Sequence[Target], backward: bool = False) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = model.train()(images, targets)
+    if backward:
+        sum(found.values(), torch.zeros(())).backward()
+    return found
+
+
+def _finite(found: dict[str, Tensor]) -> Finding | None:
+    """Returns the failure if there are no losses, or some are no finite scalars."""
+    wrong = [name for name, value in found.items() if value.ndim or not value.isfinite()]
+    if found and not wrong:
+        return None
+    return failed(f"no finite scalar: {', '.join(wrong)}" if wrong else "no losses")
+
+
+def _wrong(found: Detections, size: Size, with_masks: bool) -> str:
+    """Returns what is wrong with the detections in an image of a size; empty if nothing is."""
+    boxes, scores, labels = (found[name] for name in ("boxes", "scores", "labels"))
+    count = len(boxes)
+    limit = boxes.new_tensor([size[1], size[0]] * 2)
+    if tuple(boxes.shape) != (count, 4) or tuple(scores.shape) != (count,) or tuple(labels.shape) != (count,):
+        return f"boxes {tuple(boxes.shape)}, scores {tuple(scores.shape)}, labels {tuple(labels.shape)}"
+    if not ((boxes >= 0) & (boxes <= limit)).all():
+        return "boxes outside the image"
+    if not (boxes[:, 2:] >= boxes[:, :2]).all():
+        return "boxes with x2 < x1 or y2 < y1"
+    if not (scores.diff() <= 0).all() or not ((scores >= 0) & (scores <= 1)).all():
+        return "scores that do not fall, or outside 0 to 1"
+    if not ((labels >= 0) & (labels < CLASSES)).all():
+        return f"labels outside 0 to {CLASSES - 1}"
+    if with_masks and (found["masks"].dtype != torch.bool or tuple(found["masks"].shape) != (count, *size)):
+        return f"masks {tuple(found['masks'].shape)} of {found['masks'].dtype} instead of {(count, *size)} of bool"
+    return ""
+
+
+def _gradients(subject: HeadSubject, seed: int) -> dict[str, Tensor | None]:
+    """Returns gradients of the sum of all losses, for maps and parameters of the head."""
+    model = subject.build(seed=seed).train()
+    maps: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
+    total = sum(_losses(model, _images(subject), _targets(subject)).values(), torch.zeros(()))
+    hook.remove()
+    sources = {f"map {i}": feature for i, feature in enumerate(maps)}
+    sources |= {name: parameter for name, parameter in model.head.named_parameters() if parameter.requires_grad}
+    return dict(zip(sources, torch.autograd.grad(total, list(sources.values()), allow_unused=True), strict=True))

@@ -1,0 +1,73 @@
+"""The network of a backbone and a head of detection: its calls, its errors, any size, any backbone."""
+
+import pytest
+import torch
+
+import linvit
+from linvit import UserError
+from linvit.heads.detection.detector import Detector
+from tests.families import narrow, small
+
+
+def detector(head: str = "retinanet", classes: int = 3) -> Detector:
+    torch.manual_seed(0)
+    return linvit.create_detector(backbone=small("pvt_v2_b0"), head=narrow(head), num_classes=classes)
+
+
+def target(count: int = 1) -> dict[str, torch.Tensor]:
+    boxes = torch.tensor([[4.0, 5, 30, 40]]).repeat(count, 1)
+    return {"boxes": boxes, "labels": torch.zeros(count, dtype=torch.long)}
+
+
+IMAGE = torch.zeros(3, 50, 60)
+
+
+def test_a_head_of_another_task_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"head 'upernet' is for segmentation, not for detection.*linvit.create_segment"
+    ):
+        linvit.create_detector(backbone="pvt_v2_b0", head="upernet", num_classes=3)
+    with pytest.raises(UserError, match=r"head 'retinanet' is for detection, not for segmentation.*fcn, "):
+        linvit.create_segmentor(backbone="pvt_v2_b0", head="retinanet", num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "message"),
+    [
+        ([], [], "at least one image; got an empty list"),
+        ([IMAGE[None]], [target()], r"image 0 is a tensor \(1, 3, 50, 60\) of float32"),
+        ([IMAGE.to(torch.uint8)], [target()], "of uint8"),
+        ([IMAGE], None, "in training mode a detector needs targets, .*boxes, labels per image; .* call eval"),
+        ([IMAGE], [target(), target()], "1 images and 2 targets"),
+        ([IMAGE], [{"boxes": torch.zeros(0, 4)}], "the target of image 0 has no labels; it has"),
+        ([IMAGE], [{**target(), "boxes": torch.zeros(4)}], r"boxes must be a tensor \(1, 4\) beside 1 labels"),
+        ([IMAGE], [{**target(), "labels": torch.tensor([3])}], "labels must lie between 0 and 2: .* from 3 to 3"),
+    ],
+)
+def test_wrong_input_is_refused(images: object, targets: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        detector()(images, targets)
+
+
+def test_wrong_sizes_are_refused() -> None:
+    with pytest.raises(UserError, match=r"one \(height, width\) for each of the 1 images"):
+        detector().eval()([IMAGE], sizes=[(3, 4), (5, 6)])
+
+
+def test_detections_are_scaled_to_the_original_size() -> None:
+    model = detector().eval()
+    model.head.classifier.bias.data.normal_()
+    with torch.no_grad():
+        plain, scaled = (model([IMAGE + 1], sizes=sizes)[0] for sizes in (None, [(100, 180)]))
+    assert len(plain["boxes"])
+    assert scaled["boxes"][:, 0::2].max() > 60
+    torch.testing.assert_close(scaled["scores"][0], plain["scores"][0])
+
+
+def test_compile_leaves_names_and_results() -> None:
+    model = detector().eval()
+    names = list(model.state_dict())
+    model.compile(backend="eager")
+    assert list(model.state_dict()) == names
+    with torch.no_grad():
+        assert model([IMAGE])[0].keys() == {"boxes", "labels", "scores"}
