@@ -9,8 +9,6 @@ from torch import Tensor
 
 from linvit import Attention, Grid
 from linvit.analysis import attention_matrix, attention_statistics
-from linvit.analysis.attention_statistics import matrix_parts
-from linvit.attention.focused import FocusedAttention
 from linvit.registry import attentions
 from tests.helpers import inputs, low_rank, mechanism, own_names, randn
 
@@ -139,33 +137,3 @@ def test_rows_stand_for_all_alike_in_both_ways(monkeypatch: pytest.MonkeyPatch) 
     for name, value in factored.items():
         torch.testing.assert_close(value, probed[name], rtol=1e-6, atol=1e-12)
     assert attention_statistics(module, given.q, given.k, GRID, max_tokens=30) == {}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_the_parts_of_focused_attention_keep_their_bounds_in_every_precision(dtype: torch.dtype) -> None:
-    """Figure 5 of FLatten: the kernel stops at the head width, the convolution lifts it to the number of tokens."""
-    grid = Grid((7, 7))
-    module = mechanism("focused", grid, dtype=dtype)
-    given = inputs(module, grid, batch=1, dtype=dtype)
-    ranks = {
-        name: attention_statistics(part, given.q, given.k, grid, channel=0)["rank"].max().item()
-        for name, part in matrix_parts(module).items()
-    }
-    assert ranks["kernel"] <= 8
-    assert ranks[""] > 40
-    assert ranks.keys() == {"", "kernel", "convolution"}
-
-
-def test_a_mechanism_without_a_convolution_is_one_piece() -> None:
-    for spec in ("softmax", "linear", {"name": "focused", "dwc": False}, {"name": "soft", "conv_size": 0}):
-        assert list(matrix_parts(mechanism(spec, GRID))) == [""]
-
-
-def test_the_parts_leave_the_mechanism_as_it_was() -> None:
-    module = mechanism("focused", GRID, dtype=torch.float32)
-    before = list(module.state_dict())
-    matrix_parts(module)
-    assert isinstance(module, FocusedAttention)
-    assert module.dwc is not None
-    assert list(module.state_dict()) == before
-    assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}

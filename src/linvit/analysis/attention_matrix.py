@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.parts import ConvolvedValues, depthwise_matrix
 from linvit.errors import UserError
 
 Channel = int | Literal["mean"]
@@ -67,6 +68,9 @@ def attention_matrix(
     if not mechanism.probeable:
         own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
         return of_channel(own, channel, 2) if mechanism.channelwise else own
+    if isinstance(copied, ConvolvedValues) and copied.depthwise is not None and grid.keys_size == grid.size:
+        written = depthwise_matrix(of_channel(copied.depthwise.weight[:, 0], channel, 0), grid)
+        return written.expand(*k.shape[:2], *written.shape)
 
     probes = _probes(mechanism, k)  # (P, h, M, d)
     zeros = torch.zeros_like(probes[:1])

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from linvit.analysis.attention_matrix import attention_factors, attention_matrix
+from linvit.analysis.attention_matrix import attention_factors
+from linvit.analysis.matrix_parts import formed_matrix
 from linvit.analysis.rank import rank, rank_of, rank_tolerance, singular_values_of_product
 from linvit.attention.base import Attention, Grid
 
@@ -20,8 +21,8 @@ def attention_rank(
 ) -> Tensor:
     """Rank of the matrix that a mechanism applies to its values, from its thin factors where it has any.
 
-    These take O((N + M) r^2), milliseconds at thousands of tokens. Without them the matrix is probed and its singular
-    value decomposition takes O(N M min(N, M)), seconds per head at 3,136 tokens.
+    These take O((N + M) r^2), milliseconds at thousands of tokens. Without them the singular value decomposition of
+    the matrix takes O(N M min(N, M)), seconds per head at 3,136 tokens.
 
     Args:
         mechanism: The mechanism.
@@ -39,5 +40,5 @@ def attention_rank(
     rtol = rank_tolerance(grid.num_queries, grid.num_keys) if rtol is None else rtol
     factors = attention_factors(mechanism, q, k, grid, bias=bias)
     if factors is None:
-        return rank(attention_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x), rtol)
+        return rank(formed_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x), rtol)
     return rank_of(singular_values_of_product(*factors), rtol)

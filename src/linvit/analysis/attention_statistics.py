@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from linvit.analysis.attention_matrix import Channel, attention_factors, attention_matrix, copy_without_hooks
+from linvit.analysis.attention_matrix import Channel, attention_factors
+from linvit.analysis.matrix_parts import formed_matrix
 from linvit.analysis.rank import (
     effective_rank_of,
     rank_of,
@@ -38,7 +39,7 @@ def attention_statistics(
     """Ranks of the matrix that a mechanism applies to its values, and how its rows are spread over the keys.
 
     The singular values are those of its thin factors where it has any, in O((N + M) r^2); of the matrix, in
-    O(N M min(N, M)), where not. The rows are formed from the factors, or are those of the matrix.
+    O(N M min(N, M)), where not (`formed_matrix`). The rows are formed from the factors, or are those of the matrix.
 
     Args:
         mechanism: The mechanism.
@@ -76,16 +77,7 @@ def attention_statistics(
     elif max_tokens is not None and max(grid.num_queries, grid.num_keys) > max_tokens:
         return {}
     else:
-        matrix = attention_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x, channel=channel)
+        matrix = formed_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x, channel=channel)
         spectrum, rows = singular_values(matrix), matrix[..., queries, :]
     numbers = (rank_of(spectrum, rtol), effective_rank_of(spectrum), stable_rank_of(spectrum), spectrum[..., 0])
     return dict(zip(SPECTRAL, numbers, strict=True)) | row_statistics(rows, queries, grid, top)
-
-
-@torch.no_grad()
-def matrix_parts(mechanism: Attention) -> dict[str, Attention]:
-    """The whole of a mechanism under the name "", then the parts of its matrix (`Attention.matrix_parts`).
-
-    The parts are those of a float64 copy in evaluation mode, so that nothing is done to the mechanism.
-    """
-    return {"": mechanism} | copy_without_hooks(mechanism).double().eval().matrix_parts()

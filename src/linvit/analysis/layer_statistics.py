@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import Channel
-from linvit.analysis.attention_statistics import SPECTRAL, attention_statistics, matrix_parts
+from linvit.analysis.attention_statistics import SPECTRAL, attention_statistics
+from linvit.analysis.matrix_parts import matrix_parts
 from linvit.analysis.recorder import Call
 from linvit.analysis.rows import ROW_STATISTICS
 
@@ -30,7 +31,7 @@ def layer_statistics(
     """
     found: dict[str, dict[str, list[Tensor]]] = {}
     for call in (call.first() for call in calls):
-        for part, mechanism in matrix_parts(call.mechanism).items():
+        for part, mechanism in {"": call.mechanism, **matrix_parts(call.mechanism)}.items():
             numbers = attention_statistics(
                 mechanism,
                 call.q,

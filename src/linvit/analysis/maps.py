@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import attention_matrix, copy_without_hooks
+from linvit.analysis.matrix_parts import formed_matrix
 from linvit.analysis.recorder import Call
 from linvit.errors import UserError
 
@@ -84,7 +85,7 @@ def rollout(calls: Mapping[str, Call], query: Query) -> Tensor:
                 f"{layer} has windows, or another number of queries or keys"
             )
         values = None if call.mechanism.probeable else call.v[:1]
-        matrix = attention_matrix(
+        matrix = formed_matrix(
             call.mechanism, call.q[:1], call.k[:1], call.grid, v=values, bias=call.bias, x=call.x, channel="mean"
         )
         mean = matrix[0].mean(0).abs()

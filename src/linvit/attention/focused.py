@@ -176,7 +176,7 @@ class FocusedAttention(Attention):
 
     def matrix_parts(self) -> dict[str, Attention]:
         """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
-        parts = kernel_and_convolution(self, "dwc")
+        parts = kernel_and_convolution(self, "dwc", depthwise=True)
         if parts:
             parts["kernel"].channelwise = False
         return parts

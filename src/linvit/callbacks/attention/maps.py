@@ -37,8 +37,8 @@ class AttentionMaps(Measurement):
             the class token, or the centre of the image where there is none.
         max_tokens: With more tokens there is no rollout, which multiplies the matrices of all layers.
         max_seconds: A measurement ends after so many seconds, with the images that are done by then.
-        max_share: Fraction of the training time that measurements may take: while they have taken more, the next ones
-            are left out. null for no limit.
+        max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
+            before one image is done, and while they have taken more, the next ones are left out. null for no limit.
     """
 
     def __init__(

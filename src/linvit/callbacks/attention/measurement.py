@@ -27,8 +27,9 @@ class Measurement(Callback):
         every_n_steps: Optimiser steps between two measurements.
         images: How many images, spread evenly over the validation set, and the same at all steps.
         max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
-        max_share: Fraction of the time since the start of training that measurements may take: while they have taken
-            more, the next ones are left out. null for no limit.
+        max_share: Fraction of the time since the start of training that measurements may take: each ends when it is
+            used up, but not before one layer or image is done, and while they have taken more, the next ones are left
+            out. null for no limit.
 
     Attributes:
         folder: Of the run, or None without one.
@@ -90,14 +91,20 @@ class Measurement(Callback):
         if not self._supported or step % self.every_n_steps or step == self._last_step:
             return
         self._last_step = step
-        started = time.monotonic()
-        if self.max_share is not None and self.seconds > self.max_share * (started - self._begun):
+        started, allowed = time.monotonic(), self.seconds_left()
+        if allowed < 0:
             return
         try:
-            self.measure(trainer, self._calls(trainer, pl_module, batch), started + self.max_seconds)
+            self.measure(trainer, self._calls(trainer, pl_module, batch), started + allowed)
         except Exception as error:  # a measurement must never end a run
             rank_zero_warn(f"{self.name}: step {step} cannot be measured: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - started
+
+    def seconds_left(self) -> float:
+        """What a measurement may take now; negative while those before have taken more than their share."""
+        if self.max_share is None:
+            return self.max_seconds
+        return min(self.max_seconds, self.max_share * (time.monotonic() - self._begun) - self.seconds)
 
     def _calls(self, trainer: Trainer, task: Any, batch: Any) -> list[dict[str, Call]]:
         """What the layers receive for each image."""

@@ -48,8 +48,8 @@ class AttentionRank(Measurement):
             decomposition of their matrix takes seconds per head at 3,136 tokens.
         images: Images, spread evenly over the validation set, over which the values are averaged.
         max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
-        max_share: Fraction of the training time that measurements may take: while they have taken more, the next ones
-            are left out. null for no limit.
+        max_share: Fraction of the training time that measurements may take: each ends when it is used up, but not
+            before one layer is done, and while they have taken more, the next ones are left out. null for no limit.
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class AttentionRank(Measurement):
             self._new = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws what is new since the last validation."""
-        self._draw(trainer)
+        """Draws what is new since the last picture, as far as there is time for it."""
+        if self.seconds_left() >= 0:
+            self._draw(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the rest."""
