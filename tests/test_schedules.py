@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from linvit.schedules import CosineCycles, WarmupCosine, WarmupPoly
+from linvit.schedules import CosineCycles, WarmupCosine, WarmupPoly, WarmupSteps
 from tests.golden_files import load
 
 PEAK, START, END = 1e-3, 1e-6, 1e-5
@@ -89,6 +89,25 @@ def test_the_polynomial_decay_equals_mmcv_s(name, steps_per_epoch):
         total=steps / steps_per_epoch,
         steps_per_epoch=steps_per_epoch,
         power=official["power"],
+    )
+    rates = [schedule(step) for step in golden.tensors[f"input.iter_{name}"].tolist()]
+    golden.check(f"output.{name}", 1e6 * torch.tensor(rates, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["det_1x", "det_3x"])
+def test_falling_in_steps_equals_mmcv_s(name):
+    golden = load("dense_schedules")
+    official = golden.constructor["det_1x"] | golden.constructor[name]
+    base, per_epoch = official["base"], official["iters_per_epoch"]
+    schedule = WarmupSteps(
+        peak=base,
+        start=base * official["warmup_ratio"],
+        end=0,
+        warmup=official["warmup_iters"] / per_epoch,
+        total=official["epochs"],
+        steps_per_epoch=per_epoch,
+        epochs=official["step"],
+        factor=official["gamma"],
     )
     rates = [schedule(step) for step in golden.tensors[f"input.iter_{name}"].tolist()]
     golden.check(f"output.{name}", 1e6 * torch.tensor(rates, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""What is published of linvit's models: `backbones/models.csv`, and on ADE20K `heads/segmentation/ade20k.csv`."""
+"""What is published of linvit's models: `models.csv` of backbones, `ade20k.csv` and `coco.csv` of them under heads."""
 
 import csv
 import functools
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 TABLE = Path(__file__).parent / "backbones" / "models.csv"
 ADE20K = Path(__file__).parent / "heads" / "segmentation" / "ade20k.csv"
+COCO = Path(__file__).parent / "heads" / "detection" / "coco.csv"
 
 
 class ModelInfo(NamedTuple):
@@ -32,6 +33,20 @@ class ModelInfo(NamedTuple):
     crop_pct: float
     crop_mode: str
     also: dict[str, Any]
+
+
+class CocoInfo(NamedTuple):
+    """What was published of a detector on COCO val2017, one scale.
+
+    Attributes:
+        box_ap: Average precision of boxes in per cent.
+        mask_ap: Of masks; None if the head has none.
+        source: Where.
+    """
+
+    box_ap: float
+    mask_ap: float | None
+    source: str
 
 
 @functools.cache
@@ -61,3 +76,15 @@ def ade20k_miou() -> dict[tuple[str, str], tuple[float, str]]:
     """
     with ADE20K.open(newline="", encoding="utf-8") as file:
         return {(row["backbone"], row["head"]): (float(row["miou"]), row["source"]) for row in csv.DictReader(file)}
+
+
+@functools.cache
+def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
+    """What was published of detectors, by the names of backbone, head and schedule, "1x" or "3x" (12 or 36 epochs)."""
+    with COCO.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["backbone"], row["head"], row["schedule"]): CocoInfo(
+                float(row["box_ap"]), float(row["mask_ap"]) if row["mask_ap"] else None, row["source"]
+            )
+            for row in csv.DictReader(file)
+        }

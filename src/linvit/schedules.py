@@ -1,6 +1,7 @@
 """Learning-rate schedules: a warm-up, then a decay."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,6 +37,12 @@ class Schedule:
     def at(self, epoch: float) -> float:
         """The formula: the learning rate at a time in epochs."""
         raise NotImplementedError
+
+    def warmed(self, decayed: float, epoch: float) -> float:
+        """A decayed learning rate times a factor that grows linearly from `start / peak` to 1 during the warm-up."""
+        if epoch >= self.warmup:
+            return decayed
+        return decayed * (1 - (1 - epoch / self.warmup) * (1 - self.start / self.peak))
 
     def __call__(self, step: int) -> float:
         """The learning rate of the update that follows `step` optimiser steps."""
@@ -96,10 +103,29 @@ class WarmupPoly(Schedule):
         """The formula: the learning rate at a time in epochs."""
         if epoch >= self.total:
             return self.end
-        decayed: float = self.end + (self.peak - self.end) * (1 - epoch / self.total) ** self.power
-        if epoch >= self.warmup:
-            return decayed
-        return decayed * (1 - (1 - epoch / self.warmup) * (1 - self.start / self.peak))
+        return self.warmed(self.end + (self.peak - self.end) * (1 - epoch / self.total) ** self.power, epoch)
+
+
+@dataclass(frozen=True)
+class WarmupSteps(Schedule):
+    """The learning rate falls by a factor after each of some epochs, but not below its end: mmdetection's recipes.
+
+    The warm-up is a factor on it, which grows linearly from `start / peak` to 1.
+
+    Attributes:
+        epochs: After how many epochs it falls.
+        factor: By what it is multiplied.
+    """
+
+    epochs: Sequence[float] = ()
+    factor: float = 0.1
+
+    def at(self, epoch: float) -> float:
+        """The formula: the learning rate at a time in epochs."""
+        if epoch >= self.total:
+            return self.end
+        fallen = self.peak * self.factor ** sum(epoch >= start for start in self.epochs)
+        return self.warmed(max(fallen, self.end), epoch)
 
 
 @dataclass(frozen=True)

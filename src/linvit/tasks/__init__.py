@@ -2,6 +2,7 @@
 
 from linvit.tasks.base import Task
 from linvit.tasks.classification import ClassificationTask
+from linvit.tasks.detection.task import DetectionTask
 from linvit.tasks.segmentation.task import SegmentationTask
 
-__all__ = ["ClassificationTask", "SegmentationTask", "Task"]
+__all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "Task"]

@@ -72,7 +72,7 @@ class Task(LightningModule):
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale"}
-        | {"cycle_epochs", "cycle_growth"}
+        | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
 

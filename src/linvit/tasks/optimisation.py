@@ -1,6 +1,6 @@
 """Settings of the optimiser and of the learning-rate schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from linvit.errors import UserError, check_choice, check_number
@@ -19,8 +19,11 @@ class Optimisation:
         no_decay: Which parameters are not decayed: those whose names contain one of these, such as [norm, bias]; none
             for an empty list. null: norms, biases, and what the network names (`no_weight_decay`).
         betas: AdamW's momentum terms.
-        schedule: How the learning rate decays: "cosine"; "poly"; "cosine_restarts", again and again from `lr` (torch's
-            CosineAnnealingWarmRestarts); or "cosine_wave", down and up again (torch's CosineAnnealingLR beyond T_max).
+        schedule: How the learning rate decays: "cosine"; "poly"; "steps", by a factor after some epochs;
+            "cosine_restarts", again and again from `lr` (torch's CosineAnnealingWarmRestarts); or "cosine_wave", down
+            and up again (torch's CosineAnnealingLR beyond T_max).
+        decay_epochs: After how many epochs the learning rate of "steps" falls, such as [8, 11].
+        decay_factor: By what it is multiplied each time.
         poly_power: Power of the polynomial decay; 1 is linear.
         cycle_epochs: Length of the first half cosine of "cosine_restarts" and "cosine_wave".
         cycle_growth: Length of each half cosine over that of the one before.
@@ -49,7 +52,9 @@ class Optimisation:
     weight_decay: float = 0.05
     no_decay: list[str] | None = None
     betas: tuple[float, float] = (0.9, 0.999)
-    schedule: Literal["cosine", "poly", "cosine_restarts", "cosine_wave"] = "cosine"
+    schedule: Literal["cosine", "poly", "steps", "cosine_restarts", "cosine_wave"] = "cosine"
+    decay_epochs: list[float] = field(default_factory=list)
+    decay_factor: float = 0.1
     poly_power: float = 1.0
     cycle_epochs: float = 10
     cycle_growth: float = 1
@@ -74,7 +79,15 @@ class Optimisation:
             raise UserError(f"betas must be two numbers, such as [0.9, 0.999]; got {self.betas!r}")
         for beta in self.betas:
             check_number("betas", beta, at_least=0, below=1)
-        check_choice("schedule", self.schedule, ["cosine", "poly", "cosine_restarts", "cosine_wave"])
+        check_choice("schedule", self.schedule, ["cosine", "poly", "steps", "cosine_restarts", "cosine_wave"])
+        for epoch in self.decay_epochs:
+            check_number("decay_epochs", epoch, above=0)
+        if (self.schedule == "steps") != bool(self.decay_epochs):
+            raise UserError(
+                f"the schedule is '{self.schedule}' and decay_epochs is {self.decay_epochs}: --model.decay_epochs, "
+                f"such as [8, 11], goes with --model.schedule=steps, and only with it"
+            )
+        check_number("decay_factor", self.decay_factor, above=0, below=1)
         check_number("poly_power", self.poly_power, above=0)
         check_number("cycle_epochs", self.cycle_epochs, above=0)
         check_number("cycle_growth", self.cycle_growth, at_least=1)

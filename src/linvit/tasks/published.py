@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_info import ade20k_miou, model_info
+from linvit.model_info import ade20k_miou, coco_info, model_info
 from linvit.registry import Spec, backbones, heads
 from linvit.signatures import parameters_of, same
 
@@ -56,6 +56,25 @@ def published_miou(
     if _changed(options, backbones.get(name)) or _changed(head_options, heads.get(head_name)):
         return None
     return Published({"mIoU": found[0] / 100}, found[1])
+
+
+def published_ap(
+    backbone: Spec, head: Spec, attention: Any, num_classes: int, decay_epochs: Sequence[float]
+) -> Published | None:
+    """The average precision on COCO in [0, 1] that was published of a backbone under a head.
+
+    None unless the model is that one: both as named, with their published options and the backbone's own attention,
+    trained for as long, with 80 classes. The arguments are those of a `DetectionTask`.
+    """
+    (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
+    schedules: dict[tuple[float, ...], str] = {(8, 11): "1x", (27, 33): "3x"}
+    found = coco_info().get((name, head_name, schedules.get(tuple(decay_epochs), "")))
+    if found is None or attention is not None or num_classes != 80:
+        return None
+    if _changed(options, backbones.get(name)) or _changed(head_options, heads.get(head_name)):
+        return None
+    masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
+    return Published({"box_AP": found.box_ap / 100, **masks}, found.source)
 
 
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:

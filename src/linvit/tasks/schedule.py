@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.errors import UserError
-from linvit.schedules import CosineCycles, Schedule, WarmupCosine, WarmupPoly
+from linvit.schedules import CosineCycles, Schedule, WarmupCosine, WarmupPoly, WarmupSteps
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.total_batch import total_batch_size
 
@@ -27,7 +27,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     per_epoch = batches / trainer.accumulate_grad_batches
     if not math.isfinite(per_epoch):
         warmup_epochs = settings.warmup_epochs if settings.warmup_steps is None else 0
-        in_epochs = settings.lr_interval == "epoch" or settings.schedule in ("cosine_restarts", "cosine_wave")
+        in_epochs = settings.lr_interval == "epoch" or settings.schedule not in ("cosine", "poly")
         if warmup_epochs or settings.cooldown_epochs or in_epochs:
             raise UserError(
                 "epochs of data of unknown length cannot be counted; set --model.warmup_steps, "
@@ -59,6 +59,7 @@ def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
     shapes: dict[str, Callable[..., Schedule]] = {
         "cosine": WarmupCosine,
         "poly": partial(WarmupPoly, power=settings.poly_power),
+        "steps": partial(WarmupSteps, epochs=settings.decay_epochs, factor=settings.decay_factor),
         "cosine_restarts": cycles,
         "cosine_wave": partial(cycles, wave=True),
     }

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from linvit.callbacks.prediction_writer import file_of
+from linvit.callbacks.picture_paths import PicturePaths
 from linvit.callbacks.segmentation.colours import class_palette, legend, overlay
 from linvit.callbacks.segmentation.pictures import pixels
 
@@ -26,18 +26,16 @@ class MaskWriter(Callback):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._names: dict[str, int] = {}
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the folder and the legend."""
-        self._names.clear()
-        self._source = getattr(trainer.datamodule, "predicted", None)  # type: ignore[attr-defined]
-        self._folder = self.path / Path(file_of(self._source)).stem
+        self._paths = PicturePaths(self.path, getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         self._colours = class_palette(trainer, classes)
         if trainer.is_global_zero:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            legend(self._colours, names or [str(i) for i in range(classes)], 600).save(self._folder / "legend.png")
+            self._paths.folder.mkdir(parents=True, exist_ok=True)
+            shown = legend(self._colours, names or [str(i) for i in range(classes)], 600)
+            shown.save(self._paths.folder / "legend.png")
         trainer.strategy.barrier()
 
     def on_predict_batch_end(
@@ -52,8 +50,7 @@ class MaskWriter(Callback):
         """Writes the files of a batch."""
         for name, image, found in zip(outputs["id"], batch["image"], outputs["classes"], strict=True):
             classes = found.to(torch.int32).cpu().numpy()
-            target = self._target(str(name))
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target = self._paths(str(name))
             kind = np.uint8 if len(self._colours) <= 256 else np.uint16
             Image.fromarray(classes.astype(kind)).save(target.with_name(f"{target.name}.png"))
             picture = Image.fromarray(pixels(image, trainer)).resize(classes.shape[::-1])
@@ -62,13 +59,6 @@ class MaskWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Says how many there are and where."""
-        count = torch.tensor(sum(self._names.values()), device=pl_module.device)
+        count = torch.tensor(self._paths.count, device=pl_module.device)
         total = int(trainer.strategy.reduce(count, reduce_op="sum"))
-        rank_zero_info(f"wrote {total} masks and overlays to {self._folder}")
-
-    def _target(self, name: str) -> Path:
-        """The path of an image's files without their endings; a number is added where it came before."""
-        inside = self._source is not None and Path(name).is_relative_to(self._source)
-        stem = str((Path(name).relative_to(self._source or "") if inside else Path(Path(name).name)).with_suffix(""))
-        self._names[stem] = number = self._names.get(stem, 0) + 1
-        return self._folder / (stem if number == 1 else f"{stem}_{number}")
+        rank_zero_info(f"wrote {total} masks and overlays to {self._paths.folder}")

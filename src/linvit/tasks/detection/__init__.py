@@ -1,0 +1,1 @@
+"""Object detection and instance segmentation: the task, and COCO's evaluation."""

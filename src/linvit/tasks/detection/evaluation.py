@@ -1,0 +1,95 @@
+"""COCO's evaluation, by faster-coco-eval or pycocotools, which agree in all figures."""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from linvit import coco_masks
+from linvit.errors import UserError
+
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+"""COCO's twelve, in its order: precision over IoU 0.50:0.95, at 0.5 and 0.75, of small, medium and large objects;
+recall with 1, 10 and 100 detections per image and class, and of small, medium and large objects."""
+Evaluator = Literal["faster-coco-eval", "pycocotools"]
+MODULES = {
+    "faster-coco-eval": ("faster_coco_eval", "faster_coco_eval", "COCOeval_faster"),
+    "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval", "COCOeval"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What COCO's evaluation says of a set.
+
+    Attributes:
+        figures: Those of `FIGURES` (12,), in [0, 1]; -1 where there is no object to find.
+        precision: By IoU threshold (0.50, 0.55, ..., 0.95), recall (0, 0.01, ..., 1) and class, (10, 101, K), of
+            objects of all sizes and 100 detections; -1 for a class without an object.
+    """
+
+    figures: np.ndarray
+    precision: np.ndarray
+
+    def class_scores(self) -> dict[str, np.ndarray]:
+        """AP, AP50 and AP75 of each class (K,); NaN for a class without an object."""
+        precision = np.where(self.precision < 0, np.nan, self.precision).mean(1)  # (10, K)
+        return {"AP": precision.mean(0), "AP50": precision[0], "AP75": precision[5]}
+
+
+def evaluate(
+    truth: Mapping[str, Any],
+    detections: Sequence[Mapping[str, Any]],
+    kind: Literal["box", "mask"],
+    evaluator: Evaluator = "faster-coco-eval",
+    size_by: Literal["box", "mask"] = "box",
+) -> Evaluation:
+    """Evaluates detections against the truth.
+
+    Args:
+        truth: COCO's annotations: `images`, `annotations` and `categories`. Images without objects count, too.
+        detections: COCO's results: `image_id`, `category_id`, `score`, `bbox` (x, y, width, height), and for masks
+            `segmentation`, an RLE.
+        kind: Whether boxes or masks must overlap.
+        evaluator: The package that computes.
+        size_by: Of which area detected masks are small, medium or large: of their "box", as in mmdetection before 2.12
+            and so in Swin's tables, or of the "mask" itself. It changes APs, APm and APl alone.
+
+    Raises:
+        UserError: If the package is not installed.
+    """
+    coco, evaluation = _tools(evaluator)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        found = [_annotation(i, given, kind, size_by) for i, given in enumerate(detections, 1)]
+        sets = [coco(), coco()]
+        for made, annotations in zip(sets, (truth["annotations"], found), strict=True):
+            made.dataset = {**truth, "annotations": annotations}
+            made.createIndex()
+        run = evaluation(*sets, iouType={"box": "bbox", "mask": "segm"}[kind])
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    return Evaluation(np.array(run.stats[: len(FIGURES)]), np.array(run.eval["precision"][..., 0, -1]))
+
+
+def _annotation(number: int, given: Mapping[str, Any], kind: str, size_by: str) -> dict[str, Any]:
+    """A detection as COCO's `loadRes` makes it, which takes the area from the box if there is one."""
+    if kind == "mask" and size_by == "mask":
+        area = int(coco_masks.area([given["segmentation"]])[0])
+    else:
+        area = given["bbox"][2] * given["bbox"][3]
+    return {**given, "id": number, "area": area, "iscrowd": 0}
+
+
+def _tools(evaluator: Evaluator) -> tuple[Any, Any]:
+    """The classes COCO and COCOeval of a package."""
+    annotations, evaluation, name = MODULES[evaluator]
+    try:
+        return importlib.import_module(annotations).COCO, getattr(importlib.import_module(evaluation), name)
+    except ImportError as error:
+        extra = "'linvit[detection]'" if evaluator == "faster-coco-eval" else evaluator
+        raise UserError(f"COCO's average precision needs the package '{evaluator}': pip install {extra}") from error

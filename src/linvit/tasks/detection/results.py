@@ -1,0 +1,129 @@
+"""True and detected objects of a whole set, collected on all ranks and evaluated once, on rank 0."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torchmetrics import Metric
+
+from linvit.tasks.detection.evaluation import FIGURES, Evaluation, Evaluator, evaluate
+from linvit.tasks.detection.objects import Objects
+
+T = TypeVar("T")
+Kind = Literal["box", "mask"]
+
+
+class DetectionResults:
+    """True and detected objects of the images of a set, and COCO's figures of them.
+
+    torchmetrics' `MeanAveragePrecision` is not used: its thresholds are float32 numbers, which changes the AP.
+
+    Args:
+        num_classes: Classes.
+        kinds: What is evaluated.
+        evaluator: The package that computes the figures.
+        size_by: See `evaluate`.
+
+    Attributes:
+        evaluations: On rank 0, once `figures` was called: what COCO's evaluation says. On others, empty.
+        objects: Likewise, the true objects of each class (K,), crowds not counted.
+    """
+
+    def __init__(
+        self, num_classes: int, kinds: Sequence[Kind], evaluator: Evaluator, size_by: Literal["box", "mask"]
+    ) -> None:
+        self.num_classes = num_classes
+        self.kinds = kinds
+        self.evaluator: Evaluator = evaluator
+        self.size_by = size_by
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._images: dict[int, tuple[Objects, Objects]] = {}
+        self._figures: dict[str, float] | None = None
+        self.evaluations: dict[Kind, Evaluation] = {}
+        self.objects = np.zeros(self.num_classes, dtype=np.int64)
+
+    def update(self, index: int, true: Objects, detected: Objects) -> None:
+        """Adds an image by its number in the set. An image that comes twice counts once."""
+        self._images[index] = true, detected
+        self._figures = None
+
+    def figures(self) -> dict[str, float]:
+        """The figures by name, such as "box_AP" and "mask_AP50", on all ranks, all of which must call it."""
+        if self._figures is None:
+            if (images := _on_rank_0(self._images)) is not None:
+                self._evaluate(images)
+            self._figures = _from_rank_0(
+                {
+                    f"{kind}_{name}": figure
+                    for kind, evaluation in self.evaluations.items()
+                    for name, figure in zip(FIGURES, evaluation.figures.tolist(), strict=True)
+                }
+            )
+        return self._figures
+
+    def _evaluate(self, images: Mapping[int, tuple[Objects, Objects]]) -> None:
+        classes = range(self.num_classes)
+        pairs = images.items()
+        true, detected = ([one for i, pair in pairs for one in pair[k].annotations(i, classes)] for k in (0, 1))
+        for number, annotation in enumerate(true, 1):  # 0 is no match to COCO's evaluation
+            annotation["id"] = number
+        sizes = {i: pair[0].size for i, pair in pairs}
+        truth = {
+            "images": [{"id": i, "height": height, "width": width} for i, (height, width) in sizes.items()],
+            "categories": [{"id": label, "name": str(label)} for label in classes],
+            "annotations": true,
+        }
+        for kind in self.kinds:
+            self.evaluations[kind] = evaluate(truth, detected, kind, self.evaluator, self.size_by)
+        labels = [one["category_id"] for one in true if not one["iscrowd"]]
+        self.objects = np.bincount(np.array(labels, dtype=np.int64), minlength=self.num_classes)
+
+
+class CocoScore(Metric):
+    """One of COCO's figures of results that several scores share; whoever updates the results calls `update` of each.
+
+    Args:
+        results: Of the set.
+        name: Such as "box_AP".
+    """
+
+    full_state_update = False
+
+    def __init__(self, results: DetectionResults, name: str) -> None:
+        super().__init__()
+        self.results = results
+        self.name = name
+
+    def update(self) -> None:
+        """Says that the results have been updated."""
+
+    def compute(self) -> Tensor:
+        """The figure, a scalar."""
+        return torch.tensor(self.results.figures()[self.name], device=self.device)
+
+    def reset(self) -> None:
+        """Forgets the results, too."""
+        super().reset()
+        self.results.reset()
+
+
+def _on_rank_0(images: dict[int, T]) -> dict[int, T] | None:
+    """The images of all ranks in order, on rank 0; None on others."""
+    parts: list[Any] | None = [images]
+    if distributed.is_available() and distributed.is_initialized():
+        parts = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+        distributed.gather_object(images, parts)
+    return None if parts is None else dict(sorted(item for part in parts for item in part.items()))
+
+
+def _from_rank_0(found: dict[str, float]) -> dict[str, float]:
+    """What rank 0 has found, on all ranks."""
+    told = [found]
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.broadcast_object_list(told)
+    return told[0]

@@ -1,0 +1,131 @@
+"""Object detection and instance segmentation: boxes, their classes, and masks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from linvit.callbacks.detection.pictures import DetectionPictures
+from linvit.callbacks.detection.report import DetectionReport
+from linvit.callbacks.detection.writer import DetectionWriter
+from linvit.errors import UserError, check_choice
+from linvit.heads.detection.detector import create_detector
+from linvit.tasks.base import Task
+from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator
+from linvit.tasks.detection.objects import Objects, image_size
+from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind
+from linvit.tasks.published import Published, published_ap
+
+
+class DetectionTask(Task):
+    """The sum of a detector's losses, each of which is logged; `val/score` is COCO's average precision of boxes.
+
+    COCO's twelve figures of boxes are logged, and of masks if the head predicts them, such as `val/box_AP`,
+    `val/mask_AP50`; -1 where the set has no object of that size. They are those of the whole set at the size of the
+    originals, computed once, on rank 0, and do not depend on how many ranks there are: images are evaluated one by one.
+
+    Args:
+        head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
+        evaluator: Package that computes the figures; both give the same ones, pycocotools in more time.
+        size_by: Of which area detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: of their
+            "box", as in mmdetection before 2.12, with which the papers' tables were made, or of the "mask" itself.
+        **task: Arguments of `Task`: backbone, attention, optimisation.
+
+    Example:
+        $ linvit fit --config detection_quickstart --model.attention=taylor
+    """
+
+    score_metric = "box_AP"
+    advanced_options = Task.advanced_options | {"evaluator", "size_by"}
+
+    def __init__(
+        self,
+        head: str | dict[str, Any] = "retinanet",
+        evaluator: Evaluator = "faster-coco-eval",
+        size_by: Literal["box", "mask"] = "box",
+        **task: Any,
+    ) -> None:
+        check_choice("evaluator", evaluator, list(MODULES))
+        check_choice("size_by", size_by, ["box", "mask"])
+        super().__init__(**task)
+
+    def configure_network(self) -> nn.Module:
+        """The detector: a list of images to a list of mappings of what it finds; with targets, to its losses."""
+        given = {name: self.hparams[name] for name in ("backbone", "head", "num_classes", "attention", "img_size")}
+        return create_detector(**given, drop_path_rate=self.hparams["drop_path_rate"])
+
+    def configure_metrics(self) -> Mapping[str, Metric]:
+        """COCO's figures."""
+        kinds: list[Kind] = ["box", "mask"] if self.network.with_masks else ["box"]
+        settings = self.hparams
+        results = DetectionResults(settings["num_classes"], kinds, settings["evaluator"], settings["size_by"])
+        return {f"{kind}_{name}": CocoScore(results, f"{kind}_{name}") for kind in kinds for name in FIGURES}
+
+    def forward(self, images: Tensor | Sequence[Tensor]) -> Any:
+        """Images, each (3, H, W), to mappings of what the network finds in each."""
+        return self.network(list(images))
+
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        """The sum of the losses.
+
+        Raises:
+            UserError: If the head needs masks and the data has none.
+        """
+        self._check_masks(batch, "masks")
+        names = ["boxes", "labels", *(["masks"] if self.network.with_masks else [])]
+        rows = zip(*(batch[name] for name in names), strict=True)
+        targets = [dict(zip(names, row, strict=True)) for row in rows]
+        losses: dict[str, Tensor] = self.network(batch["image"], targets)
+        self.log_dict({f"train/{name}": loss.detach() for name, loss in losses.items()})
+        total: Tensor = sum(losses.values())  # type: ignore[assignment]
+        return total
+
+    def score_batch(
+        self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]
+    ) -> list[tuple[Objects, Objects]]:
+        """Updates the figures; returns the true and the detected objects of each image."""
+        self._check_masks(batch, "rles")
+        found = [(Objects.of_truth(batch, i), self._detect(network, batch, i)) for i in range(len(batch["image"]))]
+        for index, pair in zip(batch["index"].tolist(), found, strict=True):
+            metrics[self.score_metric].results.update(index, *pair)
+        for metric in metrics.values():
+            metric.update()
+        return found
+
+    def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Ids (B), and the objects that are detected in each image, at its original size."""
+        return {"id": batch["id"], "objects": [self._detect(network, batch, i) for i in range(len(batch["image"]))]}
+
+    def run_callbacks(self) -> list[Callback]:
+        """Also a table of the classes, curves and pictures; in a folder for reports, detections as files."""
+        folder = self.report_folder
+        writers = [] if folder is None else [DetectionWriter(folder)]
+        return [*super().run_callbacks(), DetectionReport(folder), DetectionPictures(), *writers]
+
+    def published(self) -> Published | None:
+        """The published average precision on COCO."""
+        names = ("backbone", "head", "attention", "num_classes", "decay_epochs")
+        return published_ap(**{name: self.hparams[name] for name in names})
+
+    def results(self, stage: str) -> DetectionResults:
+        """Those of the set that was just evaluated, by the weights that predict. All ranks call it."""
+        averaged = self.hparams["predict_with"] == "ema" and self.ema is not None and self.ema.updates > 0
+        metrics: Any = self.metrics[f"{stage}/ema_" if averaged else f"{stage}/"]
+        results: DetectionResults = metrics[self.score_metric].results
+        results.figures()
+        return results
+
+    def _detect(self, network: nn.Module, batch: dict[str, Any], i: int) -> Objects:
+        """What a network finds in an image of a batch; alone, since padding to the size of others changes borders."""
+        size = image_size(batch, i)
+        (found,) = network([batch["image"][i]], sizes=[size])
+        return Objects.of_detections(found, size)
+
+    def _check_masks(self, batch: dict[str, Any], name: str) -> None:
+        if self.network.with_masks and batch.get(name) is None:
+            raise UserError(
+                f"the head {self.hparams['head']!r} predicts masks, and this data has none: set --data.masks=true if "
+                f"its annotations have them, or else --model.head=faster_rcnn or retinanet"
+            )

@@ -1,0 +1,32 @@
+"""COCO's figures against those of pycocotools that are stored."""
+
+import numpy as np
+import pytest
+
+from linvit.tasks.detection.evaluation import evaluate
+from tests.golden_files import load
+
+GOLDEN = load("dense_coco_eval")
+TRUTH, DETECTIONS = GOLDEN.meta["ground_truth"], GOLDEN.meta["detections"]
+
+
+@pytest.mark.parametrize("evaluator", ["faster-coco-eval", "pycocotools"])
+@pytest.mark.parametrize(
+    ("output", "kind", "size_by"),
+    [("bbox", "box", "box"), ("segm", "mask", "mask"), ("segm_box_area", "mask", "box")],
+)
+def test_the_figures_are_exactly_the_stored_ones(evaluator, output, kind, size_by):
+    """float32 of ours against float32 of the stored figures: no tolerance."""
+    found = evaluate(TRUTH, DETECTIONS, kind, evaluator, size_by)
+    assert (found.figures.astype(np.float32) == GOLDEN.tensors[f"output.{output}"].numpy()).all()
+    if kind == "box":
+        ours = found.class_scores()["AP"].astype(np.float32)
+        assert (ours == GOLDEN.tensors["output.bbox_ap_per_class"].numpy()).all()
+
+
+@pytest.mark.parametrize("evaluator", ["faster-coco-eval", "pycocotools"])
+def test_a_set_without_detections_or_objects_has_figures(evaluator):
+    assert (evaluate(TRUTH, [], "mask", evaluator).figures <= 0).all()
+    empty = evaluate({**TRUTH, "annotations": []}, DETECTIONS, "box", evaluator)
+    assert (empty.figures == -1).all()
+    assert np.isnan(empty.class_scores()["AP50"]).all()
