@@ -70,17 +70,17 @@ class DetectionWriter(Callback):
             torch.distributed.all_gather_object(parts, self._found)
         found = {index: pair for part in parts for index, pair in part.items()}
         if trainer.is_global_zero:
-            self._write(trainer, class_names(pl_module), dict(sorted(found.items())))
+            self._write(trainer, class_names(pl_module), [found[index] for index in sorted(found)])
         rank_zero_info(f"wrote the detections of {len(found)} images to {self._paths.folder}")
 
-    def _write(self, trainer: Trainer, names: list[str], found: dict[int, tuple[int, str, Any]]) -> None:
+    def _write(self, trainer: Trainer, names: list[str], found: list[tuple[int, str, Any]]) -> None:
         ids = getattr(trainer.datamodule, "category_ids", None) or [*range(1, len(names) + 1)]  # type: ignore[attr-defined]
         images = [
             {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}
-            for number, name, objects in found.values()
+            for number, name, objects in found
         ]
         categories = [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]
-        results = [one for number, _, objects in found.values() for one in objects.annotations(number, ids)]
+        results = [one for number, _, objects in found for one in objects.annotations(number, ids)]
         content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
         self._paths.folder.mkdir(parents=True, exist_ok=True)
         for name, value in content.items():

@@ -118,7 +118,10 @@ def _on_rank_0(images: dict[int, T]) -> dict[int, T] | None:
     if distributed.is_available() and distributed.is_initialized():
         parts = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
         distributed.gather_object(images, parts)
-    return None if parts is None else dict(sorted(item for part in parts for item in part.items()))
+    if parts is None:
+        return None
+    found = {index: image for part in parts for index, image in part.items()}
+    return {index: found[index] for index in sorted(found)}
 
 
 def _from_rank_0(found: dict[str, float]) -> dict[str, float]:
