@@ -48,7 +48,7 @@ class SegmentationTask(Task):
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
     Example:
-        $ linvit fit --config segmentation_quickstart --model.head=upernet --model.attention=taylor
+        $ linvit fit --config segmentation_quickstart --model.head=upernet --model.attention=focused
     """
 
     score_metric = "mIoU"
