@@ -11,7 +11,8 @@ from tests.helpers import own_names
 
 SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
-NARROW = ("width", "fpn_width", "auxiliary_width", "fc_width")
+NARROW = dict.fromkeys(("width", "fpn_width", "auxiliary_width", "fc_width"), 8)
+NARROW |= {"proposals": [40, 20], "roi_samples": 16, "max_detections": 10}
 WIDTHS_AND_DEPTHS = {"embed_dim", "embed_dims", "depth", "depths", "num_heads"}
 
 
@@ -44,9 +45,9 @@ def small(name: str, **supplied: Any) -> dict[str, Any]:
 
 
 def narrow(head: str) -> dict[str, Any]:
-    """The spec of a registered head with few channels."""
+    """The spec of a registered head with few channels and detections."""
     options = parameters_of(heads.get(head))
-    return {"name": head, **{option: 8 for option in NARROW if option in options}}
+    return {"name": head, **{option: value for option, value in NARROW.items() if option in options}}
 
 
 def kinds() -> list[str]:

@@ -1,5 +1,6 @@
 """mmdetection's settings and metadata, as in the golden files, in linvit's terms."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,23 @@ from torch import Tensor, nn
 
 from linvit.heads.detection.assign import Assigner
 from linvit.heads.detection.base import ImageShape
+from linvit.heads.detection.box_head import BoxHead
+from linvit.heads.detection.cascade_mask_rcnn import CascadeMaskRCNN
+from linvit.heads.detection.mask_head import MaskHead
+from linvit.heads.detection.mask_rcnn import MaskRCNN
+from linvit.heads.detection.rpn import RPN
+from linvit.heads.detection.sample import Sampler
+from linvit.heads.detection.stage import RoIStage
+from linvit.heads.detection.two_stage import TwoStage
+from linvit.weights.layouts import mmdet
 from tests.golden_files import FOLDER, Golden, load
 
 
-def of_network(case: str, kind: str) -> Any:
-    """Parametrises a test over `golden`: the files of this case about a detector of this type."""
+def of_network(case: str, *kinds: str) -> Any:
+    """Parametrises a test over `golden`: the files of this case about detectors of these types."""
     files = [load(path.stem) for path in sorted(FOLDER.glob("dense_det_full_*.safetensors"))]
-    chosen = [g for g in files if g.meta["case"] == case and g.constructor["model"]["type"] == kind]
-    assert chosen
+    chosen = [g for g in files if g.meta["case"] == case and g.constructor["model"]["type"] in kinds]
+    assert {golden.constructor["model"]["type"] for golden in chosen} == set(kinds)
     return pytest.mark.parametrize("golden", chosen, ids=lambda golden: golden.name)
 
 
@@ -97,3 +107,81 @@ class ToyPyramid(nn.Module):
             x = conv(x).tanh()
             maps.append(x)
         return [maps[i] for i in indices]
+
+
+def name_of_part(official: str, prefix: str) -> str:
+    """Our name within a part, such as the box head, of mmdetection's name within it."""
+    ours = mmdet.RCNN.rename(prefix + official)
+    return re.sub(r"^head\.(rpn|stages\.0\.(box|mask)_head)\.", "", ours)
+
+
+def rpn_of(
+    given: Mapping[str, Any], train: Mapping[str, Any] | None = None, test: Mapping[str, Any] | None = None
+) -> RPN:
+    anchors, loss = given["anchor_generator"], given.get("loss_bbox", {"type": "L1Loss"})
+    train, test = train or {}, test or {"nms_pre": 1000, "max_per_img": 1000}
+    rpn = RPN(
+        given["feat_channels"],
+        anchors["strides"],
+        anchor_scale=anchors["scales"][0],
+        beta=loss.get("beta", 0.0),
+        inside_only=train.get("allowed_border", -1) == 0,
+        samples=train.get("sampler", {}).get("num", 256),
+        candidates=(test["nms_pre"],) * 2,
+        proposals=(test["max_per_img"],) * 2,
+        drop_empty=False,
+    )
+    rpn.sampler.choose = evenly
+    return rpn
+
+
+def box_head_of(given: Mapping[str, Any]) -> BoxHead:
+    loss = given["loss_bbox"]
+    return BoxHead(
+        given["in_channels"],
+        given["num_classes"],
+        convs=given.get("num_shared_convs", 0),
+        fcs=given.get("num_shared_fcs", 2),
+        fc_width=given["fc_out_channels"],
+        size=given["roi_feat_size"],
+        stds=given["bbox_coder"]["target_stds"],
+        giou=loss["type"] == "GIoULoss",
+        beta=loss.get("beta", 0.0),
+        class_agnostic=given["reg_class_agnostic"],
+    )
+
+
+def mask_head_of(given: Mapping[str, Any]) -> MaskHead:
+    return MaskHead(given["conv_out_channels"], given["num_classes"], convs=given["num_convs"])
+
+
+def stages_of(given: Mapping[str, Any], train: Any = None) -> nn.ModuleList:
+    """The stages of an official RoI head."""
+    boxes = given["bbox_head"] if isinstance(given["bbox_head"], list) else [given["bbox_head"]]
+    settings = train if isinstance(train, list) else [train] * len(boxes)
+    extractor = given["bbox_roi_extractor"]
+    stages = nn.ModuleList()
+    for box_head, setting in zip(boxes, settings, strict=True):
+        assign = assigner(setting["assigner"]) if setting else Assigner(0.5, 0.5)
+        sampler = setting["sampler"] if setting else {"num": 512, "pos_fraction": 0.25}
+        stages.append(
+            RoIStage(
+                box_head_of(box_head),
+                mask_head_of(given["mask_head"]),
+                extractor["featmap_strides"],
+                assign,
+                Sampler(sampler["num"], sampler["pos_fraction"], evenly),
+                extractor["finest_scale"],
+            )
+        )
+    return stages
+
+
+def two_stage(cascade: bool, channels: Sequence[int], width: int, test: Mapping[str, Any] | None) -> TwoStage:
+    """A detector of our class with the settings of a test; its stages are still linvit's own."""
+    options = {"width": width, "fc_width": 14}
+    if test:
+        options |= {"score_threshold": test["score_thr"], "max_detections": test["max_per_img"]}
+        options |= {"nms_threshold": test["nms"]["iou_threshold"]}
+    kind = CascadeMaskRCNN if cascade else MaskRCNN
+    return kind(channels, [4 * 2**i for i in range(len(channels))], 3, **options)

@@ -62,7 +62,7 @@ def test_losses(golden: Golden, dtype: torch.dtype) -> None:
     anchors = torch.cat(head.anchors(scores))
     labels, weights = [], []
     for image, target in zip(images, targets, strict=True):
-        matched = head.match(anchors, head.anchors.on_image(scores, image.padded), target["boxes"])
+        matched = head.assigner.among(head.anchors.on_image(scores, image.padded), anchors, target["boxes"])
         label = torch.full_like(matched, head.num_classes)
         label[matched >= 0] = target["labels"][matched[matched >= 0]]
         labels.append(label)

@@ -50,3 +50,9 @@ class Assigner:
             last = (claims * order).amax(0) - 1  # (n,), -1 where nobody claims
             matched = torch.where(last >= 0, last, matched)
         return matched
+
+    def among(self, usable: Tensor, boxes: Tensor, truth: Tensor) -> Tensor:
+        """Returns the same for those of the boxes (n, 4) that are usable (n,); the others are ignored."""
+        matched = torch.full((len(boxes),), IGNORED, device=boxes.device)
+        matched[usable] = self(boxes[usable], truth)
+        return matched

@@ -120,7 +120,7 @@ class RetinaNet(DetectionHead):
         positives = 0
         cls_loss = box_loss = upcast(logits[:0]).sum()
         for i, (image, target) in enumerate(zip(images, targets, strict=True)):
-            matched = self.match(anchors, self.anchors.on_image(scores, image.padded), target["boxes"])
+            matched = self.assigner.among(self.anchors.on_image(scores, image.padded), anchors, target["boxes"])
             positive = (matched >= 0).nonzero()[:, 0]
             true = matched[positive]
             of_image = upcast(logits[i])
@@ -132,12 +132,6 @@ class RetinaNet(DetectionHead):
             box_loss = box_loss + F.l1_loss(upcast(deltas[i][positive]), wanted_deltas, reduction="sum")
             positives += max(1, len(positive))
         return {"loss_cls": cls_loss / positives, "loss_bbox": box_loss / positives}
-
-    def match(self, anchors: Tensor, on_image: Tensor, truth: Tensor) -> Tensor:
-        """Returns what the assigner makes of the anchors on the image; the others are ignored."""
-        matched = torch.full((len(anchors),), IGNORED, device=anchors.device)
-        matched[on_image] = self.assigner(anchors[on_image], truth)
-        return matched
 
     def results(
         self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape]

@@ -23,3 +23,19 @@ RETINANET = Layout(
         (r"^bbox_head\.retina_reg\.", "head.regressor."),
     ),
 )
+RCNN = Layout(
+    name="mmdetection's R-CNN",
+    marks=(r"roi_head\.bbox_head\.(\d\.)?fc_cls\.weight", r"rpn_head\.rpn_cls\.weight"),
+    renames=(
+        *_PYRAMID,
+        (r"^rpn_head\.rpn_(conv|cls|reg)\.", r"head.rpn.\1."),
+        (r"^roi_head\.(bbox|mask)_head\.(?=\D)", r"roi_head.\1_head.0."),  # without a cascade
+        (r"^roi_head\.bbox_head\.(\d)\.", r"head.stages.\1.box_head."),
+        (r"^roi_head\.mask_head\.(\d)\.", r"head.stages.\1.mask_head."),
+        (r"^(head\.stages\..*)\.shared_(conv|fc)s\.", r"\1.\2s."),
+        (r"^(head\.stages\..*)\.fc_(cls|reg)\.", r"\1.\2."),
+        (r"^(head\..*mask_head\.convs\.\d)\.conv\.", r"\1.0."),
+        (r"^(head\..*)\.(cls|conv_logits)\.", r"\1.classifier."),
+        (r"^(head\..*)\.reg\.", r"\1.regressor."),
+    ),
+)

@@ -1,0 +1,11 @@
+"""Faster R-CNN: a network proposes boxes, and linear layers on the features of each give its class and a better box.
+
+Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks"; on a pyramid
+as in Lin et al. 2017, with the details of mmdetection 2.x.
+"""
+
+from linvit.heads.detection.two_stage import TwoStage
+
+
+class FasterRCNN(TwoStage):
+    """Faster R-CNN on the feature maps at a reduction of 4 or more: boxes, without masks."""

@@ -1,0 +1,13 @@
+"""Mask R-CNN: Faster R-CNN, and convolutions on the features of each box that give its mask.
+
+Paper: He et al. 2017, "Mask R-CNN"; the details are those of mmdetection 2.x, with which the PVT and Swin papers train
+(Wang et al. 2021; Liu et al. 2021).
+"""
+
+from linvit.heads.detection.two_stage import TwoStage
+
+
+class MaskRCNN(TwoStage):
+    """Mask R-CNN on the feature maps at a reduction of 4 or more: boxes and masks."""
+
+    with_masks = True

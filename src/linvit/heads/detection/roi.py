@@ -1,0 +1,54 @@
+"""Features of regions of interest (RoIs): each box is cut out of the map that fits its size, at a fixed size.
+
+Papers: He et al. 2017, "Mask R-CNN", Sec. 3 (RoIAlign); Lin et al. 2017, "Feature Pyramid Networks for Object
+Detection", Eq. 1 (the level).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import roi_align
+
+from linvit.attention.ops.precision import upcast
+
+
+def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
+    """Returns for each of boxes (n, 4) which of `count` maps it is cut out of, (n,).
+
+    Args:
+        boxes: In pixels of the image.
+        finest_scale: A box whose square root of the area is less than twice this is cut out of the finest map.
+        count: Number of maps.
+    """
+    sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
+    return (sides / finest_scale + 1e-6).log2().floor().clamp(0, count - 1).long()
+
+
+def roi_features(
+    maps: Sequence[Tensor], boxes: Sequence[Tensor], reductions: Sequence[int], size: int, finest_scale: float
+) -> Tensor:
+    """Returns the features (n, C, size, size) of the boxes of all images, from maps (B, C, H_i, W_i).
+
+    `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as Mask R-CNN's first
+    version was. The operator itself is torchvision's, with as many samples as a box has pixels.
+
+    Args:
+        maps: The finest first.
+        boxes: Of each of B images, (n_i, 4).
+        reductions: Image side over map side of each map.
+        size: Side of the result.
+        finest_scale: See `roi_levels`.
+    """
+    flat = torch.cat(list(boxes))
+    counts = torch.tensor([len(of_image) for of_image in boxes])
+    image = torch.arange(len(boxes)).repeat_interleave(counts).to(flat)
+    rois = torch.cat([image[:, None], flat], 1)  # (n, 5)
+    level = roi_levels(flat, finest_scale, len(maps))
+    dtype = torch.promote_types(maps[0].dtype, torch.float32)
+    found = flat.new_zeros(len(flat), maps[0].shape[1], size, size, dtype=dtype)
+    for i, (of_level, reduction) in enumerate(zip(maps, reductions, strict=True)):
+        rows = (level == i).nonzero()[:, 0]  # also if there are none, so that every map has a gradient
+        cut = roi_align(upcast(of_level), rois[rows].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
+        found = found.index_copy(0, rows, cut.to(dtype))
+    return found.to(maps[0].dtype)

@@ -1,0 +1,126 @@
+"""The region proposal network: at which anchors there is an object, and the box around it.
+
+Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks"; with a pyramid
+as in Lin et al. 2017, "Feature Pyramid Networks for Object Detection", Sec. 4.1.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import batched_nms
+
+from linvit.attention.ops.precision import upcast
+from linvit.heads.detection.anchors import Anchors, by_anchor
+from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.base import ImageShape, Target
+from linvit.heads.detection.box_coder import BoxCoder
+from linvit.heads.detection.layers import conv
+from linvit.heads.detection.nms import has_area, top
+from linvit.heads.detection.sample import Sampler
+
+NMS_THRESHOLD = 0.7
+
+
+class RPN(nn.Module):
+    """A 3 x 3 convolution on every map, and two 1 x 1 convolutions for score and box of each anchor.
+
+    torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner`, `Anchors`
+    and `drop_empty`, and it has a smooth absolute error for boxes always.
+
+    Args:
+        width: Channels of the maps.
+        strides: Image side over map side of each.
+        anchor_scale: Side of the square anchor, in strides.
+        beta: Up to this error the loss of boxes is quadratic; 0 is the absolute error.
+        inside_only: Whether anchors that cross the border of the image are ignored in training.
+        samples: Anchors per image that the loss is taken of.
+        candidates: How many of the best anchors of a level become boxes, in training and in evaluation.
+        proposals: How many boxes of all levels are proposed after non-maximum suppression within each level, in
+            training and in evaluation.
+        drop_empty: Whether boxes without area are dropped before (mmdetection 3.x, torchvision) or kept (2.x).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        strides: Sequence[int],
+        *,
+        anchor_scale: float,
+        beta: float,
+        inside_only: bool,
+        samples: int,
+        candidates: Sequence[int],
+        proposals: Sequence[int],
+        drop_empty: bool,
+    ) -> None:
+        super().__init__()
+        self.anchors, self.coder = Anchors(strides, [anchor_scale]), BoxCoder()
+        self.assigner, self.sampler = Assigner(positive=0.7, negative=0.3, least=0.3), Sampler(samples, 0.5)
+        self.beta, self.inside_only, self.drop_empty = beta, inside_only, drop_empty
+        self.candidates, self.proposals = tuple(candidates), tuple(proposals)
+        self.conv = conv(width, width)
+        self.classifier = conv(width, self.anchors.per_cell, kernel=1)
+        self.regressor = conv(width, self.anchors.per_cell * 4, kernel=1)
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns logits (B, A, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors, of each level."""
+        hidden = [F.relu(self.conv(x)) for x in maps]
+        return [self.classifier(x) for x in hidden], [self.regressor(x) for x in hidden]
+
+    def loss(
+        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Returns `loss_rpn_cls` and `loss_rpn_bbox`, sums over images and levels.
+
+        Their divisor is the sum over images of the numbers of sampled positives and negatives, at least 1 of each.
+        """
+        anchors = torch.cat(self.anchors(scores))
+        logits = torch.cat([by_anchor(upcast(x), 1) for x in scores], 1)[..., 0]  # (B, n)
+        deltas = torch.cat([by_anchor(upcast(x), 4) for x in boxes], 1)  # (B, n, 4)
+        cls_loss = box_loss = logits[:0].sum()
+        count = 0
+        for i, (image, target) in enumerate(zip(images, targets, strict=True)):
+            matched = self.match(scores, anchors, image, target)
+            positive, negative = self.sampler(matched)
+            rows = torch.cat([positive, negative])
+            wanted = (matched[rows] >= 0).to(logits.dtype)
+            cls_loss = cls_loss + F.binary_cross_entropy_with_logits(logits[i][rows], wanted, reduction="sum")
+            wanted_deltas = self.coder.encode(anchors[positive], target["boxes"][matched[positive]])
+            errors = F.smooth_l1_loss(deltas[i][positive], wanted_deltas, beta=self.beta, reduction="sum")
+            box_loss = box_loss + errors
+            count += max(1, len(positive)) + max(1, len(negative))
+        return {"loss_rpn_cls": cls_loss / count, "loss_rpn_bbox": box_loss / count}
+
+    def match(self, scores: Sequence[Tensor], anchors: Tensor, image: ImageShape, target: Target) -> Tensor:
+        """Returns what the assigner makes of all anchors (n, 4) of an image."""
+        usable = self.anchors.on_image(scores, image.padded)
+        if self.inside_only:
+            height, width = image.size
+            usable &= (anchors[:, :2] >= 0).all(1) & (anchors[:, 2] < width) & (anchors[:, 3] < height)
+        return self.assigner.among(usable, anchors, target["boxes"])
+
+    @torch.no_grad()
+    def propose(
+        self, scores: Sequence[Tensor], boxes: Sequence[Tensor], images: Sequence[ImageShape]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Returns for each image proposals (n, 4) inside it, the best first, and their scores (n,)."""
+        candidates, limit = (pair[0 if self.training else 1] for pair in (self.candidates, self.proposals))
+        anchors = self.anchors(scores)
+        probabilities = [by_anchor(upcast(x), 1)[..., 0].sigmoid() for x in scores]
+        deltas = [by_anchor(x, 4) for x in boxes]
+        found = []
+        for i, image in enumerate(images):
+            rows = [top(of_level[i], candidates) for of_level in probabilities]
+            score = torch.cat([of_level[i][row] for of_level, row in zip(probabilities, rows, strict=True)])
+            starts = torch.cat([of_level[row] for of_level, row in zip(anchors, rows, strict=True)])
+            moves = torch.cat([of_level[i][row] for of_level, row in zip(deltas, rows, strict=True)])
+            level = torch.cat([torch.full_like(row, i) for i, row in enumerate(rows)])
+            box = image.clip(self.coder.decode(starts, moves))
+            if self.drop_empty:
+                kept = has_area(box)
+                box, score, level = box[kept], score[kept], level[kept]
+            keep = batched_nms(box, score, level, NMS_THRESHOLD)[:limit]
+            found.append((box[keep], score[keep]))
+        return found

@@ -1,0 +1,121 @@
+"""One stage of a detector of regions of interest: it samples proposals, and predicts class, box and mask of each.
+
+Papers: Girshick 2015, "Fast R-CNN"; He et al. 2017, "Mask R-CNN"; Cai and Vasconcelos 2018, "Cascade R-CNN".
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.base import ImageShape, Target
+from linvit.heads.detection.box_head import BoxHead
+from linvit.heads.detection.mask_head import MaskHead
+from linvit.heads.detection.masks import mask_targets
+from linvit.heads.detection.roi import roi_features
+from linvit.heads.detection.sample import Sampler
+
+
+class Samples(NamedTuple):
+    """The RoIs of one image that take part in the losses, positives first.
+
+    Attributes:
+        boxes: (n, 4).
+        labels: (n,); K is background.
+        matched: Which true box each of the p positives is for, (p,).
+        is_truth: Which are copies of true boxes, (n,).
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    matched: Tensor
+    is_truth: Tensor
+
+
+class RoIStage(nn.Module):
+    """Box head, mask head, and how proposals are sampled for them.
+
+    Args:
+        box_head: For class and box.
+        mask_head: For masks; None predicts none.
+        reductions: Image side over map side of the maps that RoIs are cut out of.
+        assigner: Which proposals are positive.
+        sampler: Which of them are taken.
+        finest_scale: See `roi_levels`.
+    """
+
+    def __init__(
+        self,
+        box_head: BoxHead,
+        mask_head: MaskHead | None,
+        reductions: Sequence[int],
+        assigner: Assigner,
+        sampler: Sampler,
+        finest_scale: float = 56,
+    ) -> None:
+        super().__init__()
+        self.box_head, self.mask_head = box_head, mask_head
+        self.reductions, self.finest_scale = tuple(reductions), finest_scale
+        self.assigner, self.sampler = assigner, sampler
+
+    def sample(self, proposals: Tensor, target: Target) -> Samples:
+        """Returns what is sampled of proposals (n, 4) and the true boxes, which are put before them."""
+        truth = target["boxes"].to(proposals.dtype)
+        own = torch.arange(len(truth), device=truth.device)
+        matched = torch.cat([own, self.assigner(proposals, truth)])
+        positive, negative = self.sampler(matched)
+        rows = torch.cat([positive, negative])
+        labels = torch.full_like(rows, self.box_head.num_classes)
+        labels[: len(positive)] = target["labels"][matched[positive]]
+        return Samples(torch.cat([truth, proposals])[rows], labels, matched[positive], rows < len(truth))
+
+    def boxes(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns logits and relative boxes of the RoIs of all images."""
+        size = self.box_head.size
+        return self.box_head(  # type: ignore[no-any-return]
+            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
+        )
+
+    def masks(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        """Returns logits (n, K, s, s) of the masks of the RoIs of all images."""
+        assert self.mask_head is not None
+        size = self.mask_head.size
+        return self.mask_head(  # type: ignore[no-any-return]
+            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
+        )
+
+    def losses(
+        self,
+        maps: Sequence[Tensor],
+        proposals: Sequence[Tensor],
+        images: Sequence[ImageShape],
+        targets: Sequence[Target],
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Returns the losses `loss_cls`, `loss_bbox` and `loss_mask`, and the proposals for the next stage."""
+        samples = [self.sample(*each) for each in zip(proposals, targets, strict=True)]
+        logits, deltas = self.boxes(maps, [of_image.boxes for of_image in samples])
+        boxes, labels = (torch.cat([of_image[i] for of_image in samples]) for i in (0, 1))
+        truth = torch.cat([t["boxes"][s.matched] for s, t in zip(samples, targets, strict=True)])
+        found = self.box_head.loss(logits, deltas, boxes, labels, truth)
+        if self.mask_head is not None:
+            found["loss_mask"] = self.mask_loss(maps, samples, targets)
+        with torch.no_grad():
+            refined = self.box_head.refine(boxes, deltas, logits, labels).split([len(s.boxes) for s in samples])
+            following = [
+                image.clip(moved[~of_image.is_truth])
+                for image, moved, of_image in zip(images, refined, samples, strict=True)
+            ]
+        return found, following
+
+    def mask_loss(self, maps: Sequence[Tensor], samples: Sequence[Samples], targets: Sequence[Target]) -> Tensor:
+        """Returns the loss of the masks of the positives."""
+        assert self.mask_head is not None
+        boxes = [of_image.boxes[: len(of_image.matched)] for of_image in samples]
+        labels = torch.cat([of_image.labels[: len(of_image.matched)] for of_image in samples])
+        wanted = [
+            mask_targets(target["masks"], of_image, sample.matched, 2 * self.mask_head.size)
+            for target, of_image, sample in zip(targets, boxes, samples, strict=True)
+        ]
+        return self.mask_head.loss(self.masks(maps, boxes), labels, torch.cat(wanted))

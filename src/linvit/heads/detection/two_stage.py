@@ -1,0 +1,199 @@
+"""What the detectors have in common that look twice: a region proposal network, and stages that look at its proposals.
+
+Faster R-CNN and Mask R-CNN are cascades of one stage.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
+from linvit.heads.detection.box_head import BoxHead
+from linvit.heads.detection.mask_head import MaskHead
+from linvit.heads.detection.masks import paste_masks
+from linvit.heads.detection.nms import multiclass_nms
+from linvit.heads.detection.rpn import RPN
+from linvit.heads.detection.sample import Sampler
+from linvit.heads.detection.stage import RoIStage
+from linvit.heads.fpn import FPN
+
+
+class StageSettings(NamedTuple):
+    """How a stage of a cascade differs from the others.
+
+    Attributes:
+        iou: Proposals of this intersection over union or more are positive, the others are background.
+        stds: Of the box coder.
+        weight: Of the losses.
+    """
+
+    iou: float
+    stds: tuple[float, float, float, float]
+    weight: float
+
+
+class TwoStage(DetectionHead):
+    """A feature pyramid, a region proposal network, and one stage or a cascade of them.
+
+    torchvision's `FasterRCNN` and `MaskRCNN` are not used: their anchors, RoI features, losses and results are others,
+    and none of them can be exchanged alone.
+
+    Args:
+        channels: Channels of each feature map, the finest first.
+        reductions: Image side over map side of each map.
+        num_classes: Classes K.
+        width: Channels of the pyramid and of the convolutions.
+        fc_width: Features of the linear layers of a box head.
+        anchor_scale: Side of the square anchors, in strides of their map.
+        finest_scale: Boxes whose square root of the area is less than twice this, in pixels, are cut out of the finest
+            map.
+        anchor_samples: Anchors per image that the proposal network is trained with.
+        roi_samples: Proposals per image that a stage is trained with, of which up to a quarter are positive.
+        candidates: Of a level, how many of the best anchors become boxes, in training and in evaluation.
+        proposals: How many of these boxes are proposed, in training and in evaluation.
+        drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
+        score_threshold: Detections have a score above this.
+        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
+        max_detections: The most detections of an image.
+    """
+
+    stages_of: ClassVar[tuple[StageSettings, ...]] = (StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),)
+    low_quality: ClassVar[bool] = True
+    rpn_beta: ClassVar[float] = 0.0
+    inside_only: ClassVar[bool] = False
+    box_layers: ClassVar[tuple[int, int]] = (0, 2)  # convolutions, linear layers
+    giou: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        reductions: Sequence[int],
+        num_classes: int,
+        *,
+        width: int = 256,
+        fc_width: int = 1024,
+        anchor_scale: float = 8,
+        finest_scale: float = 56,
+        anchor_samples: int = 256,
+        roi_samples: int = 512,
+        candidates: Sequence[int] = (2000, 1000),
+        proposals: Sequence[int] = (1000, 1000),
+        drop_empty: bool = False,
+        score_threshold: float = 0.05,
+        nms_threshold: float = 0.5,
+        max_detections: int = 100,
+    ) -> None:
+        super().__init__(channels, reductions, num_classes)
+        self.score_threshold, self.nms_threshold, self.max_detections = score_threshold, nms_threshold, max_detections
+        self.fpn = FPN(channels, width, LastLevelMaxPool())
+        self.rpn = RPN(
+            width,
+            [*reductions, 2 * reductions[-1]],
+            anchor_scale=anchor_scale,
+            beta=self.rpn_beta,
+            inside_only=self.inside_only,
+            samples=anchor_samples,
+            candidates=candidates,
+            proposals=proposals,
+            drop_empty=drop_empty,
+        )
+        convs, fcs = self.box_layers
+        self.stages = nn.ModuleList(
+            RoIStage(
+                BoxHead(
+                    width, num_classes, convs=convs, fcs=fcs, fc_width=fc_width, stds=settings.stds, giou=self.giou
+                ),
+                MaskHead(width, num_classes) if self.with_masks else None,
+                reductions,
+                Assigner(settings.iou, settings.iou, self.low_quality, least=settings.iou),
+                Sampler(roi_samples, 0.25),
+                finest_scale,
+            )
+            for settings in self.stages_of
+        )
+
+    def classifiers(self) -> list[nn.Module]:
+        """Returns the layers of classes, boxes and masks of every stage."""
+        found: list[nn.Module] = []
+        for stage in self._stages():
+            found += [stage.box_head.classifier, stage.box_head.regressor]
+            found += [] if stage.mask_head is None else [stage.mask_head.classifier]
+        return found
+
+    def losses(
+        self, features: Sequence[Tensor], images: Sequence[ImageShape], targets: Sequence[Target]
+    ) -> dict[str, Tensor]:
+        """Returns `loss_rpn_cls`, `loss_rpn_bbox`, and of each stage `loss_cls`, `loss_bbox` and `loss_mask`.
+
+        Those of a cascade begin with `s0_`, `s1_` and so on, and contain the weight of the stage.
+        """
+        maps = self.fpn(features)
+        scores, boxes = self.rpn(maps)
+        found = self.rpn.loss(scores, boxes, images, targets)
+        proposals = [proposed for proposed, _ in self.rpn.propose(scores, boxes, images)]
+        return {**found, **self.roi_losses(maps, proposals, images, targets)}
+
+    def roi_losses(
+        self,
+        maps: Sequence[Tensor],
+        proposals: Sequence[Tensor],
+        images: Sequence[ImageShape],
+        targets: Sequence[Target],
+    ) -> dict[str, Tensor]:
+        """Returns the losses of the stages on maps and proposals (n, 4) of each image."""
+        losses: dict[str, Tensor] = {}
+        for i, (stage, settings) in enumerate(zip(self._stages(), self.stages_of, strict=True)):
+            found, proposals = stage.losses(maps, proposals, images, targets)
+            prefix = f"s{i}_" if len(self.stages) > 1 else ""
+            losses |= {f"{prefix}{name}": settings.weight * value for name, value in found.items()}
+        return losses
+
+    def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
+        """Returns the detections of each image."""
+        maps = self.fpn(features)
+        scores, boxes = self.rpn(maps)
+        return self.results(maps, [proposed for proposed, _ in self.rpn.propose(scores, boxes, images)], images)
+
+    def results(
+        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], images: Sequence[ImageShape]
+    ) -> list[Detections]:
+        """Returns detections of maps and proposals (n, 4) of each image.
+
+        Logits of classes are averaged over the stages, boxes are the last stage's, and of masks the probabilities are
+        averaged.
+        """
+        counts = [len(boxes) for boxes in proposals]
+        total: Tensor | None = None
+        for i, stage in enumerate(self._stages()):
+            logits, deltas = stage.boxes(maps, proposals)
+            total = logits if total is None else total + logits
+            if i + 1 < len(self.stages):
+                refined = stage.box_head.refine(torch.cat(list(proposals)), deltas, logits).split(counts)
+                proposals = [image.clip(boxes) for image, boxes in zip(images, refined, strict=True)]
+        assert total is not None
+        scores = (total / len(self.stages)).softmax(1)[:, :-1].split(counts)
+        boxes = stage.box_head.decode(torch.cat(list(proposals)), deltas).split(counts)
+        options = self.score_threshold, self.nms_threshold, self.max_detections
+        found = [
+            multiclass_nms(image.to_original(image.clip(of_image)), score, *options)
+            for image, of_image, score in zip(images, boxes, scores, strict=True)
+        ]
+        if self.with_masks:
+            self._add_masks(found, maps, images)
+        return found
+
+    def _add_masks(self, found: list[Detections], maps: Sequence[Tensor], images: Sequence[ImageShape]) -> None:
+        boxes = [image.from_original(one["boxes"]) for image, one in zip(images, found, strict=True)]
+        labels = torch.cat([one["labels"] for one in found])
+        rows = torch.arange(len(labels), device=labels.device)
+        of_stages = [stage.masks(maps, boxes)[rows, labels].sigmoid() for stage in self._stages()]
+        masks = torch.stack(of_stages).mean(0).split([len(of_image) for of_image in boxes])
+        for one, mask, image in zip(found, masks, images, strict=True):
+            one["masks"] = paste_masks(mask, one["boxes"], image.original)
+
+    def _stages(self) -> list[RoIStage]:
+        return list(self.stages)  # type: ignore[arg-type]
