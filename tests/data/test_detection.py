@@ -1,11 +1,22 @@
 """Detection data: what samples and batches are, their order, and what is refused."""
 
+import json
+import os
+import re
+
+import numpy as np
 import pytest
 import torch
 
-from linvit import coco_masks
+from linvit import UserError, coco_masks
 from linvit.data import DetectionData
+from linvit.data.loading.seeds import generator
 from linvit.data.sources.scenes import Scenes
+from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
+from linvit.data.transforms.geometry import Crop, HorizontalFlip
+from tests.data.coco import CATEGORIES, SIZES, annotation, annotations, write_coco, write_json
+from tests.data.images import picture, save
+from tests.golden_files import load
 from tests.training import trainer
 
 FEW = Scenes(train=6, val=3, test=2)
@@ -57,8 +68,8 @@ class TestScenes:
 
     def test_half_precision_leaves_boxes_and_truth_as_they_are(self, tmp_path):
         data = scenes()
-        data.trainer = trainer(tmp_path, precision="bf16-true", logger=False)
         data.setup("fit")
+        data.trainer = trainer(tmp_path, precision="bf16-true", logger=False)
         for loader in (data.train_dataloader(), data.val_dataloader()):
             moved = data.trainer.precision_plugin.convert_input(next(iter(loader)))
             exact = batch_of(data, loader) if "area" not in moved["held"].entries else None
@@ -66,3 +77,314 @@ class TestScenes:
             assert batch["image"][0].dtype == torch.bfloat16
             assert batch["boxes"][0].dtype in (torch.float32, torch.float64)
             assert exact is None or torch.equal(batch["boxes"][0], exact["boxes"][0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+def coco(source, **options):
+    return DetectionData(str(source), **{"batch_size": 2, "num_workers": 0, "seed": 0, **options})
+
+
+def loaded(source, **options):
+    """Data whose tables are read."""
+    data = coco(source, **options)
+    assert data.num_classes
+    return data
+
+
+def refused(folder, stage="fit", found=None, content=None, **options):
+    """What is said of a set with other annotations."""
+    write_coco(folder, ("train",), found, **(content or {}))
+    write_coco(folder, ("val",))
+    with pytest.raises(UserError) as caught:
+        coco(folder, **options).setup(stage)
+    return str(caught.value)
+
+
+class TestCoco:
+    def test_labels_count_the_ids_in_order(self, folder, caplog):
+        data = coco(folder)
+        assert (data.class_names, data.category_ids, data.num_classes) == (["person", "dog", "bottle"], [1, 18, 44], 3)
+        with caplog.at_level("INFO"):
+            data.setup("fit")
+        table = caplog.text[caplog.text.index("classes of") :].splitlines()
+        assert [line.split() for line in table[1:5]] == [
+            ["label", "id", "class", "train", "val"],
+            ["0", "1", "person", "1", "1"],
+            ["1", "18", "dog", "3", "3"],
+            ["2", "44", "bottle", "2", "2"],
+        ]
+
+    def test_what_is_read_is_what_the_reference_reads(self, tmp_path):
+        golden = load("dense_pipe_coco_parse")
+        content = golden.meta["annotation"]
+        (tmp_path / "train").mkdir()
+        for image in content["images"]:
+            save(picture(0, image["width"], image["height"]), tmp_path / "train" / image["file_name"])
+        (tmp_path / "train.json").write_text(json.dumps(content), encoding="utf-8")
+        names = golden.constructor["classes"]
+        data = coco(tmp_path, class_names=names, empty_classes=True, val_fraction=0.01, masks=True)
+        assert data.category_ids == golden.tensors["output.category_ids"].tolist()
+        rows = data.splits["train"]
+        trained = data.trained_rows(rows, None)
+        assert rows[trained]["image_id"] == golden.tensors["output.kept_image_ids"].tolist()
+        assert rows["image_id"] == golden.tensors["output.test_image_ids"].tolist()
+        reader = data.data_source.reader(data.targets("train"), lambda sample, seed: sample, 10**6, False, False)
+        table = reader.columns_of(rows)
+        for row, image in enumerate(rows["image_id"]):
+            if image not in (11, 30, 5):
+                continue
+            cells = {name: table[row][name][0].as_py() for name in table.column_names}
+            objects = reader(cells, row, "", 0)["objects"]
+            kept = trainable(objects, reader(cells, row, "", 0)["image"].shape[-2:])
+            golden.check(f"output.boxes_{image}", torch.from_numpy(objects["boxes"][kept]).float())
+            assert objects["labels"][kept].tolist() == golden.tensors[f"output.labels_{image}"].tolist()
+            crowds = torch.from_numpy(objects["boxes"][objects["iscrowd"]]).float()
+            golden.check(f"output.crowd_boxes_{image}", crowds)
+
+    @pytest.mark.parametrize("flip", [False, True])
+    def test_training_moves_boxes_and_masks_as_the_reference_does(self, flip):
+        golden = load("dense_pipe_det_geometry")
+        boxes, labels, masks = (golden.tensors[f"input.{name}"] for name in ("boxes", "labels", "masks"))
+        objects = {"boxes": boxes.numpy(), "labels": labels.numpy(), "rles": coco_masks.encode(masks)}
+        transform = TrainTransform((140, 90), DetectionAugmentation(hflip=float(flip)), masks=True)
+        made = transform({"image": torch.zeros(3, 75, 100, dtype=torch.uint8), "objects": objects}, 0)
+        name = "resize_flip" if flip else "resize"
+        golden.check(f"output.{name}_boxes", made["boxes"])
+        assert torch.equal(made["labels"], golden.tensors[f"output.{name}_labels"])
+        assert torch.equal(made["masks"], golden.tensors[f"output.{name}_masks"])
+        assert (made["size"], made["image"].shape[1:]) == ((75, 100), (90, 120))
+
+    def test_images_have_the_size_of_the_reference(self):
+        tensors = load("dense_pipe_shapes").tensors
+        train = TrainTransform((1333, 800), DetectionAugmentation(hflip=0), masks=False)
+        for given, expected in zip(
+            tensors["input.image_hw"].tolist(), tensors["output.coco_test"].tolist(), strict=True
+        ):
+            assert EvalTransform((1333, 800), masks=False).resize.sizes(*given)[0] == tuple(expected)
+            assert [list(op.size) for op in train._ops(generator(0), tuple(given))] == [expected]
+
+    def test_multi_scale_training_draws_its_sizes_from_the_recipe(self):
+        sides, crops = (480, 512, 800), (400, 500, 600)
+        transform = TrainTransform((1333, 800), DetectionAugmentation(0.5, sides, crops), masks=False)
+        drawn = [transform._ops(generator(seed), (480, 640)) for seed in range(400)]
+        assert {min(ops[-1].size) for ops in drawn} == set(sides)
+        cropped = [ops for ops in drawn if any(isinstance(op, Crop) for op in ops)]
+        assert 160 < len(cropped) < 240
+        assert {min(ops[-3].size) for ops in cropped} == set(crops)
+        sizes = [ops[-2].box[2:] for ops in cropped]
+        assert min(map(min, sizes)) >= 384
+        assert 590 < max(map(max, sizes)) <= 600
+        assert all(height <= ops[-3].size[0] for ops, (height, _) in zip(cropped, sizes, strict=True))
+        assert 160 < sum(isinstance(ops[0], HorizontalFlip) for ops in drawn) < 240
+        assert max(max(ops[-1].size) for ops in drawn) <= 1333
+
+    def test_all_boxes_may_be_cropped_away(self):
+        tiny = {"boxes": np.array([[0, 0, 2, 2.0]]), "labels": np.array([1])}
+        tiny["rles"] = coco_masks.encode(np.pad(np.ones((1, 2, 2)), ((0, 0), (0, 98), (0, 98))))
+        given = DetectionAugmentation(0, (50,), (100,), (10, 20))
+        made = [
+            TrainTransform((100, 100), given, True)({"image": torch.zeros(3, 100, 100), "objects": tiny}, seed)
+            for seed in range(20)
+        ]
+        empty = [sample for sample in made if not len(sample["boxes"])]
+        assert empty
+        assert {(s["boxes"].shape, s["labels"].shape, s["masks"].shape[0]) for s in empty} == {((0, 4), (0,), 0)}
+
+    def test_crowds_and_empty_images(self, tmp_path):
+        crowd = annotation(
+            1, 5, 18, (1, 1, 9, 9), iscrowd=1, segmentation={"size": [48, 64], "counts": [100, 50, 2922]}
+        )
+        write_coco(tmp_path, found=[crowd, *annotations()[2:], annotation(2, 5, 44)])
+        data = coco(tmp_path, masks=True)
+        data.setup("fit")
+        assert len(data.train_set) == 3  # 30 has no objects
+        labels = {sample["image_id"]: sample["labels"].tolist() for sample in data.train_set}
+        assert labels[5] == [2]
+        batch = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+        assert batch[0]["iscrowd"][0].tolist() == [True, False]
+        assert batch[0]["area"][0].tolist() == [81, 200]  # as the file says, not as the mask has it
+        assert coco_masks.area(batch[0]["rles"][0])[0] == 50
+        assert (batch[1]["boxes"][1].shape, batch[1]["rles"][1]) == ((0, 4), [])
+        assert coco(tmp_path, drop_empty=False, min_side=0).trained_rows(data.splits["train"], None).tolist() == [
+            0,
+            1,
+            2,
+            3,
+        ]
+
+    @pytest.mark.parametrize(
+        "layout",
+        [
+            {"train.json": "train", "val.json": "val"},
+            {"annotations/train.json": "images/train", "annotations/val.json": "images/val"},
+            {"train/_annotations.coco.json": "train", "valid/_annotations.coco.json": "valid"},
+            {"annotations/instances_train2014.json": "images", "annotations/instances_val2014.json": "images"},
+            {"annotations/instances_default.json": "images"},
+        ],
+        ids=str,
+    )
+    def test_layouts(self, tmp_path, layout):
+        for file, images in layout.items():
+            write_json(tmp_path / file)
+            for key, (height, width) in SIZES.items():
+                save(picture(key, width, height), tmp_path / images / f"{key}.png")
+        data = coco(tmp_path, val_fraction=0.25, empty_classes=True)
+        data.setup("fit")
+        assert len(data.val_set) == (4 if len(layout) == 2 else 1)
+
+    def test_files_elsewhere(self, folder):
+        files = {"train": str(folder / "annotations" / "instances_val2017.json")}
+        data = coco(folder, annotation_files=files, image_folders={"train": str(folder / "val2017")})
+        data.setup("predict")
+        assert [*data.splits] == ["train"]
+        assert data.splits["train"]["image"][0].size == (64, 48)
+        with pytest.raises(UserError, match=r"there is no file 'missing.json'"):
+            loaded(folder, annotation_files={"val": "missing.json"})
+
+    def test_the_tables_are_shared_and_read_once(self, folder, monkeypatch):
+        for file in [folder / "train2017", folder / "val2017", *(folder / "annotations").iterdir()]:
+            os.utime(file, (1e9, 1e9))
+        data = coco(folder, masks=True)
+        first = data.splits["train"][:]["objects"]
+        monkeypatch.setattr("linvit.data.sources.coco.AnnotationFile", None)
+        again = coco(folder, masks=True)
+        assert again.splits["train"][:]["objects"] == first
+        assert again.class_names == data.class_names
+        assert again.splits["train"].cache_files
+        os.utime(folder / "train2017", (1e9 + 1, 1e9 + 1))
+        with pytest.raises(TypeError):
+            loaded(folder, masks=True)
+
+    def test_a_subset_of_the_classes(self, folder):
+        data = coco(folder, class_names=["bottle", "dog"])
+        assert (data.class_names, data.category_ids) == (["dog", "bottle"], [18, 44])
+        data.setup("fit")
+        assert {label for sample in data.train_set for label in sample["labels"].tolist()} == {0, 1}
+        with pytest.raises(UserError, match=r"has no class 'dogs'.*Did you mean 'dog'"):
+            loaded(folder, class_names=["dogs"])
+
+
+class TestRefused:
+    """Each message names the annotation, or the file, before training."""
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ([annotation(7, 6)], "annotation 7 of image 6 in .*train2017.json' is malformed: it belongs to image 6"),
+            ([annotation(7, 5), annotation(7, 2)], "ids of annotations in .* come more than once: '7'"),
+            ([annotation(7, 5, 99)], "annotation 7 of .*5.png: its category is none of the classes .99."),
+            (
+                [annotation(7, 5) | {"bbox": [1, 2, float("nan"), 4]}],
+                "annotation 7 of .*5.png: its box or its area is no finite",
+            ),
+            ([annotation(7, 5) | {"bbox": [1, 2, 3]}], "annotation 7 of image 5 .* malformed"),
+            ([{"id": 7, "image_id": 5}], "annotation 7 of image 5 .* it has no 'bbox'"),
+            ([{"id": "a", **annotation(7, 5), "category_id": None}], "annotation 7 of image 5 .* malformed"),
+            (["7"], "annotation None in .* malformed"),
+            ([annotation(7, 5, segmentation=[[1, 2, 3, 4, 5, 6, 7]])], "annotation 7 .* got 7 coordinates"),
+            ([annotation(7, 5, segmentation=[[1, 2, 3e9, 4, 5, 6]])], "annotation 7 .* far outside of its image"),
+            ([annotation(7, 5, segmentation=[])], "annotation 7 .* has no segmentation"),
+            ([annotation(7, 5, segmentation={"size": [9, 9], "counts": [81]})], "annotation 7 .* its image .48, 64."),
+            ([annotation(7, 5, segmentation={"size": [48, 64], "counts": [81]})], "annotation 7 .* add up to"),
+            ([annotation(7, 5, segmentation={"size": [48, 64], "counts": "abc"})], "annotation 7 .* no.* run-length"),
+        ],
+    )
+    def test_annotations(self, tmp_path, wrong, message):
+        said = refused(tmp_path, found=[*annotations(), *wrong], masks=True)
+        assert re.search(message, said), said
+
+    def test_classes_without_objects(self, tmp_path):
+        said = refused(tmp_path, found=[one for one in annotations() if one["category_id"] != 18])
+        assert "1 of the 3 classes" in said
+        assert "'dog'" in said
+        assert "--data.class_names" in said
+        coco(tmp_path, empty_classes=True).setup("fit")
+        coco(tmp_path).setup("validate")
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ({"categories": [*CATEGORIES, {"id": 1, "name": "x"}]}, "two categories .* have the id 1"),
+            ({"categories": [*CATEGORIES, {"id": 2, "name": "dog"}]}, "the name 'dog'"),
+            ({"categories": [{"id": 1, "name": "dog"}, {"id": 18, "name": "person"}]}, "category 1 is 'person' in"),
+            ({"images": []}, "has no images"),
+            ({"images": [{"id": 5, "file_name": "5.png"}]}, "image 5 in .* needs id, height and width"),
+            ({"images": [{"id": 5, "file_name": "5.png", "height": 0, "width": 3}]}, "'5.png'.* the size 3 x 0"),
+            ({"sizes": {**SIZES, 5: (48, 64)}, "images": None}, "no object|has no images"),
+        ],
+    )
+    def test_images_and_categories(self, tmp_path, content, message):
+        said = refused(tmp_path, content=content)
+        assert re.search(message, said), said
+
+    def test_missing_files(self, tmp_path):
+        write_coco(tmp_path)
+        (tmp_path / "train2017" / "9.png").unlink()
+        with pytest.raises(UserError, match=r"1 of the 4 images of .*train2017.json' are not in .*: '9.png'"):
+            loaded(tmp_path)
+        for path in (tmp_path / "train2017").iterdir():
+            path.unlink()
+        with pytest.raises(UserError, match=r"'5.png', the first image of .*--data.image_folders"):
+            loaded(tmp_path)
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"images": [', '{"images": [{}', '{"images"', "nonsense", "[" * 10**5])
+    def test_what_is_no_annotation_file(self, tmp_path, text):
+        write_coco(tmp_path)
+        (tmp_path / "annotations" / "instances_train2017.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"instances_train2017.json"):
+            loaded(tmp_path)
+
+    def test_boxes_in_another_format(self, tmp_path):
+        two_corners = [one | {"bbox": [30, 20, 44, 40]} for one in annotations()]
+        assert "are they xyxy (--data.box_format=xyxy)" in refused(tmp_path, found=two_corners)
+        fractions = [one | {"bbox": [0.1, 0.2, 0.3, 0.4]} for one in annotations()]
+        assert "not in fractions of the image" in refused(tmp_path, found=fractions)
+        write_coco(tmp_path, found=two_corners)
+        data = coco(tmp_path, box_format="xyxy")
+        data.setup("fit")
+        assert data.train_set[0]["boxes"][0].tolist() == [30, 20, 44, 40]
+
+    def test_boxes_without_area_are_left_out_with_a_warning(self, tmp_path):
+        thin = [annotation(7, 5, bbox=(1, 1, 0.5, 9)), annotation(8, 5, bbox=(70, 1, 5, 5)), annotation(9, 2, area=0)]
+        many = [annotation(100 + i, 9) for i in range(30)]
+        write_coco(tmp_path, found=[*annotations(), *thin, *many])
+        data = coco(tmp_path)
+        with pytest.warns(
+            UserWarning, match=r"3 objects in the train split .* annotation 7 of .*5.png: its box has a side"
+        ):
+            data.setup("fit")
+        assert sum(len(sample["labels"]) for sample in data.train_set) == 36
+        assert sum(len(sample["labels"]) for sample in data.val_set) == 39
+
+    def test_an_empty_mask_is_left_out_where_masks_are_trained(self, tmp_path):
+        write_coco(tmp_path, found=[*annotations(), annotation(7, 5, segmentation=[[1, 2, 3, 4]])])
+        for masks, expected in ((True, 6), (False, 7)):
+            data = coco(tmp_path, masks=masks)
+            data.setup("fit")
+            assert sum(len(sample["labels"]) for sample in data.train_set) == expected
+
+    def test_an_image_of_another_size_than_its_annotations_is_bad(self, tmp_path):
+        write_coco(tmp_path)
+        save(picture(5, 20, 30), tmp_path / "train2017" / "5.png")
+        data = coco(tmp_path, bad_images="raise")
+        data.setup("fit")
+        with pytest.raises(UserError, match=r"5.png .*annotations are for 64 x 48 pixels, the image has 20 x 30"):
+            list(data.train_set)
+
+    def test_streams(self, tmp_path):
+        with pytest.raises(UserError, match=r"--data.streaming=false"):
+            coco(tmp_path, streaming=True)
+
+
+def test_an_image_of_one_pixel(tmp_path):
+    write_coco(tmp_path, found=[annotation(1, 1, bbox=(0, 0, 1, 1))], sizes={1: (1, 1)}, categories=CATEGORIES[1:2])
+    data = coco(tmp_path, min_side=0, masks=True, limits=(90, 60), batch_size=1)
+    data.setup("fit")
+    batch = batch_of(data, data.train_dataloader())
+    assert batch["boxes"][0].tolist() == [[0, 0, 60, 60]]
+    with pytest.raises(UserError, match=r"all 1 training images .* too small"):
+        coco(tmp_path).setup("fit")

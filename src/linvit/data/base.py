@@ -181,8 +181,12 @@ class ImageData(LightningDataModule):
 
     def train_sampler(self, samples: Images) -> TrainSampler:
         """The order of the training samples."""
-        options = (self._seed, *self._place, self.repeated_aug, self.batch_size)
-        return TrainSampler(len(samples), *options)
+        return TrainSampler(len(samples), *self.order_options)
+
+    @property
+    def order_options(self) -> tuple[int, int, int, int, int]:
+        """What a sampler needs besides the samples: seed, rank, world size, copies, batch size."""
+        return (self._seed, *self._place, self.repeated_aug, self.batch_size)
 
     @property
     def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:

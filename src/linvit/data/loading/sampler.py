@@ -47,12 +47,19 @@ class TrainSampler(DistributedSampler[SeededIndex]):
 
     def __iter__(self) -> Iterator[SeededIndex]:
         """Yields the samples of this rank in the current epoch, those that are left of one that is resumed."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
         start, left, done = self._rest()
         places = np.arange(start + self.rank, start + left, self.num_replicas)[done * self.layout.batch_size :]
-        rows = order[places // self.repeated_aug]
-        seeds = sample_seeds(rows * self.repeated_aug + places % self.repeated_aug, self.seed, self.epoch)
+        uses = self.order()[places]
+        seeds = sample_seeds(uses, self.seed, self.epoch)
+        rows = uses // self.repeated_aug
         return (SeededIndex(row, seed) for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True))
+
+    def order(self) -> np.ndarray:
+        """The uses of samples in the current epoch, of all ranks in turn, as numbers: row x copies + copy."""
+        rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+        copies = np.arange(self.repeated_aug)
+        uses: np.ndarray = (rows[: -(-self.length // self.repeated_aug), None] * self.repeated_aug + copies).ravel()
+        return uses[: self.length]
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch."""
@@ -73,6 +80,62 @@ class TrainSampler(DistributedSampler[SeededIndex]):
         """The place in the epoch at which this layout starts, its samples from there, and its batches so far."""
         phases, done = resumed(self.position, self.epoch, self.layout)
         return *remaining(self.length, phases, self.layout), done
+
+
+class GroupedSampler(TrainSampler):
+    """Shuffles so that the samples of a step, of all ranks, are of one group, such as images wider than high.
+
+    A batch of images of several sizes is padded to the largest height and width in it. What is left of the groups when
+    no step can be filled by one alone makes one step of an epoch that is mixed. Where an epoch goes on in another
+    layout, the rest of it is put together anew.
+
+    Args:
+        groups: Number of the group of each sample, int (N,).
+        seed: See `TrainSampler`, as for the following.
+        rank: This process.
+        world_size: Processes.
+        repeated_aug: Copies of each sample.
+        batch_size: Samples per step and rank.
+    """
+
+    def __init__(
+        self,
+        groups: np.ndarray,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        repeated_aug: int = 1,
+        batch_size: int = 1,
+    ) -> None:
+        super().__init__(len(groups), seed, rank, world_size, repeated_aug, batch_size)
+        self.groups = groups
+
+    def order(self) -> np.ndarray:
+        """The uses of samples, in steps of one group; see `TrainSampler.order`."""
+        uses = super().order()
+        phases, _ = resumed(self.position, self.epoch, self.layout)
+        layouts = [*(phase.layout for phase in phases), self.layout]
+        for number, layout in enumerate(layouts):
+            start, left = remaining(self.length, phases[:number], layout)
+            stop = start + left if number else self.length  # the first layout chooses what the epoch leaves out
+            rng = np.random.default_rng([self.seed, self.epoch, number])
+            uses[start:stop] = self._in_steps(uses[start:stop], layout.step, rng)
+        return uses
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What the order follows from, besides the epoch and the layout."""
+        return super().identity | {f"group {group}": int(count) for group, count in enumerate(np.bincount(self.groups))}
+
+    def _in_steps(self, uses: np.ndarray, step: int, rng: np.random.Generator) -> np.ndarray:
+        """Puts uses into steps of one group, in random order; what does not fill a step comes last."""
+        groups = self.groups[uses // self.repeated_aug]
+        parts = [uses[groups == group] for group in np.unique(groups)]
+        whole = [len(part) // step * step for part in parts]
+        rest = rng.permutation(np.concatenate([part[end:] for part, end in zip(parts, whole, strict=True)] or [uses]))
+        mixed = len(rest) // step * step
+        full = np.concatenate([*(part[:end] for part, end in zip(parts, whole, strict=True)), rest[:mixed]])
+        return np.concatenate([rng.permutation(full.reshape(-1, step)).ravel(), rest[mixed:]])
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,9 +44,8 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
     Raises:
         UserError: If a folder may not be read, there are no images, or the name of one is not UTF-8.
     """
-    key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]
-    cache = Path(datasets.config.HF_DATASETS_CACHE) / "linvit" / "folders" / key
-    found = _cached(cache, splits)
+    cache = cache_folder("folders", str(path.absolute()))
+    found = cached(cache, splits)
     if found is not None:
         return found
     started = time.time()
@@ -66,7 +66,7 @@ def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Data
     newest = max(listing.changed for listing in everything) / 1e9
     if started - newest > SETTLED and not classes.warnings:
         dates = {name: {folder: listing.changed for folder, listing in tree.items()} for name, tree in listings.items()}
-        return _keep(cache, dates, tables)
+        return keep(cache, dates, tables)
     return tables
 
 
@@ -150,7 +150,13 @@ def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets
     return tables
 
 
-def _cached(cache: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
+def cache_folder(kind: str, key: str) -> Path:
+    """Where the tables of some data are kept: beside those of `datasets`."""
+    name = hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
+    return Path(datasets.config.HF_DATASETS_CACHE) / "linvit" / kind / name
+
+
+def cached(cache: Path, splits: Mapping[str, object]) -> dict[str, datasets.Dataset] | None:
     """The tables of an earlier scan if every folder still has the date that it had then."""
     try:
         index = json.loads((cache / "index.json").read_text(encoding="utf-8"))
@@ -164,7 +170,7 @@ def _cached(cache: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset]
         return None  # there is none, or it is incomplete, or a folder is gone
 
 
-def _keep(
+def keep(
     cache: Path, dates: dict[str, dict[str, int]], tables: dict[str, datasets.Dataset]
 ) -> dict[str, datasets.Dataset]:
     """Writes tables into the cache, and returns them as memory-mapped from there.

@@ -94,8 +94,16 @@ class SampleReader(Reader):
         name = name_of(stored, place)
         sample = {"image": read(stored, name, self.max_pixels, self.exif_orientation, self.on_hub)}
         sample |= {entry: target.read(row[target.column], name) for entry, target in self.targets.items()}
-        check_sizes(sample, name)
+        self.complete(sample, name)
         return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
+
+    def complete(self, sample: Sample, name: str) -> None:
+        """Checks what was read of a row, before the transform.
+
+        Raises:
+            BadImageError: If the targets do not fit the image.
+        """
+        check_sizes(sample, name)
 
 
 class Images(Dataset[Sample]):
@@ -139,11 +147,16 @@ class Images(Dataset[Sample]):
 
 
 def check_sizes(sample: Sample, name: str) -> None:
-    """Raises a `BadImageError` if the mask of an image has another size."""
-    if "mask" in sample and sample["mask"].shape[-2:] != sample["image"].shape[-2:]:
-        (height, width), (rows, columns) = sample["image"].shape[-2:], sample["mask"].shape[-2:]
-        turned = "; without --data.exif_orientation they agree" if (height, width) == (columns, rows) else ""
-        raise BadImageError(name, f"its mask has {columns} x {rows} pixels, the image {width} x {height}{turned}")
+    """Raises a `BadImageError` if the mask of an image, or what its `height` and `width` say, has another size."""
+    height, width = sample["image"].shape[-2:]
+    for what, size in (
+        ("its mask has", sample["mask"].shape[-2:] if "mask" in sample else None),
+        ("its annotations are for", (sample.get("height"), sample.get("width")) if "height" in sample else None),
+    ):
+        if size is not None and tuple(size) != (height, width):
+            turned = "; without --data.exif_orientation they agree" if (width, height) == tuple(size) else ""
+            given = f"{size[1]} x {size[0]} pixels, the image has {width} x {height}{turned}"
+            raise BadImageError(name, f"{what} {given}")
 
 
 class Held:

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from PIL import ExifTags
 from torch.utils.data import Dataset
 
 from linvit.data.sources.masks import MaskReader, counts
-from linvit.data.sources.read import BadImageError, Stored, load, name_of
-from linvit.data.transforms.decode import open_image
+from linvit.data.sources.read import BadImageError, name_of, size_of
 from linvit.errors import UserError, some
 from linvit.ignore_index import IGNORE_INDEX
 
@@ -70,7 +68,7 @@ class Masks(Dataset[MaskFinding]):
         found = dict(zip(*counts(raw), strict=True))
         if unknown := reader.unknown(found):
             return MaskFinding(name, reader.complaint(unknown))
-        size = _size(row[self.image], reader, self.exif_orientation)
+        size = size_of(row[self.image], reader.max_pixels, self.exif_orientation, reader.on_hub)
         if size is not None and size != raw.shape:
             turned = ". Set --data.exif_orientation=false if masks are not turned" if size == raw.shape[::-1] else ""
             (rows, columns), (height, width) = raw.shape, size
@@ -136,15 +134,3 @@ def shares(pixels: Mapping[int, int], names: list[str], shown: int = SHOWN) -> s
     largest = ", ".join(f"{names[index]} {count / total:.1%}" for index, count in counted.most_common(shown))
     more = f" and {len(counted) - shown} more classes" if len(counted) > shown else ""
     return f"{largest}{more}; ignored {ignored / total:.1%}"
-
-
-def _size(stored: Stored, reader: MaskReader, exif_orientation: bool) -> tuple[int, ...] | None:
-    """Height and width of an image as training has it, by its header; None if that cannot be read."""
-    try:
-        with open_image(load(stored, reader.max_pixels, reader.on_hub)) as picture:
-            turned = exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-            return picture.size if turned else picture.size[::-1]
-    except MemoryError:
-        raise
-    except Exception:  # a bad image is met, and counted, when it is used
-        return None

@@ -5,7 +5,7 @@ import stat
 from typing import Any
 
 import fsspec
-from PIL import UnidentifiedImageError
+from PIL import ExifTags, UnidentifiedImageError
 from torch import Tensor
 
 from linvit.data.transforms.decode import FORMATS, decode, open_image
@@ -67,6 +67,21 @@ def read(
         raise
     except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
         raise BadImageError(name, reason_of(error)) from error
+
+
+def size_of(
+    stored: Stored, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
+) -> tuple[int, int] | None:
+    """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
+    try:
+        with open_image(load(stored, max_pixels, on_hub)) as picture:
+            turned = exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            width, height = picture.size
+            return (width, height) if turned else (height, width)
+    except MemoryError:
+        raise
+    except Exception:  # a bad image is met, and counted, when it is used
+        return None
 
 
 def check_max_pixels(max_pixels: int) -> int:

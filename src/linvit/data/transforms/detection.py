@@ -138,12 +138,11 @@ def truth(objects: Objects, masks: bool) -> dict[str, Any]:
 
 def areas(objects: Objects) -> np.ndarray:
     """Areas (n,) of objects: as the data say, or those of the masks, or those of the boxes."""
-    if "area" in objects:
-        return objects["area"]  # type: ignore[no-any-return]
     if "masks" in objects:
         return mask_areas(objects)
     boxes = objects["boxes"]
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])  # type: ignore[no-any-return]
+    of_boxes: np.ndarray = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return np.where(np.isnan(objects["area"]), of_boxes, objects["area"]) if "area" in objects else of_boxes
 
 
 def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:

@@ -1,0 +1,167 @@
+"""A data source of images with objects: COCO's files, tables or the hub."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+from tqdm import tqdm
+
+from linvit.data.sources.coco import find_coco, load_coco
+from linvit.data.sources.columns import features_of
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
+from linvit.data.sources.read import MAX_PIXELS, name_of, size_of
+from linvit.data.sources.splits import HUB, load_splits
+from linvit.errors import UserError, did_you_mean
+
+THREADS = 16
+
+
+class Classes(NamedTuple):
+    """The classes in the order of their labels: names, and what the data call them."""
+
+    names: list[str]
+    ids: list[Any]
+
+    @property
+    def labels(self) -> dict[Any, int]:
+        """The label of each category."""
+        return {key: label for label, key in enumerate(self.ids)}
+
+
+class ObjectSource(DataSource):
+    """The splits of a data source whose images have objects.
+
+    Args:
+        name: A folder with COCO's files, or anything that `load_splits` knows.
+        image_column: Column of the images; None finds it.
+        val_fraction: Fraction of the training rows that are held out if there is no validation split.
+        annotation_files: COCO's files by split; None finds them.
+        image_folders: The folders of their images; None finds them.
+        column: Of the objects in a table; None finds it.
+        box_format: Of the boxes in a table: xywh or xyxy.
+        class_names: The classes that are used; None for all.
+        masks: Whether objects have masks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        image_column: str | None,
+        val_fraction: float,
+        annotation_files: Mapping[str, str] | None,
+        image_folders: Mapping[str, str] | None,
+        column: str | None,
+        box_format: str,
+        class_names: list[str] | None,
+        masks: bool,
+    ) -> None:
+        super().__init__(name, image_column, val_fraction, streaming=False, prepare=dict)
+        self.annotation_files = annotation_files
+        self.image_folders = image_folders
+        self.given_column = column
+        self.box_format = box_format
+        self.given_names = class_names
+        self.masks = masks
+
+    @cached_property
+    def _loaded(self) -> tuple[Splits, dict[int, str] | None]:
+        """The tables, and the names of COCO's categories by id."""
+        path = Path(self.name).expanduser()
+        if self.annotation_files or (not self.name.startswith(HUB) and path.is_dir()):
+            files = find_coco(path, self.annotation_files, self.image_folders)
+            if files:
+                return load_coco(files, self.masks)
+        if self.image_folders:
+            raise UserError(f"--data.image_folders needs annotation files of COCO; there are none in '{self.name}'")
+        return load_splits(self.name), None
+
+    @cached_property
+    def tables(self) -> Splits:
+        """The rows of each split as they are stored."""
+        return self._loaded[0]
+
+    @cached_property
+    def column(self) -> ObjectColumn | None:
+        """Where the objects are."""
+        column = object_column(features_of(self.tables), self.given_column, self.box_format, self.name)
+        if column is not None and self.masks and "segmentation" not in column.fields:
+            raise UserError(
+                f"the objects of '{self.name}' have no masks ('segmentation'): leave --data.masks at false, and train "
+                f"a head without masks"
+            )
+        return column
+
+    @cached_property
+    def classes(self) -> Classes:
+        """The classes, in the order of their ids.
+
+        Raises:
+            UserError: If there are none, or some that are asked for do not exist.
+        """
+        categories, column = self._loaded[1], self.column
+        if column is None:
+            raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")
+        if categories is not None:
+            found = dict(sorted(categories.items()))
+        elif column.names is not None:
+            found = dict(enumerate(column.names))
+        else:
+            rows = self.splits.get("train", next(iter(self.splits.values())))
+            ids = sorted(set(flat_objects(rows, column).categories.tolist()) - {None})
+            numbered = self.given_names is not None and not isinstance(next(iter(ids), ""), str)
+            if numbered and len(self.given_names or ()) != len(ids):
+                raise UserError(
+                    f"class_names has {len(self.given_names or ())} names, but the objects of '{self.name}' are of "
+                    f"{len(ids)} categories, {ids[:10]}, which it names in this order"
+                )
+            found = dict(zip(ids, self.given_names if numbered and self.given_names else map(str, ids), strict=True))
+        if not found:
+            raise UserError(f"data source '{self.name}' has no categories")
+        unknown = [name for name in self.given_names or () if name not in found.values()]
+        if unknown:
+            raise UserError(
+                f"'{self.name}' has no class '{unknown[0]}' (--data.class_names)."
+                f"{did_you_mean(unknown[0], found.values())}"
+            )
+        used = {key: name for key, name in found.items() if self.given_names is None or name in self.given_names}
+        return Classes([*used.values()], [*used])
+
+    def sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
+        """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read; from headers if need be."""
+        if {"height", "width"} <= rows.features.keys():
+            table = rows.select_columns(["height", "width"]).with_format("numpy")[:]
+            return np.stack([table["height"], table["width"]], 1).astype(np.int64)
+        images = rows.select_columns([self.image_column])
+        images = images.cast_column(self.image_column, datasets.Image(decode=False))
+        on_hub = self.name.startswith(HUB)
+
+        def size(row: int) -> tuple[int, int]:
+            return size_of(images[row][self.image_column], MAX_PIXELS, exif_orientation, on_hub) or (0, 0)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = pool.map(size, range(len(images)))
+            return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
+
+    def name_of(self, rows: datasets.Dataset, row: int) -> str:
+        """What messages call the image of a row."""
+        images = rows.select_columns([self.image_column]).cast_column(self.image_column, datasets.Image(decode=False))
+        return name_of(images[row][self.image_column], f"row {row}")
+
+    def reader(
+        self,
+        targets: Mapping[str, Target],
+        transform: Transform,
+        max_pixels: int,
+        exif_orientation: bool,
+        on_hub: bool,
+    ) -> Reader:
+        """What makes samples of rows; see `DataSource.reader`."""
+        given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub)
+        found = (self.column, self.classes.labels, self.masks) if targets else ()  # images alone are predicted
+        return ObjectReader(*given, *found)
