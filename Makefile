@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := checkpoints/quickstart
+EPOCHS ?= 20
+SEEDS ?= 3
+JOBS ?= 1
 # Tests run on all cores, each process with one torch thread (tests/conftest.py); more than 8 wait for the disk.
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
-.PHONY: quickstart test test-all lint tensorboard clean help
+.PHONY: quickstart gallery test test-all lint tensorboard clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -47,6 +50,9 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (an hour on two cores)
+	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints

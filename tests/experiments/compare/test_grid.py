@@ -3,7 +3,8 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.grid import Draft, label, place, split
+from linvit.experiments.compare.grid import Draft, label, named, place, split
+from linvit.registry import attentions
 
 
 def grid(**content):
@@ -100,3 +101,11 @@ def test_a_plus_adds_to_a_list_as_on_the_command_line_of_fit():
     place(config, "trainer.callbacks+", ["C", "D"])
     place(config, "trainer.plugins+", "E")
     assert config == {"trainer": {"callbacks": [{"class_path": "A"}, "B", "C", "D"], "plugins": ["E"]}}
+
+
+def test_a_star_stands_for_the_registered_names():
+    assert list(grid(vary={"model.attention": ["*"]}).variants) == attentions.names()
+    assert named("model.attention", ["soft*", {"name": "linear"}]) == [*attentions.names("soft*"), {"name": "linear"}]
+    assert named("data.split", ["a*"]) == ["a*"]
+    with pytest.raises(UserError, match=r"no registered name fits model.attention='nothing\*'"):
+        named("model.attention", ["nothing*"])

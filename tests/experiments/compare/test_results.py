@@ -88,7 +88,7 @@ def test_the_page_has_all_of_it(folder):
         assert text in page
     assert page.count("data:image/svg+xml") == 2  # curves of the score and of the rank
     assert {path.name for path in folder.glob("*.*")} == {
-        *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "report.html")
+        *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "ranks.png", "report.html")
     }
 
 

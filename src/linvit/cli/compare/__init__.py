@@ -11,13 +11,14 @@ from linvit import yaml_text
 from linvit.cli.configs import FOLDER, config_file, find
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, Draft, split
+from linvit.experiments.compare.grid import UNSAFE, Draft, named, split
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values
   stand between commas, or the option is repeated. Commas within brackets,
   braces and quotes belong to a value, so a list or a mapping is one value.
-  An option with one value holds for all cells.
+  An option with one value holds for all cells. A * in an attention, backbone
+  or head stands for registered names: --model.attention='*' is all of them.
 
 examples:
   linvit compare --config quickstart --seeds 3 \\
@@ -146,7 +147,7 @@ def _draft(args: argparse.Namespace, options: Sequence[str]) -> tuple[Draft, str
     if not draft.config:
         raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
     for key, values in _options(options).items():
-        if len(values) > 1:
+        if named(key, values) != values or len(values) > 1:  # a pattern such as * stands for several
             draft.vary[key] = values
         else:
             draft.set[key] = values[0]

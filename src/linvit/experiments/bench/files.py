@@ -29,7 +29,9 @@ def write_report(report: CostReport, folder: Path) -> None:
 def plots(report: CostReport) -> Iterator[tuple[str, str]]:
     """The name and the text of an SVG file for each cost."""
     ticks = tuple(sorted({float(cost.amount) for cost in report.costs}))
-    note = report.footnote()
+    baseline, note = next(iter(report.baselines), None), report.footnote()
+    if baseline is not None:
+        note += f"\nin brackets: {report.axis} from which on it costs at most what {baseline} does"
     for metric in report.metrics():
         series = []
         for name in report.names:
@@ -37,7 +39,8 @@ def plots(report: CostReport) -> Iterator[tuple[str, str]]:
             measured.sort(key=lambda cost: cost.amount)
             points = tuple((float(cost.amount), metric.value(cost) or 0.0) for cost in measured)
             spread = tuple(bounds for cost in measured for bounds in [metric.spread(cost)] if bounds is not None)
-            series.append(Series(name, points, spread))
+            met = None if baseline in (None, name) else report.crossover(name, str(baseline), metric)
+            series.append(Series(name if met is None else f"{name} ({met.brief})", points, spread))
         title = f"{report.title}: {metric.title}"
         axes = Axis(report.axis, True, ticks), Axis(f"{metric.title}, {metric.unit}", True)
         yield f"{metric.key}.svg", line_plot(title, series, *axes, note)

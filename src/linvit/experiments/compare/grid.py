@@ -2,16 +2,18 @@
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from linvit.errors import UserError, check_choice, check_number
+from linvit.registry import attentions, backbones, heads
 
 Settings = Mapping[str, Any]
 """Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""
 
 KEYS = ("config", "set", "vary", "variants", "seeds", "baseline", "score", "published")
+REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
 UNSAFE = re.compile(r"[^\w.+-]+")
 LONGEST = 80  # characters of a variant's name, which names folders
 
@@ -114,7 +116,7 @@ class Draft:
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""
-        varied = [[(key, value) for value in values] for key, values in self.vary.items()]
+        varied = [[(key, value) for value in named(key, values)] for key, values in self.vary.items()]
         found: dict[str, Settings] = {}
         for name, own in (self.variants or {"": {}}).items():
             for combination in itertools.product(*varied):
@@ -138,6 +140,24 @@ class Draft:
             for name in scores:
                 check_choice("a variant of 'published'", name, variants)
         return Published(str(self.published["source"]), scores)
+
+
+def named(key: str, values: Sequence[Any]) -> list[Any]:
+    """Values of an option with the registered names in the place of a pattern: `model.attention: ["*"]` is all of them.
+
+    Raises:
+        UserError: If no name fits a pattern.
+    """
+    registry = REGISTRIES.get(key.rpartition(".")[2])
+    found: list[Any] = []
+    for value in values:
+        if registry is None or not (isinstance(value, str) and "*" in value):
+            found.append(value)
+        elif names := registry.names(value):
+            found += names
+        else:
+            raise UserError(f"no registered name fits {key}={value!r}: linvit list has them")
+    return found
 
 
 def label(key: str, value: Any) -> str:

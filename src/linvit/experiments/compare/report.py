@@ -5,7 +5,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from linvit.callbacks.attention import maps, rank
+from linvit.callbacks.attention.heat_map import heat_map
 from linvit.checkpointing.atomic_file import replacing
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
@@ -17,11 +20,11 @@ from linvit.experiments.plots import Axis, Series, line_plot, scatter_plot
 
 MOST_MAPS = 12  # pictures of a run
 MOST_POINTS = 60  # of a curve; more are averaged
-PAGE = "report.html"
+PAGE, RANKS = "report.html", "ranks.png"
 
 
 def write(results: Results, folder: Path, device: str) -> Path:
-    """Writes `table.md`, `table.csv`, `table.tex`, the plots as SVG, and `report.html`; returns the path of the last.
+    """Writes tables (`table.md`, `.csv`, `.tex`), plots, and `report.html`; returns the path of the last.
 
     Args:
         results: Of the experiment.
@@ -29,7 +32,9 @@ def write(results: Results, folder: Path, device: str) -> Path:
         device: What costs were measured on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plots = {**_costs_plots(results), **_curves(results)}
+    known = conditions(device)
+    where = "{machine}; {date}".format(**known)
+    plots = {**_costs_plots(results, where), **_curves(results, where)}
     texts = {
         "table.md": tables.markdown(results),
         "table.csv": tables.csv_text(results),
@@ -40,14 +45,15 @@ def write(results: Results, folder: Path, device: str) -> Path:
         with replacing(folder / name) as file:
             file.write(text.encode())
     page = Page(results.title)
-    _head(page, results, device)
+    page.paragraph("; ".join(f"{name}: {value}" for name, value in known.items()))
+    _controls(page, results)
     page.heading("Scores and costs")
     page.table(tables.titles(results), tables.rows(results))
     page.paragraph(_how(results, device))
     if results.source:
         page.paragraph(f"Published are the scores of {results.source}; they are the authors', not ours.")
     page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)
-    _ranks(page, results)
+    _ranks(page, results, folder, where)
     _maps(page, results)
     _trouble(page, results)
     page.write(folder / PAGE)
@@ -66,8 +72,7 @@ def controls(results: Results) -> str:
     )
 
 
-def _head(page: Page, results: Results, device: str) -> None:
-    page.paragraph("; ".join(f"{name}: {value}" for name, value in conditions(device).items()))
+def _controls(page: Page, results: Results) -> None:
     page.heading("Controls")
     page.paragraph(controls(results))
     own, others = results.controls()
@@ -100,7 +105,7 @@ def _how(results: Results, device: str) -> str:
     )
 
 
-def _costs_plots(results: Results) -> dict[str, str]:
+def _costs_plots(results: Results, where: str) -> dict[str, str]:
     """Score over latency and over MACs, with the Pareto front."""
     measured = [(variant, variant.costs) for variant in results.variants if isinstance(variant.costs, Costs)]
     axes: dict[str, tuple[str, Callable[[Costs], float]]] = {
@@ -117,7 +122,7 @@ def _costs_plots(results: Results) -> dict[str, str]:
                 series.append(Series(variant.name, ((cost(costs), mean),), bars))
         if series:
             title = f"{results.title}: {name.replace('_', ' ')}"
-            note = "grey: the Pareto front; bars: one standard deviation over seeds"
+            note = f"grey: the Pareto front; bars: one standard deviation over seeds\n{where}"
             plots[name] = scatter_plot(
                 title, series, Axis(label, log=_wide(series)), Axis(results.tag), note, front=True
             )
@@ -130,7 +135,7 @@ def _wide(series: Sequence[Series]) -> bool:
     return max(values) > 10 * min(values)
 
 
-def _curves(results: Results) -> dict[str, str]:
+def _curves(results: Results, where: str) -> dict[str, str]:
     """Score, loss and rank over the steps, mean over seeds."""
     plots = {}
     for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
@@ -142,7 +147,7 @@ def _curves(results: Results) -> dict[str, str]:
                 name
             ]
             plots[f"{name}_curves"] = line_plot(
-                f"{results.title}: {name}", series, Axis("step"), Axis(label), "mean over seeds"
+                f"{results.title}: {name}", series, Axis("step"), Axis(label), f"mean over seeds\n{where}"
             )
     return plots
 
@@ -161,14 +166,22 @@ def _mean(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[fl
     return tuple((part[-1][0], statistics.fmean(value for _, value in part)) for part in parts)
 
 
-def _ranks(page: Page, results: Results) -> None:
-    """The pictures that `AttentionRank` has written into the first run of each variant: layers over time."""
+def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
+    """Each layer's rank at the end, and the pictures of layers over time that `AttentionRank` wrote into the runs."""
+    last = {variant.name: variant.ranks() for variant in results.variants}
+    layers = list(dict.fromkeys(layer for ranks in last.values() for layer in ranks))
+    if not layers:
+        return
+    values = np.array([[ranks.get(layer, np.nan) for layer in layers] for ranks in last.values()])
+    heat_map(values, list(last), layers, "rank of each layer's attention, mean over heads and seeds", where).save(
+        folder / RANKS
+    )
+    page.heading("Ranks")
+    page.pictures([(folder / RANKS, "The rank of each layer's attention when it was last measured.")])
     runs = {variant.name: _first(variant) for variant in results.variants}
     pictures = {name: run.folder / rank.PICTURE for name, run in runs.items() if run is not None}
-    found = [(path, f"rank of {name}") for name, path in pictures.items() if path.exists()]
-    if found:
-        page.heading("Ranks")
-        page.paragraph("The rank of each layer's attention while it trained, of the first seed of each variant.")
+    if found := [(path, f"rank of {name}") for name, path in pictures.items() if path.exists()]:
+        page.paragraph("The same while it trained, of the first seed of each variant.")
         page.pictures(found)
 
 

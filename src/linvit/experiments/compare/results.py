@@ -36,10 +36,19 @@ class Variant:
         curves = {seed: run.curves.get(run.score_tag(tag)) for seed, run in finished.items()}
         return {seed: curve[-1][1] for seed, curve in curves.items() if curve}
 
+    def ranks(self) -> dict[str, float]:
+        """The rank of each layer that was measured last, mean over heads and seeds."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs.values():
+            for tag, curve in run.curves.items():
+                if is_rank(tag):
+                    found.setdefault(tag.split("/")[1], []).append(curve[-1][1])
+        return {layer: statistics.fmean(values) for layer, values in found.items()}
+
     def rank(self) -> float | None:
-        """The mean over layers, heads and seeds of the ranks that were measured last; None if none were."""
-        ranks = [curve[-1][1] for run in self.runs.values() for tag, curve in run.curves.items() if is_rank(tag)]
-        return statistics.fmean(ranks) if ranks else None
+        """The mean of `ranks` over the layers; None if none were measured."""
+        ranks = self.ranks()
+        return statistics.fmean(ranks.values()) if ranks else None
 
 
 @dataclass(frozen=True)
