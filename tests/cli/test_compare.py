@@ -6,6 +6,7 @@ from linvit import UserError
 from linvit.cli import compare
 from linvit.cli.compare.resolve import Resolver
 from linvit.experiments.compare.grid import Draft
+from linvit.registry import attentions
 from tests.cli.runs import linvit
 
 GRID = """
@@ -53,6 +54,12 @@ def test_a_configuration_takes_the_place_of_the_files_and_a_part_is_added(parsed
     own, part = parsed(mine, "--config", "base/strategy/ddp")[0].configs
     assert own.endswith("quickstart.yaml")
     assert part == "base/strategy/ddp"
+
+
+@pytest.mark.parametrize("pattern", ["*", "*linear*", "soft*"])
+def test_a_pattern_stands_for_registered_names(parsed, pattern):
+    grid, _ = parsed("--config=quickstart", f"--model.attention={pattern}")
+    assert list(grid.variants) == attentions.names(pattern)
 
 
 @pytest.mark.parametrize(

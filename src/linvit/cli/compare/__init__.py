@@ -169,7 +169,8 @@ def _options(options: Sequence[str]) -> dict[str, list[Any]]:
         if key in ("ckpt_path", "resume", "seed_everything", "trainer.default_root_dir"):
             way = "--seeds" if key == "seed_everything" else "--name" if "root" in key else "nothing"
             raise UserError(f"--{key} is set by linvit compare for each cell; use {way} instead")
-        found.setdefault(key, []).extend(yaml_text.load(value, f"--{key}") for value in split(text))
+        for value in split(text):  # a * at the beginning is a pattern, and to YAML the name of an anchor
+            found.setdefault(key, []).append(value if value[:1] == "*" else yaml_text.load(value, f"--{key}"))
     return found
 
 
