@@ -23,11 +23,15 @@ GRIDS = {name: content for name, content in CONFIGS.items() if name.startswith("
 EXPERIMENTS = sorted(CONFIGS.keys() - set(FRAGMENTS) - set(GRIDS))
 IMAGENET = [name for name in EXPERIMENTS if name.startswith("configs/imagenet/")]
 ADE20K = [name for name in EXPERIMENTS if name.startswith("configs/ade20k/")]
+COCO = [name for name in EXPERIMENTS if name.startswith("configs/coco/")]
 REMOTE_SENSING = [name for name in EXPERIMENTS if name.startswith("configs/remote_sensing/")]
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
+BOXES = flags(data__source="digit_scenes", data__img_size=64, data__limits="null", data__augmentation__sides="null")
 SMALLEST = {
+    "pvt_v2_b0_retinanet_1x",
+    "swin_tiny_cascade_mask_rcnn_3x",
     "maresunet_vaihingen",
     "macunet_whdld",
     "pvt_tiny_semantic_fpn",
@@ -63,6 +67,11 @@ def bases(content):
     return {find(base) for base in ([named] if isinstance(named, str) else named)}
 
 
+def slow_unless_small(name):
+    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING and Path(name).stem not in SMALLEST
+    return pytest.param(name, marks=pytest.mark.slow) if big else name
+
+
 def test_there_are_experiments():
     assert "configs/quickstart.yaml" in EXPERIMENTS
 
@@ -90,7 +99,7 @@ def test_it_opens_with_paper_command_and_expected_number(name):
     assert find(arguments[arguments.index("--config") + 1]) == ROOT / name
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [slow_unless_small(name) if name in COCO else name for name in EXPERIMENTS])
 def test_its_command_is_understood(name, tmp_path):
     _, _, *arguments = shlex.split(heading(name)["Command"])
     printed(*arguments, cwd=tmp_path)
@@ -116,11 +125,6 @@ def tiles(folder, name):
     return [*flags(data__source=folder, data__img_size=64), *weights]
 
 
-def slow_unless_small(name):
-    big = name in IMAGENET + ADE20K + REMOTE_SENSING and Path(name).stem not in SMALLEST
-    return pytest.param(name, marks=pytest.mark.slow) if big else name
-
-
 @pytest.mark.parametrize("name", [*map(slow_unless_small, EXPERIMENTS)])
 def test_it_runs(name, tmp_path):
     data = (
@@ -128,6 +132,8 @@ def test_it_runs(name, tmp_path):
         if name in IMAGENET
         else SCENES
         if name in ADE20K
+        else BOXES
+        if name in COCO
         else tiles(tmp_path.with_suffix(".tiles"), name)
         if name in REMOTE_SENSING
         else photos(tmp_path.with_suffix(".photos"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.tasks.published import Published, published_miou, published_top1
+from linvit.tasks.published import Published, published_ap, published_miou, published_top1
 from tests.training import TINY, tiny_task
 
 SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "img_size": 224}
@@ -80,3 +80,28 @@ def test_the_mean_iou_of_a_backbone_under_a_head():
 )
 def test_no_mean_iou_of_what_nobody_published(change):
     assert published_miou(**{**ADE20K, **change}) is None
+
+
+COCO = {
+    "backbone": "swin_tiny",
+    "head": "mask_rcnn",
+    "attention": None,
+    "num_classes": 80,
+    "decay_epochs": [27, 33],
+}
+
+
+def test_the_average_precision_of_a_backbone_under_a_head():
+    assert published_ap(**COCO).scores == {"box_AP": pytest.approx(0.46), "mask_AP": pytest.approx(0.416)}
+    assert published_ap(**{**COCO, "decay_epochs": [8.0, 11.0]}).scores["box_AP"] == pytest.approx(0.437)
+    plain = published_ap(**{**COCO, "backbone": "pvt_tiny", "head": "retinanet", "decay_epochs": [8, 11]})
+    assert plain.scores == {"box_AP": pytest.approx(0.367)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"head": "retinanet"}, {"attention": "linear"}, {"num_classes": 10}, {"decay_epochs": []}],
+    ids=str,
+)
+def test_no_average_precision_of_what_nobody_published(change):
+    assert published_ap(**{**COCO, **change}) is None
