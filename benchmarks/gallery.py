@@ -53,9 +53,8 @@ def main() -> int:
     runs = {variant.name: variant.runs[0].folder for variant in experiment.results().variants}
     checkpoints = [str(run / "checkpoints" / "best_ema.ckpt") for run in runs.values()]
     bench, analysis = root / "bench", root / "analysis"
-    names = [] if args.attention == "*" else args.attention.split(",")
     timed = ["--forward_only", "--processor_time", "--threads=1", f"--grids={args.grids}", f"--budget={args.budget}"]
-    code = linvit(["bench", "attention", *names, *timed, f"--output={bench}"])
+    code = linvit(["bench", "attention", *runs, *timed, f"--output={bench}"])
     code = code or linvit(["analyze", "--ckpt_path", *checkpoints, "--count=1", f"--output={analysis}"])
     if code:
         return code

@@ -36,12 +36,13 @@ def singular_values_of_product(left: Tensor, right: Tensor) -> Tensor:
         (..., min(N, M, r)) in float64, in descending order: the others are 0. NaN where a factor has a non-finite
         entry.
     """
-    finite = left.isfinite().flatten(-2).all(-1) & right.isfinite().flatten(-2).all(-1)
+    factors = [left.double(), right.double()]
+    peaks = [x.abs().amax(-2, keepdim=True) for x in factors]  # (..., 1, r); NaN or infinity where a column has some
+    finite = (peaks[0].isfinite() & peaks[1].isfinite()).all(-1).squeeze(-1)
     if not finite.all():
-        left, right = (torch.where(finite[..., None, None], x, torch.zeros_like(x)) for x in (left, right))
-    clean = [left.double(), right.double()]
-    peaks = [_nonzero(x.abs().amax(-2, keepdim=True)) for x in clean]  # (..., 1, r): divided by it, no square overflows
-    triangles = [torch.linalg.qr(x / peak, mode="r").R for x, peak in zip(clean, peaks, strict=True)]
+        factors, peaks = ([x.where(finite[..., None, None], 0) for x in each] for each in (factors, peaks))
+    peaks = [_nonzero(peak) for peak in peaks]  # divided by it, no square overflows
+    triangles = [torch.linalg.qr(x / peak, mode="r").R for x, peak in zip(factors, peaks, strict=True)]
     lengths = [_nonzero(torch.linalg.vector_norm(x, dim=-2, keepdim=True)) for x in triangles]  # those of x / peak
     roots = [peak.sqrt() * length.sqrt() for peak, length in zip(peaks, lengths, strict=True)]
     common = roots[0] * roots[1]
