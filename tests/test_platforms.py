@@ -98,7 +98,9 @@ def test_what_is_imported_is_declared():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add(str(node.module).partition(".")[0])
     imported -= {*sys.stdlib_module_names, "linvit", "pytest"}  # pytest runs the suites that use the kit
-    optional = [package for extra in ("ray", "detection") for package in project["optional-dependencies"][extra]]
+    optional = [
+        package for extra in ("ray", "slurm", "detection") for package in project["optional-dependencies"][extra]
+    ]
     extras = {normalised(re.split(r"[<>=]", package)[0]) for package in optional}
     assert extras <= {normalised(name) for name in imported}
     imported = {name for name in imported if normalised(name) not in extras}  # they need not be installed

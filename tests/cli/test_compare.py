@@ -71,6 +71,7 @@ def test_a_pattern_stands_for_registered_names(parsed, pattern):
         (["--config=quickstart", "--seed_everything=1"], "use --seeds instead"),
         (["--config=quickstart", "--model.lr"], "--model.lr has no value"),
         (["--config=quickstart", "--jobs=0"], "--jobs must be a whole number at least 1"),
+        (["--config=quickstart", "--partition=gpu"], "add --engine=slurm"),
         (["quickstart"], "a key of .*quickstart.yaml' must be one of config"),
         (["--report", "x", "--model.lr=1"], "--report takes folders only"),
     ],

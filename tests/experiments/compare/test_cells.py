@@ -15,6 +15,8 @@ from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Draft
 from linvit.experiments.compare.local import run_here, slots
 from linvit.experiments.compare.on_ray import run_on_ray
+from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
+from linvit.experiments.compare.process import CellJob
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 
@@ -182,3 +184,60 @@ def test_cells_on_ray(experiment, program):
         assert run_on_ray(experiment.cells, None, 1, 0, lambda cell: None)
     STOP.release()
     assert [cell.state for cell in experiment.cells] == ["finished", "failed"] * 2
+
+
+DEMANDS = Demands(minutes=5, partition=None, cpus=1, gpus=0, jobs=None)
+
+
+def on_slurm(experiment, cluster):
+    """Runs what is missing by one of submitit's executors that need no cluster."""
+    experiment.prepare(configs(**BOTH))
+    with STOP.caught():
+        STOP.deferred = True
+        todo = [cell for cell in experiment.cells if cell.state not in ("finished", "failed")]
+        complete = run_on_slurm(todo, DEMANDS, lambda cell: None, cluster) if todo else True
+    STOP.release()
+    return complete, [cell.state for cell in experiment.cells]
+
+
+def test_submitit_that_is_not_installed_is_named_and_so_is_a_machine_without_slurm(experiment, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"SLURM does not take the jobs: .*srun"):
+        run_on_slurm(experiment.cells, DEMANDS, print)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"needs the package 'submitit': pip install 'linvit\[slurm\]'"):
+        run_on_slurm(experiment.cells, DEMANDS, print)
+
+
+@pytest.mark.slow
+def test_cells_as_jobs(experiment, program):
+    pytest.importorskip("submitit")
+    program(linear="print('linvit: error: the disk is full'); sys.exit(2)")
+    assert on_slurm(experiment, "local") == (True, ["finished", "failed"] * 2)
+    assert experiment.cells[1].last_words() == "the disk is full"
+    assert on_slurm(experiment, "local") == (True, ["finished", "failed"] * 2)
+    assert all((cell.folder / "starts").read_text() == "x" for cell in experiment.cells)
+
+
+@pytest.mark.slow
+def test_a_signal_cancels_the_jobs_and_the_next_start_runs_what_is_missing(experiment, program):
+    pytest.importorskip("submitit")
+    program(linear="time.sleep(60)")
+    threading.Thread(target=_signal_when, args=(experiment.root / "linear-seed1" / "starts",)).start()
+    assert on_slurm(experiment, "local") == (False, ["finished", "stopped"] * 2)
+    program()
+    assert on_slurm(experiment, "local") == (True, ["finished"] * 4)
+
+
+def test_a_job_whose_time_is_over_lets_its_cell_save_and_is_queued_again(tmp_path):
+    helpers = pytest.importorskip("submitit.helpers")
+    job, arguments = CellJob(), ([sys.executable, "-c", CELL, str(tmp_path)], str(tmp_path / "log.txt"), {})
+    thread = threading.Thread(target=job, args=arguments)
+    thread.start()
+    _wait_for(tmp_path / "begun")
+    again = job.checkpoint(*arguments)
+    assert (tmp_path / f"saved {signal.SIGTERM}").exists()
+    assert isinstance(again, helpers.DelayedSubmission)
+    assert (type(again.function), again.args) == (CellJob, arguments)
+    thread.join()

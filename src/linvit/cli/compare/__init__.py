@@ -28,6 +28,7 @@ examples:
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
   linvit compare ablations/flatten_table_4 --config quickstart
   linvit compare ablations/flatten_table_4 --engine ray --address auto
+  linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
   linvit compare --report checkpoints/compare/flatten_table_4
   linvit compare --report checkpoints/quickstart checkpoints/mine/version_3
 
@@ -46,7 +47,8 @@ Each cell is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
 missing; a cell that was interrupted goes on from its checkpoint. Tables
 (Markdown, CSV, LaTeX), plots and report.html are written beside the cells.
-A Ray cluster (pip install 'linvit[ray]') must share the folder of the cells.
+The machines of a Ray cluster (pip install 'linvit[ray]') or of SLURM (pip
+install 'linvit[slurm]') must share the folder of the cells.
 """
 
 OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
@@ -62,9 +64,25 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
     ("--jobs",): {"type": int, "metavar": "N", "help": "cells at a time (default: one per GPU; on a CPU 1)"},
     ("--devices_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each cell (default: 1)"},
-    ("--engine",): {"choices": ["local", "ray"], "default": "local", "help": "what runs the cells (default: local)"},
+    ("--engine",): {
+        "choices": ["local", "ray", "slurm"],
+        "default": "local",
+        "help": "what runs the cells (default: local)",
+    },
     ("--address",): {"help": "of a Ray cluster, or auto; without it Ray is started here"},
-    ("--cpus_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "of each cell on Ray (default: 1)"},
+    ("--cpus_per_cell",): {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "of each cell on Ray or SLURM (default: 1)",
+    },
+    ("--partition",): {"metavar": "NAME", "help": "of SLURM (default: the cluster's own)"},
+    ("--minutes",): {
+        "type": int,
+        "default": 240,
+        "metavar": "N",
+        "help": "of each SLURM job (default: %(default)s); a cell that needs more goes on in another",
+    },
     ("--retry",): {"action": "store_true", "help": "run cells again that have failed"},
     ("--dry_run",): {"action": "store_true", "help": "check and list the cells, and run none"},
     ("--skip_costs",): {"action": "store_true", "help": "measure no latency and no memory"},
@@ -81,13 +99,15 @@ def main(argv: list[str]) -> int:
     """
     own, options = _sorted(argv)
     args = _parser().parse_args(own)
-    for name in ("jobs", "devices_per_cell", "cpus_per_cell"):
+    for name in ("jobs", "devices_per_cell", "cpus_per_cell", "minutes"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
     if args.engine == "ray" and args.jobs is not None:
         raise UserError("--jobs is for the local engine; Ray runs as many cells as --cpus_per_cell leaves room for")
-    if args.engine == "local" and args.address is not None:
+    if args.engine != "ray" and args.address is not None:
         raise UserError("--address is that of a Ray cluster: add --engine=ray")
+    if args.engine != "slurm" and args.partition is not None:
+        raise UserError("--partition is one of SLURM's: add --engine=slurm")
     if args.report:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")

@@ -19,6 +19,7 @@ from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Draft
 from linvit.experiments.compare.local import run_here, slots
 from linvit.experiments.compare.on_ray import run_on_ray
+from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
 from linvit.experiments.compare.progress import Progress
 from linvit.signals import STOP, name
 
@@ -77,9 +78,14 @@ def _run(
     cells: Sequence[Cell], configs: dict[str, dict[str, Any]], args: argparse.Namespace, progress: Progress
 ) -> bool:
     """Runs cells by the engine that was asked for; returns whether all have been run."""
+    accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
-        gpus = any(config["trainer"]["accelerator"] in GPU for config in configs.values()) * args.devices_per_cell
+        gpus = args.devices_per_cell if accelerators & {*GPU} else 0
         return run_on_ray(cells, args.address, args.cpus_per_cell, gpus, progress)
+    if args.engine == "slurm":
+        gpus = args.devices_per_cell if accelerators != {"cpu"} else 0
+        demands = Demands(args.minutes, args.partition, args.cpus_per_cell, gpus, args.jobs)
+        return run_on_slurm(cells, demands, progress)
     devices = _devices(configs, args.devices_per_cell)
     jobs = args.jobs or max(1, len(devices) // args.devices_per_cell)
     given = slots(jobs, devices, args.devices_per_cell)

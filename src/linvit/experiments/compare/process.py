@@ -1,10 +1,11 @@
-"""Starts the process of a cell. Imports nothing heavy: a worker of Ray imports it."""
+"""Starts the process of a cell. Imports nothing heavy: a worker of Ray or SLURM imports it."""
 
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from linvit.signals import END_WITH_STDIN
 
@@ -23,11 +24,30 @@ def start(command: Sequence[str], log: str, environment: Mapping[str, str]) -> "
 
 def run(command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
     """Runs a process; a KeyboardInterrupt, by which Ray cancels, lets it save. Returns its exit code and seconds."""
-    begun = time.monotonic()
-    with start(command, log, environment) as process:
-        while process.poll() is None:
-            try:
-                time.sleep(POLL)
-            except KeyboardInterrupt:
-                process.send_signal(signal.SIGTERM)
-    return process.returncode, time.monotonic() - begun
+    return CellJob()(command, log, environment)
+
+
+class CellJob:
+    """`run` as a job of submitit."""
+
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def __call__(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
+        """Runs the process of a cell to its end."""
+        begun = time.monotonic()
+        with start(command, log, environment) as self.process:
+            while self.process.poll() is None:
+                try:
+                    time.sleep(POLL)
+                except KeyboardInterrupt:
+                    self.process.send_signal(signal.SIGTERM)
+        return self.process.returncode, time.monotonic() - begun
+
+    def checkpoint(self, *arguments: Any) -> Any:
+        """Lets the cell save when the time of its job is over or another takes its place; it goes on in a later job."""
+        from submitit.helpers import DelayedSubmission
+
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait()
+        return DelayedSubmission(CellJob(), *arguments)
