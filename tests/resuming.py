@@ -12,9 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor
 
 from linvit.callbacks.stop_at import StopAt, digest
-from linvit.data import ClassificationData, SegmentationData
+from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
-from linvit.tasks import ClassificationTask, SegmentationTask
+from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
 from tests.cli.forked import Forked, free_port
 from tests.training import trainer
 
@@ -24,6 +24,11 @@ SEGMENTATION = {  # UPerNet: dropout of channels, BatchNorm, an auxiliary head
     "backbone": {"name": "pvt_v2_b0", "embed_dims": [8, 8, 16, 16], "depths": [1] * 4, "num_heads": [1, 1, 2, 2]},
     "head": {"name": "upernet", "width": 8, "auxiliary_width": 8},
     **{"drop_path_rate": 0.3, "ema_decay": 0.9, "schedule": "poly", "warmup_steps": 3},
+}
+DETECTION = {  # Mask R-CNN: anchors and proposals are drawn at random
+    "backbone": {**SEGMENTATION["backbone"]},
+    "head": {"name": "mask_rcnn", "width": 8, "fc_width": 16, "anchor_samples": 16, "roi_samples": 8},
+    **{"drop_path_rate": 0.3, "ema_decay": 0.9, "schedule": "steps", "decay_epochs": [1], "warmup_steps": 3},
 }
 SHORT = {"max_epochs": 2, "limit_train_batches": 7, "limit_val_batches": 1}
 
@@ -67,6 +72,15 @@ def segmentation(model: dict[str, Any], loading: dict[str, Any]) -> tuple[Segmen
     return task, SegmentationData(**{"batch_size": 4, "img_size": 32, "seed": 5, "scenes": scenes, **loading})
 
 
+def detection(model: dict[str, Any], loading: dict[str, Any]) -> tuple[DetectionTask, DetectionData]:
+    """A tiny task and scenes of digits, some of them empty: 29 to train, and 7 to evaluate."""
+    task = DetectionTask(num_classes=10, class_names=[*"0123456789"], img_size=32, lr=1e-2, **model)
+    scenes = Scenes(train=29, val=7, test=7, digits=(0, 3))
+    return task, DetectionData(
+        **{"batch_size": 4, "img_size": 32, "seed": 5, "masks": True, "scenes": scenes, **loading}
+    )
+
+
 def part(
     folder: Path,
     step: int,
@@ -80,7 +94,8 @@ def part(
     """Trains up to a step, as a new process would; the checkpoint, behind which nothing happened."""
     seed_everything(seed, verbose=False)
     os.environ.pop("PL_GLOBAL_SEED")
-    task, data = classification(model, loading) if "head" not in model else segmentation(model, loading)
+    make = {None: classification, "upernet": segmentation, "mask_rcnn": detection}[model.get("head", {}).get("name")]
+    task, data = make(model, loading)
     end = folder / f"{step}.ckpt"
     stop = StopAt(step, str(end), str(folder / "record.jsonl"))
     runner = trainer(folder, callbacks=[Seen(folder), stop, *callbacks], **{**SHORT, **options})
