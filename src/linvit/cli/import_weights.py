@@ -16,6 +16,7 @@ from torch import Tensor
 from linvit.cli.spec import read_spec
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError
+from linvit.heads.detection.detector import create_detector
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.registry import backbones, heads
 from linvit.weights.load import load_weights, parts
@@ -40,6 +41,8 @@ or in Python:
 Nothing in SOURCE is executed. The output holds the tensors of SOURCE and none
 that were initialised at random.
 """
+BOXES = "head.regressor.weight"
+BOX_CLASSIFIER = "head.stages.0.box_head.classifier.weight"
 CLASSIFIERS = ("head.classifier.weight", "head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
 
 
@@ -90,7 +93,10 @@ def main(argv: list[str]) -> int:
     if args.head is None:
         model = backbones.create(spec, num_classes=classes, **size)
     else:
-        model = create_segmentor(spec, read_spec(heads, args.head, None), classes, **size)
+        head = read_spec(heads, args.head, None)
+        task = getattr(heads.get(heads.parse(head)[0]), "task", None)
+        create = create_detector if task == "detection" else create_segmentor
+        model = create(spec, head, classes, **size)
     report = load_weights(model, weights, args.min_fraction)
     print(report)
     if beside and args.head is None:
@@ -127,6 +133,10 @@ def _check_output(output: Path, force: bool) -> None:
 
 def _classes(state: Mapping[str, Any]) -> int:
     """Classes of a file's classifier; 0 if it has none."""
+    if BOX_CLASSIFIER in state:
+        return len(state[BOX_CLASSIFIER]) - 1  # without background
+    if BOXES in state and state[BOXES].numel() and CLASSIFIERS[0] in state:
+        return 4 * len(state[CLASSIFIERS[0]]) // len(state[BOXES])  # both are predicted at every anchor
     found = next((state[key] for key in CLASSIFIERS if key in state), None)
     return len(found) if found is not None and found.ndim else 0
 

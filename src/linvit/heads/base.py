@@ -19,6 +19,8 @@ class Head(nn.Module):
     Attributes:
         task: The task that the head is for, "segmentation" or "detection".
         maker: The function that makes a network with a head of this task, for messages.
+        keeps_classifiers: Whether classifiers that a checkpoint of other classes does not fit stay as they were built,
+            rather than begin at zero.
 
     Raises:
         UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
@@ -26,6 +28,7 @@ class Head(nn.Module):
 
     task: ClassVar[str]
     maker: ClassVar[str]
+    keeps_classifiers: ClassVar[bool] = False
 
     def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:
         super().__init__()

@@ -29,9 +29,10 @@ def load_pretrained(
 
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
-    of classes is set to zero, as the official fine-tuning does. If the model has another attention than the file, the
-    projections are loaded and the attention's own parameters stay as they are. A network of a backbone and a head takes
-    weights of the like, or those of its backbone alone; a backbone takes its part of a network.
+    of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
+    another attention than the file, the projections are loaded and the attention's own parameters stay as they are. A
+    network of a backbone and a head takes weights of the like, or those of its backbone alone; a backbone takes its
+    part of a network.
 
     Args:
         model: A backbone, or a network such as `linvit.create_segmentor` makes.
@@ -115,6 +116,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     other_attention = _other_attention(model, state)
     no_head = _no_head(model, state, heads)
     report.part = "backbone" if no_head or backbone_of(model) is model else "network"
+    keeps = getattr(getattr(model, "head", None), "keeps_classifiers", False)
     resized = resize_tables(model, state, weights.img_size)
     matched = total = 0
     for name, own in own_state.items():
@@ -132,6 +134,9 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
                 continue
             report.missing[name] = "not in the file"
         elif head and given.ndim and given.shape[1:] == own.shape[1:] and given.shape != own.shape:
+            if keeps:
+                report.initialised[name] = f"as built: the file has {len(given)} outputs, the model {len(own)}"
+                continue
             report.initialised[name] = f"zero: the file has {len(given)} classes, the model {len(own)}"
             values[name] = torch.zeros_like(own)
         elif (value := resized[name]).shape != own.shape:

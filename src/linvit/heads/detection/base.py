@@ -68,6 +68,7 @@ class DetectionHead(Head):
 
     task = "detection"
     maker = "create_detector"
+    keeps_classifiers = True  # zeros would be scores of 0.5 for every anchor
     with_masks: ClassVar[bool] = False
 
     def forward(

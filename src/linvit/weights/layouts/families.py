@@ -1,6 +1,18 @@
 """Every key layout that linvit knows, in the order in which they are tried."""
 
-from linvit.weights.layouts import cswin, deit, macunet, maresunet, mmseg, pvt, pvt_v2, soft, swin
+from linvit.weights.layouts import (
+    cswin,
+    deit,
+    macunet,
+    maresunet,
+    mmdet,
+    mmseg,
+    pvt,
+    pvt_v2,
+    soft,
+    swin,
+    torchvision_rcnn,
+)
 from linvit.weights.layouts.layout import Layout
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -14,7 +26,14 @@ LAYOUTS: tuple[Layout, ...] = (
     cswin.LAYOUT,
     soft.LAYOUT,
 )
-NETWORKS: tuple[Layout, ...] = (mmseg.LAYOUT, maresunet.LAYOUT, macunet.LAYOUT)
+NETWORKS: tuple[Layout, ...] = (
+    mmseg.LAYOUT,
+    mmdet.RETINANET,
+    mmdet.RCNN,
+    torchvision_rcnn.LAYOUT,
+    maresunet.LAYOUT,
+    macunet.LAYOUT,
+)
 """Of networks of a backbone and a head. What they make of the names of the backbone may be of a layout above."""
 OWN = Layout(name="linvit", marks=(r".*",))
 """Our own names, or those of whatever model is loaded: nothing to translate."""
