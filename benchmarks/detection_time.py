@@ -4,7 +4,9 @@ Both are built for 80 classes, and torchvision's random weights are loaded into 
 than usual, so that there are 100 detections with masks per image. torchvision's own resizing is set to leave the images
 as they are. Both take the same number of proposals, 1000 of 1000 candidates of a level (2000 in training), and RoIs.
 What differs is what the networks compute: the samples of a RoI's features are two by two per bin in torchvision and one
-per pixel in ours (mmdetection's rule), and torchvision pastes masks by whole pixels. The two run in turn in one process.
+per pixel in ours (mmdetection's rule), and torchvision pastes masks by whole pixels.
+The two run in turn in one process, and what is measured is the time of the processor, on which other processes have
+little influence.
 
 Example:
     $ python benchmarks/detection_time.py --size 320 416 --images 2 --rounds 5
@@ -26,7 +28,7 @@ CLASSES = 80
 
 
 def torchvisions(size: tuple[int, int]) -> Any:
-    """torchvision's Mask R-CNN, without resizing, which finds something with random weights."""
+    """A Mask R-CNN of torchvision, without resizing, which finds something with random weights."""
     torch.manual_seed(0)
     model = maskrcnn_resnet50_fpn(
         weights=None,
@@ -101,9 +103,9 @@ def main() -> None:
         for i in range(args.rounds + 1):
             turn = list(zip(seconds, pair, strict=True))
             for name, run in turn if i % 2 else turn[::-1]:
-                start = time.perf_counter()
+                start = time.process_time()
                 run()
-                seconds[name] += [(time.perf_counter() - start) / len(images)] if i else []
+                seconds[name] += [(time.process_time() - start) / len(images)] if i else []
         ratios = [one / other for one, other in zip(*seconds.values(), strict=True)]
         medians = ", ".join(f"{name} {statistics.median(times):.3f} s" for name, times in seconds.items())
         print(

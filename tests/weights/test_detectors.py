@@ -84,12 +84,11 @@ def test_a_classifier_goes_into_the_backbone_of_a_detector() -> None:
 def theirs() -> Any:
     torch.manual_seed(0)
     body = resnet_fpn_backbone(backbone_name="resnet18", weights=None, trainable_layers=5)
-    return MaskRCNN(body, num_classes=CLASSES + 1, box_representation_size=16).double().eval()
+    return MaskRCNN(body, num_classes=CLASSES + 1).double().eval()
 
 
 def ours(classes: int = CLASSES) -> Detector:
-    head = {"name": "mask_rcnn", "fc_width": 16}
-    return linvit.create_detector({"name": "timm", "model": "resnet18"}, head, classes).double().eval()
+    return linvit.create_detector({"name": "timm", "model": "resnet18"}, "mask_rcnn", classes).double().eval()
 
 
 @torch.no_grad()

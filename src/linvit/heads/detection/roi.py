@@ -46,9 +46,9 @@ def roi_features(
     rois = torch.cat([image[:, None], flat], 1)  # (n, 5)
     level = roi_levels(flat, finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
-    found = flat.new_zeros(len(flat), maps[0].shape[1], size, size, dtype=dtype)
-    for i, (of_level, reduction) in enumerate(zip(maps, reductions, strict=True)):
-        rows = (level == i).nonzero()[:, 0]  # also if there are none, so that every map has a gradient
-        cut = roi_align(upcast(of_level), rois[rows].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
-        found = found.index_copy(0, rows, cut.to(dtype))
-    return found.to(maps[0].dtype)
+    rows = [(level == i).nonzero()[:, 0] for i in range(len(maps))]
+    cut = [  # also where there is no box, so that every map has a gradient
+        roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
+        for x, row, reduction in zip(maps, rows, reductions, strict=True)
+    ]
+    return torch.cat(cut).index_select(0, torch.cat(rows).argsort()).to(maps[0].dtype)
