@@ -13,6 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from linvit import UserError
+from linvit.tasks import DetectionTask
 from tests.tasks.detection.squares import SIZE, Squares, batch, finder_task
 from tests.training import trainer
 
@@ -93,6 +94,23 @@ def test_a_run_logs_draws_reports_and_writes_files(tmp_path):
     assert [each["name"] for each in truth.loadCats([1, 2])] == ["red", "green|x"]
     assert len(found.anns) == 9
     assert found.annToMask(found.loadAnns(found.getAnnIds(imgIds=101))[0]).shape == SIZE
+
+
+def test_a_package_that_is_missing_is_asked_for_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    with pytest.raises(UserError, match=r"needs the package 'pycocotools': pip install pycocotools"):
+        trainer(tmp_path, max_epochs=1).fit(finder_task(evaluator="pycocotools"), datamodule=Squares())
+
+
+def test_a_detector_trains_and_is_scored_in_mixed_precision(tmp_path):
+    torch.manual_seed(0)
+    backbone = {"name": "pvt_v2_b0", "embed_dims": [8, 8, 16, 16], "depths": [1] * 4, "num_heads": [1, 1, 2, 2]}
+    head = {"name": "mask_rcnn", "width": 8, "fc_width": 16, "score_threshold": 0}
+    task = DetectionTask(backbone=backbone, head=head, num_classes=2, img_size=32, warmup_epochs=0)
+    runner = trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=1.0, limit_train_batches=2)
+    runner.fit(task, datamodule=Squares())
+    assert torch.isfinite(runner.callback_metrics["train/loss"])
+    assert runner.callback_metrics["val/box_AR100"] >= 0
 
 
 def on_ranks(folder: Path, world: int) -> dict[str, float]:

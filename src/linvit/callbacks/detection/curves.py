@@ -28,6 +28,7 @@ def curves_picture(precision: Mapping[str, np.ndarray]) -> np.ndarray:
                     curve = found[chosen].mean((0, 2))
                     axes.plot(np.linspace(0, 1, len(curve)), curve, label=f"IoU {name}: AP {curve.mean():.3f}")
             axes.set(xlabel="recall", ylabel="precision", title=f"{kind}, {found.shape[-1]} classes", ylim=(0, 1.02))
-            axes.legend(loc="lower left")
+            if axes.lines:
+                axes.legend(loc="lower left")
         canvas.draw()  # type: ignore[no-untyped-call]
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]

@@ -62,7 +62,7 @@ def evaluate(
     Raises:
         UserError: If the package is not installed.
     """
-    coco, evaluation = _tools(evaluator)
+    coco, evaluation = tools(evaluator)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         found = [_annotation(i, given, kind, size_by) for i, given in enumerate(detections, 1)]
         sets = [coco(), coco()]
@@ -85,8 +85,12 @@ def _annotation(number: int, given: Mapping[str, Any], kind: str, size_by: str) 
     return {**given, "id": number, "area": area, "iscrowd": 0}
 
 
-def _tools(evaluator: Evaluator) -> tuple[Any, Any]:
-    """The classes COCO and COCOeval of a package."""
+def tools(evaluator: Evaluator) -> tuple[Any, Any]:
+    """The classes COCO and COCOeval of a package.
+
+    Raises:
+        UserError: If it is not installed.
+    """
     annotations, evaluation, name = MODULES[evaluator]
     try:
         return importlib.import_module(annotations).COCO, getattr(importlib.import_module(evaluation), name)

@@ -14,12 +14,12 @@ class Objects(NamedTuple):
 
     Attributes:
         size: (H, W) of the original image.
-        boxes: (n, 4), float32: x1, y1, x2, y2.
+        boxes: (n, 4): x1, y1, x2, y2.
         labels: Classes (n,), int64.
         counts: The counts of n run-length encoded masks; None where there are no masks.
-        scores: (n,), float32, of detected objects.
+        scores: (n,), of detected objects.
         iscrowd: (n,), bool, of true objects: a crowd, which nothing needs to find.
-        area: (n,), float32, of true objects, as their annotations say it.
+        area: (n,), of true objects, as their annotations say it.
     """
 
     size: tuple[int, int]
@@ -42,8 +42,8 @@ class Objects(NamedTuple):
         """What a detector found in an image; its masks are encoded."""
         masks = found.get("masks")
         rles = None if masks is None else coco_masks.encode(masks.cpu().numpy())
-        numbers = {name: found[name].cpu().numpy() for name in ("boxes", "labels", "scores")}
-        return cls(size, counts=_counts(rles), **numbers)
+        boxes, scores = (found[name].float().cpu().numpy() for name in ("boxes", "scores"))
+        return cls(size, boxes, found["labels"].cpu().numpy(), _counts(rles), scores)
 
     @property
     def rles(self) -> list[dict[str, Any]]:

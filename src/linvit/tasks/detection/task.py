@@ -13,7 +13,7 @@ from linvit.callbacks.detection.writer import DetectionWriter
 from linvit.errors import UserError, check_choice
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
-from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator
+from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator, tools
 from linvit.tasks.detection.objects import Objects, image_size
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind
 from linvit.tasks.published import Published, published_ap
@@ -62,6 +62,12 @@ class DetectionTask(Task):
         settings = self.hparams
         results = DetectionResults(settings["num_classes"], kinds, settings["evaluator"], settings["size_by"])
         return {f"{kind}_{name}": CocoScore(results, f"{kind}_{name}") for kind in kinds for name in FIGURES}
+
+    def setup(self, stage: str) -> None:
+        """Raises a `UserError` before the first batch if the package that evaluates is not installed."""
+        super().setup(stage)
+        if stage != "predict":
+            tools(self.hparams["evaluator"])
 
     def forward(self, images: Tensor | Sequence[Tensor]) -> Any:
         """Images, each (3, H, W), to mappings of what the network finds in each."""
