@@ -16,6 +16,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#6
 MARKERS = "os^Dv<>P*X"
 LINES = ("-", "--", ":")
 STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -123,6 +124,31 @@ def scatter_plot(
             best = [bar for bar in sorted(drawn) if not any(other.x <= bar.x and other.y > bar.y for other in drawn)]
             axes.plot([bar.x for bar in best], [bar.y for bar in best], color="#cccccc", linewidth=5, zorder=0)
         return _svg(figure, handles, names)
+
+
+def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, note: str = "") -> Figure:
+    """Draws a horizontal bar per name, the largest above, with its value beside it; small, as for TensorBoard's cards.
+
+    Args:
+        title: Written above.
+        bars: Names, values, and their spreads; NaN draws none.
+        label: Of the values.
+        note: Written below the title.
+    """
+    bars = sorted((bar for bar in bars if math.isfinite(bar[1])), key=lambda bar: bar[1])
+    with mpl.rc_context({**STYLE, "font.size": 9}):
+        figure, axes = _axes(title, Axis(label), Axis(""), "")
+        figure.set_size_inches(4.2, 1.6 + 0.22 * len(bars))
+        figure.supxlabel(note, fontsize=6, color="#555555")
+        names, values, spreads = zip(*bars, strict=True) if bars else ((), (), ())
+        drawn = axes.barh(names, values, xerr=spreads, color=COLOURS[0], ecolor="#888888")
+        axes.bar_label(drawn, [f" {value:.4g}" for value in values])
+        axes.set_yticks(range(len(names)), names)
+        low = min(values, default=0)
+        if low > 0 and max(values) < 1.5 * low:  # bars from 0 on would all look alike
+            axes.set_xlim(left=low - (max(values) - low))
+        axes.margins(x=0.15)
+    return figure
 
 
 def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:

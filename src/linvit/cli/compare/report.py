@@ -12,6 +12,7 @@ from linvit.errors import UserError, check_choice
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.on_tensorboard import write_summary
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
 from linvit.experiments.compare.runs import differing, find
 
@@ -57,6 +58,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
                 rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
         results = results if results.source else with_published(results)
     page = written.write(results, root, device)
+    write_summary(results, root, device)
     print(f"\n{tables.markdown(results)}\n{written.controls(results)}")
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
     for cell, text in troubled.items():

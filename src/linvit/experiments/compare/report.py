@@ -140,7 +140,9 @@ def _curves(results: Results, where: str) -> dict[str, str]:
     plots = {}
     for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
         series = [
-            Series(variant.name, points) for variant in results.variants if (points := _mean(variant, results, tag))
+            Series(variant.name, points)
+            for variant in results.variants
+            if (points := mean_curve(variant, results, tag))
         ]
         if series:
             label = {"score": results.tag, "loss": "train/loss", "rank": "rank of the attention, mean over layers"}[
@@ -152,7 +154,14 @@ def _curves(results: Results, where: str) -> dict[str, str]:
     return plots
 
 
-def _mean(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float], ...]:
+def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float], ...]:
+    """A curve of a variant, mean over its seeds, of at most `MOST_POINTS`.
+
+    Args:
+        variant: The variant.
+        results: Those of the experiment, which say what the score is.
+        tag: Of the curve; None for the score, "rank" for the ranks of all layers.
+    """
     values: dict[int, list[float]] = {}
     for run in variant.runs.values():
         wanted = tag or run.score_tag(results.score)

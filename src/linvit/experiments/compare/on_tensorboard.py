@@ -1,0 +1,37 @@
+"""The result of an experiment for TensorBoard, whose first screen then says which variant is ahead."""
+
+import shutil
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from linvit.experiments.bench.conditions import conditions
+from linvit.experiments.compare import tables
+from linvit.experiments.compare.report import mean_curve
+from linvit.experiments.compare.results import Results
+from linvit.experiments.plots import bar_plot
+
+FOLDER = "summary"
+GROUP = "compare"
+"""TensorBoard sorts groups by name, and runs have none before it."""
+
+
+def write_summary(results: Results, folder: Path, device: str) -> None:
+    """Writes runs beside those of the cells: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
+
+    Args:
+        results: Of the experiment.
+        folder: Of the experiment; a summary that is there is replaced.
+        device: What it was measured on.
+    """
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    note = "{machine}; {date}".format(**conditions(device))
+    bars = [(variant.name, *results.summary(variant)[:2]) for variant in results.variants]
+    with SummaryWriter(str(folder / FOLDER)) as writer:
+        figure = bar_plot(results.title, bars, f"{results.tag}, mean over seeds", note)
+        writer.add_figure(f"{GROUP}/{results.tag}", figure, close=False)
+        writer.add_text(GROUP, tables.markdown(results))
+    for variant in results.variants:
+        with SummaryWriter(str(folder / FOLDER / variant.name)) as writer:
+            for step, score in mean_curve(variant, results, None):
+                writer.add_scalar(f"{GROUP}/{results.tag}", score, int(step))
