@@ -20,13 +20,14 @@ class PicturePaths:
     def __init__(self, folder: Path, source: str | None) -> None:
         self.folder = folder / Path(file_of(source)).stem
         self.count = 0
-        self._source = source
+        self._source = None if source is None else Path(source).absolute()  # as the paths of images are
         self._names: dict[str, int] = {}
 
     def __call__(self, name: str) -> Path:
         """The path of an image's files without their endings; a number is added where it came before."""
         inside = self._source is not None and Path(name).is_relative_to(self._source)
-        stem = str((Path(name).relative_to(self._source or "") if inside else Path(Path(name).name)).with_suffix(""))
+        kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
+        stem = str(kept.with_suffix(""))
         self._names[stem] = number = self._names.get(stem, 0) + 1
         self.count += 1
         path = self.folder / (stem if number == 1 else f"{stem}_{number}")

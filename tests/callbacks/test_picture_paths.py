@@ -1,0 +1,19 @@
+"""Where the files of predicted images go."""
+
+from pathlib import Path
+
+from linvit.callbacks.picture_paths import PicturePaths
+
+
+def test_folders_below_the_source_are_kept_however_it_is_named(tmp_path, monkeypatch):
+    (tmp_path / "photos" / "roofs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for source in ("photos", "./photos", str(tmp_path / "photos")):
+        paths = PicturePaths(Path("out"), source)
+        assert paths(str(tmp_path / "photos" / "roofs" / "a.png")) == paths.folder / "roofs" / "a"
+
+
+def test_a_name_that_comes_twice_gets_a_number(tmp_path):
+    paths = PicturePaths(tmp_path, "hub:owner/photos")
+    assert [path.name for path in map(paths, ["x/a.png", "y/a.jpg", "b.png"])] == ["a", "a_2", "b"]
+    assert paths.count == 3
