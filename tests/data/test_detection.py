@@ -1,5 +1,6 @@
 """Detection data: what samples and batches are, their order, and what is refused."""
 
+import itertools
 import json
 import os
 import re
@@ -266,6 +267,40 @@ class TestCoco:
         assert {label for sample in data.train_set for label in sample["labels"].tolist()} == {0, 1}
         with pytest.raises(UserError, match=r"has no class 'dogs'.*Did you mean 'dog'"):
             loaded(folder, class_names=["dogs"])
+
+
+class TestLoading:
+    """Multi-scale training in batches by aspect."""
+
+    def epochs(self, folder, state=None, batches=None, **options):
+        """What batches of epoch 1 hold, and the state of the loader behind them."""
+        given = DetectionAugmentation(0.5, (40, 50, 60), (50, 70), (20, 40))
+        data = coco(folder, masks=True, limits=(100, 60), augmentation=given, empty_classes=True, **options)
+        data.setup("fit")
+        loader = data.train_dataloader()
+        if state is not None:
+            loader.load_state_dict(state)
+        loader.sampler.set_epoch(1)
+        left = len(loader) - loader.batches_done
+        found = list(itertools.islice(loader, left if batches is None else batches))
+        return [batch | vars(batch.pop("held"))["entries"] for batch in found], loader.state_dict()
+
+    def same(self, found, expected):
+        assert len(found) == len(expected)
+        for batch, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(batch, other, rtol=0, atol=0)
+
+    def test_the_number_of_loader_processes_changes_nothing(self, tmp_path):
+        sizes = {key: (40 + key % 3 * 10, 50) for key in range(12)}
+        write_coco(tmp_path, found=[annotation(key, key, 18) for key in sizes], sizes=sizes)
+        whole, _ = self.epochs(tmp_path)
+        assert len(whole) == 6
+        wide = [{width > height for height, width in batch["size"]} for batch in whole]
+        assert sum(len(kinds) > 1 for kinds in wide) <= 1
+        self.same(self.epochs(tmp_path, num_workers=2)[0], whole)
+        first, state = self.epochs(tmp_path, batches=2)
+        rest, _ = self.epochs(tmp_path, state, num_workers=2)
+        self.same([*first, *rest], whole)
 
 
 class TestRefused:

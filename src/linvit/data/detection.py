@@ -144,14 +144,14 @@ class DetectionData(ImageData):
         if isinstance(source, SceneSource):
             return {name: Target("scene", as_it_is) for name in ("objects", "image_id")}
         table = split if split in source.splits else "train"  # without a validation split, a part of train is held out
-        features = source.splits[table].features if table in source.splits else {}
-        if source.column is None or (features and source.column.name not in features):
+        if table not in source.splits:
+            return {}  # which has its own message
+        features = source.splits[table].features
+        if source.column is None or source.column.name not in features or not self.counts(table).any():
             raise UserError(
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
                 f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
             )
-        if features:
-            self.counts(table)
         return object_targets(source.column, features)
 
     @cache  # noqa: B019 (a data module lives as long as its run)

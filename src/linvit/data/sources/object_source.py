@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow.compute
 from tqdm import tqdm
 
 from linvit.data.sources.coco import find_coco, load_coco
@@ -135,8 +136,9 @@ class ObjectSource(DataSource):
     def sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
         """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read; from headers if need be."""
         if {"height", "width"} <= rows.features.keys():
-            table = rows.select_columns(["height", "width"]).with_format("numpy")[:]
-            return np.stack([table["height"], table["width"]], 1).astype(np.int64)
+            table = rows.select_columns(["height", "width"]).with_format("arrow")[:]
+            sides = [pyarrow.compute.fill_null(table[side], 0).to_numpy() for side in ("height", "width")]
+            return np.stack(sides, 1).astype(np.int64)
         images = rows.select_columns([self.image_column])
         images = images.cast_column(self.image_column, datasets.Image(decode=False))
         on_hub = self.name.startswith(HUB)

@@ -1,0 +1,96 @@
+"""Steps of samples of one group: order, shares of ranks, epochs that go on in the middle."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from linvit.data.loading.loader import make_loader
+from linvit.data.loading.sampler import GroupedSampler, TrainSampler
+
+GROUPS = (np.random.default_rng(0).random(103) < 0.3).astype(int)
+
+
+class Rows:
+    """Gives back what the sampler asks for."""
+
+    def __getitem__(self, index):
+        return index
+
+
+def steps(world, batch, state=None, batches=None, epoch=4, groups=GROUPS, **options):
+    """The samples of each step, of all ranks, and the state of the loaders behind the last one."""
+    shares, states = [], []
+    for rank in range(world):
+        sampler = GroupedSampler(groups, 3, rank, world, batch_size=batch, **options)
+        loader = make_loader(Rows(), batch, 0, list, sampler, training=True)
+        if state is not None:
+            loader.load_state_dict(state)
+        sampler.set_epoch(epoch)
+        planned = len(loader) - loader.batches_done
+        shares.append(list(itertools.islice(loader, planned if batches is None else batches)))
+        states.append(loader.state_dict())
+    assert all(one == states[0] for one in states)
+    return [[one for share in step for one in share] for step in zip(*shares, strict=True)], states[0]
+
+
+def mixed(found, groups=GROUPS):
+    """How many steps are of both groups."""
+    return sum(len({groups[one.row] for one in step}) > 1 for step in found)
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 4), (3, 2)])
+def test_all_steps_but_one_are_of_one_group(world, batch):
+    found, _ = steps(world, batch)
+    rows = [one.row for step in found for one in step]
+    assert len(found) == 103 // (world * batch)
+    assert len(set(rows)) == len(rows)
+    assert mixed(found) <= 1
+    assert {GROUPS[step[0].row] for step in found[: len(found) // 2]} == {0, 1}  # in random order
+
+
+def test_the_order_follows_from_seed_epoch_and_layout_alone():
+    first, _ = steps(2, 4)
+    assert steps(2, 4)[0] == first
+    assert steps(2, 4, epoch=5)[0] != first
+    seeds = {one.row: one.seed for step in first for one in step}
+    plain = TrainSampler(103, 3)
+    plain.set_epoch(4)
+    assert seeds.items() <= {one.row: one.seed for one in plain}.items()
+
+
+@pytest.mark.parametrize("repeated_aug", [1, 3])
+def test_a_resumed_epoch_is_the_rest_of_the_whole_one(repeated_aug):
+    whole, _ = steps(2, 3, repeated_aug=repeated_aug)
+    found, state = [], None
+    for batches in (2, 5, None):
+        more, state = steps(2, 3, state, batches, repeated_aug=repeated_aug)
+        found += more
+    assert found == whole
+    assert mixed(found) <= 1
+
+
+@pytest.mark.parametrize("layouts", [[(1, 8), (2, 4)], [(2, 8), (1, 8)], [(1, 8), (2, 8), (1, 4), (3, 4)]], ids=str)
+def test_in_another_layout_every_sample_has_its_turn_once_in_steps_of_one_group(layouts):
+    groups = np.arange(240) % 3 % 2
+    found, state = [], None
+    for number, layout in enumerate(layouts):
+        more, state = steps(*layout, state, 3 if number + 1 < len(layouts) else None, groups=groups)
+        assert mixed(more, groups) <= 1
+        found += more
+    rows = [one.row for step in found for one in step]
+    assert len(set(rows)) == len(rows)
+    assert len(rows) >= 240 - 16
+
+
+def test_another_division_into_groups_starts_the_epoch_anew(recwarn):
+    _, state = steps(1, 4, batches=3)
+    anew, _ = steps(1, 4, state, groups=1 - GROUPS)
+    assert len(anew) == 25
+    assert "has changed" in str(recwarn.pop(UserWarning).message)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_set_that_does_not_fill_a_step(count):
+    found, _ = steps(1, 4, groups=GROUPS[:count])
+    assert sorted(one.row for one in found[0]) == list(range(count))
