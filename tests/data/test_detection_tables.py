@@ -73,10 +73,10 @@ def test_forms(tmp_path, form, sizes):
     assert "image_id" not in found[0]
 
 
-def test_polygons(tmp_path, form="structs"):
+def test_polygons(tmp_path):
     triangles = [[[[x, y, x + w, y, x, y + h]] for x, y, w, h in own] for own in BOXES]
-    made = data(write(tmp_path, form, segmentation=triangles), masks=True, empty_classes=True)
-    write(tmp_path, form, split="test", segmentation=triangles)
+    made = data(write(tmp_path, "structs", segmentation=triangles), masks=True, empty_classes=True)
+    write(tmp_path, "structs", split="test", segmentation=triangles)
     made.setup("test")
     for sample, polygons, size in zip(made.test_set, triangles, SIZES, strict=True):
         assert sample["rles"] == [coco_masks.from_polygons(one, size) for one in polygons]

@@ -13,7 +13,10 @@ from linvit.data.sources.mask_check import MaskFinding, shares
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say what masks mean."""
     parser.add_argument("--num_classes", type=int, help="of masks: how many classes there are")
-    parser.add_argument("--class_names", help="of masks: a file with a name per line, or ade20k, isprs")
+    parser.add_argument(
+        "--class_names",
+        help="of masks or objects: a file with a name per line; or ade20k, isprs",
+    )
     parser.add_argument("--reduce_zero_label", action="store_true", help="masks count from 1, and 0 is for no class")
 
 

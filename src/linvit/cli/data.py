@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.cli import check_pairs, tile
+from linvit.cli import check_objects, check_pairs, tile
 from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
+from linvit.data.detection import DetectionData
 from linvit.data.segmentation import SegmentationData
 from linvit.data.sources.labels import check_labels
 from linvit.data.sources.pairs import has_masks
@@ -28,6 +29,8 @@ EPILOG = """examples:
   linvit data check hub:owner/name
   linvit data check path/to/ade --class_names ade20k --reduce_zero_label
                                         images and masks
+  linvit data check path/to/coco --masks
+                                        images and objects with masks
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings
@@ -63,6 +66,7 @@ def main(argv: list[str]) -> int:
         "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
     )
     check_pairs.add_arguments(check)
+    check_objects.add_arguments(check)
     tile.add_parser(verbs)
     args = parser.parse_args(argv)
     if args.verb == "tile":
@@ -74,6 +78,8 @@ def main(argv: list[str]) -> int:
 
     if has_masks(args.source):
         return _check_masks(args)
+    if check_objects.has_objects(args.source):
+        return _check_objects(args)
     data = ClassificationData(
         args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
     )
@@ -93,6 +99,19 @@ def _check_masks(args: argparse.Namespace) -> int:
     lines, bad = check_pairs.check(data, args.workers, SHOWN)
     found = scan(data.splits, data.image_column, args.max_pixels, args.workers)
     found.bad += [Finding("mask", mask.name, mask.reason) for mask in bad]
+    print("\n".join([f"{data.source}: {data.num_classes} classes", *lines, *_bad(found, args.output), *_copies(found)]))
+    _write(found, args.output)
+    return int(bool(found.bad))
+
+
+def _check_objects(args: argparse.Namespace) -> int:
+    """Looks at images and objects; see `main`."""
+    given = {"masks": args.masks, "box_format": args.box_format, "class_names": args.class_names}
+    data = DetectionData(args.source, image_column=args.image_column, max_pixels=args.max_pixels, **given)
+    lines, bad = check_objects.check(data)
+    on_hub = args.source.startswith(HUB)
+    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, on_hub=on_hub)
+    found.bad += bad
     print("\n".join([f"{data.source}: {data.num_classes} classes", *lines, *_bad(found, args.output), *_copies(found)]))
     _write(found, args.output)
     return int(bool(found.bad))

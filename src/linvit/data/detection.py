@@ -1,7 +1,7 @@
 """Images with objects, each with a box, a class and perhaps a mask: embedded, from COCO's files, tables or the hub."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import datasets
@@ -15,7 +15,7 @@ from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.class_names import read_names
 from linvit.data.sources.images import Images, Target
 from linvit.data.sources.labels import check_model_classes
-from linvit.data.sources.object_check import check_all_occur, check_objects, class_table, look_at, wrong_format
+from linvit.data.sources.object_check import Look, check_all_occur, check_objects, class_table, look_at
 from linvit.data.sources.object_source import Classes, ObjectSource
 from linvit.data.sources.objects import as_it_is, flat_objects, object_targets
 from linvit.data.sources.scene_source import SceneSource
@@ -163,18 +163,22 @@ class DetectionData(ImageData):
         """
         source = self.data_source
         assert isinstance(source, ObjectSource)
-        assert source.column is not None
-        rows, labels = source.splits[split], self.classes.labels
-        flat, sizes = flat_objects(rows, source.column), self.sizes(split)
-        findings = look_at(flat, sizes, labels, subset=source.given_names is not None)
-        warning = check_objects(findings, lambda row: source.name_of(rows, row), split, source.name)
-        wrong = wrong_format(flat, sizes, source.column.box_format)
-        if wrong is not None:
-            raise UserError(f"the {split} split of '{source.name}': {wrong}")
+        found = self.look(split)
+        warning = check_objects(found.findings, partial(source.name_of, self.splits[split]), split, source.name)
+        if found.wrong_format is not None:
+            raise UserError(f"the {split} split of '{source.name}': {found.wrong_format}")
         if warning is not None and split == "train":
             rank_zero_warn(warning)
-        used = [labels[category] for category in flat.categories.tolist() if category in labels]
-        return np.bincount(used, minlength=self.num_classes)
+        return found.counts
+
+    def look(self, split: str) -> Look:
+        """What there is to say about the objects of a split of a source that is no scenes."""
+        source = self.data_source
+        assert isinstance(source, ObjectSource)
+        assert source.column is not None
+        flat = flat_objects(source.splits[split], source.column)
+        subset = source.given_names is not None
+        return look_at(flat, self.sizes(split), self.classes.labels, subset, source.column.box_format)
 
     @cache  # noqa: B019
     def sizes(self, split: str) -> np.ndarray:

@@ -30,21 +30,42 @@ class Finding(NamedTuple):
     wrong: bool
 
 
-def look_at(flat: FlatObjects, sizes: np.ndarray | None, labels: Mapping[Any, int], subset: bool) -> list[Finding]:
-    """What is wrong with objects, or keeps them from being trained on against what the data say.
+class Look(NamedTuple):
+    """What there is to say about the objects of a split.
+
+    Attributes:
+        flat: The objects.
+        counts: How many each class has, int (K,).
+        findings: Objects that are wrong, or kept from being trained on though the data do not say so.
+        wrong_format: What to say if the boxes seem to be stored in another format.
+    """
+
+    flat: FlatObjects
+    counts: np.ndarray
+    findings: list[Finding]
+    wrong_format: str | None
+
+
+def look_at(flat: FlatObjects, sizes: np.ndarray, labels: Mapping[Any, int], subset: bool, box_format: str) -> Look:
+    """Looks at all objects of a split.
 
     Args:
-        flat: Of a split.
-        sizes: (H, W) of each image, int (rows, 2); None is not known, and 0 of an image that cannot be read.
+        flat: The objects.
+        sizes: (H, W) of each image, int (rows, 2), 0 of an image that cannot be read.
         labels: Label of each category.
         subset: Whether objects of other categories are left out on purpose.
+        box_format: How the data store boxes: xywh or xyxy.
     """
+    used = [labels[category] for category in flat.categories.tolist() if category in labels]
+    counts = np.bincount(used, minlength=len(labels))
+    return Look(flat, counts, _findings(flat, sizes, labels, subset), _wrong_format(flat, sizes, box_format))
+
+
+def _findings(flat: FlatObjects, sizes: np.ndarray, labels: Mapping[Any, int], subset: bool) -> list[Finding]:
     objects = flat.objects
     x1, y1, x2, y2 = objects["boxes"].T
     finite = np.isfinite(objects["boxes"]).all(1) & np.isfinite(areas(objects))
-    unknown = np.full(len(finite), False) if subset else ~np.isin(flat.categories, list(labels))
-    if len(flat.categories) and flat.categories.dtype == object and not subset:
-        unknown = np.array([category not in labels for category in flat.categories])
+    unknown = np.array([not subset and category not in labels for category in flat.categories.tolist()], bool)
     height, width = _sizes(flat, sizes)
     outside = (np.minimum(x2, width) <= np.maximum(x1, 0)) | (np.minimum(y2, height) <= np.maximum(y1, 0))
     meant = np.logical_or.reduce([~finite, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
@@ -63,8 +84,7 @@ def look_at(flat: FlatObjects, sizes: np.ndarray | None, labels: Mapping[Any, in
     return findings
 
 
-def wrong_format(flat: FlatObjects, sizes: np.ndarray | None, box_format: str) -> str | None:
-    """What to say if the boxes seem to be stored in another format."""
+def _wrong_format(flat: FlatObjects, sizes: np.ndarray, box_format: str) -> str | None:
     boxes = flat.objects["boxes"]
     if not len(boxes):
         return None
@@ -86,7 +106,7 @@ def check_objects(findings: Sequence[Finding], name: Callable[[int], str], split
     """Raises a `UserError` if an object must be mended; returns what to warn of if some are left out of training.
 
     Args:
-        findings: Of `look_at`.
+        findings: Of a split.
         name: What messages call the image of a row.
         split: Name of the split.
         source: The data source.
@@ -124,9 +144,7 @@ def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, n
     return lines
 
 
-def _sizes(flat: FlatObjects, sizes: np.ndarray | None) -> np.ndarray:
+def _sizes(flat: FlatObjects, sizes: np.ndarray) -> np.ndarray:
     """Height and width (2, n) of the image of each object; infinite where it is not known."""
-    if sizes is None:
-        return np.full((2, len(flat.rows)), np.inf)
     known: np.ndarray = np.where(sizes > 0, sizes, np.inf)[flat.rows].T
     return known

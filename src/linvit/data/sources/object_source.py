@@ -134,11 +134,15 @@ class ObjectSource(DataSource):
         return Classes([*used.values()], [*used])
 
     def sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
-        """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read; from headers if need be."""
+        """(H, W) of all images of a split, int (n, 2): as the table says, or else by `header_sizes`."""
         if {"height", "width"} <= rows.features.keys():
             table = rows.select_columns(["height", "width"]).with_format("arrow")[:]
             sides = [pyarrow.compute.fill_null(table[side], 0).to_numpy() for side in ("height", "width")]
             return np.stack(sides, 1).astype(np.int64)
+        return self.header_sizes(split, rows, exif_orientation)
+
+    def header_sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
+        """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read, by the headers of the files."""
         images = rows.select_columns([self.image_column])
         images = images.cast_column(self.image_column, datasets.Image(decode=False))
         on_hub = self.name.startswith(HUB)
