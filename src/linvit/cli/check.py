@@ -26,6 +26,7 @@ EPILOG = """examples:
     --options '{window_size: 14}'
   linvit check --backbone my_package.my_module:MyBackbone --img_size 32
   linvit check --head upernet --quick        a head of semantic segmentation
+  linvit check --head mask_rcnn --quick      a head of detection
 
 exit code: 0 if nothing failed, 1 if something did. What a mechanism does not
 declare does not fail. In Python:

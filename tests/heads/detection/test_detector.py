@@ -5,6 +5,8 @@ import torch
 
 import linvit
 from linvit import UserError
+from linvit.heads.detection.base import ImageShape
+from linvit.heads.detection.box_coder import BoxCoder
 from linvit.heads.detection.detector import Detector
 from tests.families import narrow, small
 
@@ -71,3 +73,28 @@ def test_compile_leaves_names_and_results() -> None:
     assert list(model.state_dict()) == names
     with torch.no_grad():
         assert model([IMAGE])[0].keys() == {"boxes", "labels", "scores"}
+
+
+@pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn"])
+def test_no_proposals_and_no_boxes(head: str) -> None:
+    """Losses are 0, with a gradient for the stages, and there is nothing to find."""
+    model = detector(head).head
+    images = [ImageShape((50, 60), (64, 64), (50, 60))]
+    maps = [torch.randn(1, 8, side, side, requires_grad=True) for side in (16, 8, 4, 2, 1)]
+    nothing = {**target(0), "masks": torch.zeros(0, 64, 64, dtype=torch.uint8)}
+    losses = model.roi_losses(maps, [torch.zeros(0, 4)], images, [nothing])
+    assert all(loss.item() == 0 for loss in losses.values())
+    sum(losses.values()).backward()
+    assert all(parameter.grad is not None for parameter in model.stages.parameters())
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+    (found,) = model.eval().results(maps, [torch.zeros(0, 4)], images)
+    assert found["masks"].shape == (0, 50, 60)
+
+
+def test_boxes_stay_precise_under_autocast() -> None:
+    """A position of 1000 pixels in bfloat16 is off by up to 4."""
+    boxes = torch.tensor([[1001.0, 903.0, 1032.5, 977.25]])
+    coder = BoxCoder()
+    with torch.autocast("cpu", torch.bfloat16):
+        decoded = coder.decode(boxes, torch.zeros(1, 4, dtype=torch.bfloat16))
+    assert torch.equal(decoded, boxes)

@@ -12,7 +12,7 @@ from linvit.heads.detection.two_stage import StageSettings, TwoStage
 
 
 class CascadeMaskRCNN(TwoStage):
-    """Cascade Mask R-CNN on the feature maps at a reduction of 4 or more: boxes and masks.
+    """Mask R-CNN in three stages, each on the boxes of the one before, on the maps at a reduction of 4 or more.
 
     Args:
         channels: Channels of each feature map, the finest first.

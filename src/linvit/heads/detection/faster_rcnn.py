@@ -8,4 +8,4 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class FasterRCNN(TwoStage):
-    """Faster R-CNN on the feature maps at a reduction of 4 or more: boxes, without masks."""
+    """Proposals of boxes, then class and box of each: detection on the maps at a reduction of 4 or more."""

@@ -8,6 +8,6 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class MaskRCNN(TwoStage):
-    """Mask R-CNN on the feature maps at a reduction of 4 or more: boxes and masks."""
+    """Proposals of boxes, then class, box and mask of each, on the maps at a reduction of 4 or more."""
 
     with_masks = True

@@ -28,7 +28,7 @@ PRIOR = 0.01  # what the scores of all classes are at first
 
 
 class RetinaNet(DetectionHead):
-    """RetinaNet on the feature maps at a reduction of 8 or more.
+    """Class and box of every anchor in one stage, on the maps at a reduction of 8 or more.
 
     torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
 
