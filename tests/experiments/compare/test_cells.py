@@ -169,6 +169,16 @@ def test_devices_and_threads_are_shared_out(monkeypatch):
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(2, ["4", "5", "6", "7"], 2)] == ["4,5", "6,7"]
 
 
+def test_cells_that_run_at_a_time_see_their_own_devices(experiment, program):
+    body = 'import os; (folder / "devices").write_text(os.environ["CUDA_VISIBLE_DEVICES"]); time.sleep(1)'
+    program(softmax=body, linear=body)
+    experiment.prepare(configs(**BOTH))
+    with STOP.caught():
+        assert run_here(experiment.cells, slots(2, ["4", "5", "6", "7"], 2), lambda cell: None)
+    devices = [(cell.folder / "devices").read_text() for cell in experiment.cells]
+    assert {*devices[:2]} == {*devices[2:]} == {"4,5", "6,7"}  # two at a time
+
+
 def test_ray_that_is_not_installed_is_named(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"needs the package 'ray': pip install 'linvit\[ray\]'"):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from linvit import UserError
 from linvit.experiments.compare import report, tables
@@ -83,9 +84,11 @@ def test_the_three_tables_agree(folder):
 
 def test_the_page_has_all_of_it(folder):
     (folder / "softmax-seed0/version_0/attention_maps").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "linear-seed0/version_0/val_confusion.png")
     page = report.write(results(folder), folder, "cpu").read_text(encoding="utf-8")
-    for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "50% of its epochs"):
+    for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "50% of its epochs", "val_confusion"):
         assert text in page
+    assert "Attention maps" not in page
     assert page.count("data:image/svg+xml") == 2  # curves of the score and of the rank
     assert {path.name for path in folder.glob("*.*")} == {
         *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "ranks.png", "report.html")

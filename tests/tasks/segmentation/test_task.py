@@ -129,6 +129,7 @@ def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
     assert table[0] == "class,pixels,IoU,Acc,F1"
     assert [row.split(",")[0] for row in table[1:]] == names
     assert Image.open(tmp_path / "test_confusion.png").width > 200
+    assert Image.open(tmp_path / "val_segmentation.png").width == 960  # image, labels and prediction
     runner.predict(model, datamodule=data)
     (folder,) = tmp_path.glob("predictions_*")
     masks = sorted(path for path in folder.glob("*.png") if path.stem != "legend")

@@ -1,5 +1,6 @@
-"""Images with labels and predictions laid over them, in TensorBoard."""
+"""Images with labels and predictions laid over them, in TensorBoard and in the run's folder."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ WIDTH = 320  # pixels of an image in the picture
 
 
 class SegmentationPictures(Callback):
-    """Writes one picture per validation: rows of image, labels and prediction, and a legend of the classes.
+    """Writes a picture at each validation: rows of image, labels and prediction, and a legend of the classes.
+
+    TensorBoard has all of them, and `val_segmentation.png` in the run's folder is the last.
 
     The images are the first ones of rank 0's part of the set, those of the weights that `predict_with` names.
 
@@ -51,15 +54,19 @@ class SegmentationPictures(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the picture."""
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not self._rows or not writers or trainer.sanity_checking:
+        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        if not self._rows or folder is None or trainer.sanity_checking:
             return
         classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         names = names or [str(i) for i in range(classes)]
         titles = np.asarray(captions(["image", "labels", "prediction"], WIDTH))
         rows = [titles, *self._rows, np.asarray(legend(class_palette(trainer, classes), names, 3 * WIDTH))]
-        for writer in writers:
-            writer.add_image("val/segmentation", np.concatenate(rows), trainer.global_step, dataformats="HWC")
+        picture = np.concatenate(rows)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(Path(folder) / "val_segmentation.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("val/segmentation", picture, trainer.global_step, dataformats="HWC")
 
 
 def pixels(image: Tensor, trainer: Trainer) -> np.ndarray:

@@ -54,7 +54,7 @@ def write(results: Results, folder: Path, device: str) -> Path:
         page.paragraph(f"Published are the scores of {results.source}; they are the authors', not ours.")
     page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)
     _ranks(page, results, folder, where)
-    _maps(page, results)
+    _pictures(page, results)
     _trouble(page, results)
     page.write(folder / PAGE)
     return folder / PAGE
@@ -194,19 +194,18 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
         page.pictures(found)
 
 
-def _maps(page: Page, results: Results) -> None:
-    """The pictures that `AttentionMaps` has written into the runs."""
-    found = {}
-    for variant in results.variants:
-        run = _first(variant)
-        pictures = sorted((run.folder / maps.FOLDER).rglob("*.png"))[-MOST_MAPS:] if run is not None else []
-        if pictures:
-            found[variant.name] = pictures
-    if found:
-        page.heading("Attention maps")
-        for name, pictures in found.items():
+def _pictures(page: Page, results: Results) -> None:
+    """The pictures in the first run of each variant: of the last validation, and of `AttentionMaps`."""
+    runs = {variant.name: run.folder for variant in results.variants if (run := _first(variant)) is not None}
+    validation = {name: sorted(folder.glob("val_*.png")) for name, folder in runs.items()}
+    of_maps = {name: sorted((folder / maps.FOLDER).rglob("*.png"))[-MOST_MAPS:] for name, folder in runs.items()}
+    for heading, pictures in (("Validation", validation), ("Attention maps", of_maps)):
+        found = {name: paths for name, paths in pictures.items() if paths}
+        if found:
+            page.heading(heading)
+        for name, paths in found.items():
             with page.folded(name, opened=len(found) < 4):
-                page.pictures([(picture, picture.stem) for picture in pictures])
+                page.pictures([(path, path.stem) for path in paths])
 
 
 def _trouble(page: Page, results: Results) -> None:
