@@ -220,6 +220,34 @@ def test_submitit_that_is_not_installed_is_named_and_so_is_a_machine_without_slu
         run_on_slurm(experiment.cells, DEMANDS, print)
 
 
+SBATCH = """#!/bin/sh
+cp "$1" {folder}/submitted
+echo "sbatch: error: invalid partition specified: gpu" >&2
+exit 1
+"""
+
+
+def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    for name, text in (("sbatch", SBATCH.format(folder=tmp_path)), ("srun", "#!/bin/sh")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"SLURM does not take the jobs: (.|\n)*invalid partition specified: gpu"):
+        run_on_slurm(experiment.cells, Demands(minutes=90, partition="gpu", cpus=4, gpus=2, jobs=3), print)
+    lines = (tmp_path / "submitted").read_text(encoding="utf-8").splitlines()
+    asked = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
+    assert asked >= {
+        "array=0-3%3",
+        "cpus-per-task=4",
+        "gpus-per-node=2",
+        "ntasks-per-node=1",
+        "partition=gpu",
+        "time=90",
+    }
+    assert asked >= {"job-name=linvit-x", "signal=USR1@120"}  # at which a cell saves
+
+
 @pytest.mark.slow
 def test_cells_as_jobs(experiment, program):
     pytest.importorskip("submitit")

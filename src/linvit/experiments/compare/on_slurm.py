@@ -11,6 +11,8 @@ from linvit.experiments.compare.process import CellJob
 from linvit.signals import STOP
 
 POLL = 2.0  # seconds
+SIGNAL = "USR1"  # before the end of a job; it reaches the cell, too, which saves at it. submitit's USR2 would kill it
+BEFORE = 120  # seconds
 TIMEOUTS = 1000  # a cell goes on in another job when its time is over
 
 
@@ -52,7 +54,7 @@ def run_on_slurm(
     Raises:
         UserError: If submitit is not installed, or SLURM is not there or refuses the jobs.
     """
-    os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")  # at which a cell saves, too; USR2 would kill it
+    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = SIGNAL  # which jobs read
     try:
         import submitit
     except ImportError as error:
@@ -64,6 +66,7 @@ def run_on_slurm(
             name=f"linvit-{root.name}", timeout_min=demands.minutes, cpus_per_task=demands.cpus, tasks_per_node=1,
             gpus_per_node=demands.gpus or None, slurm_partition=demands.partition,
             slurm_array_parallelism=demands.jobs,
+            slurm_additional_parameters={"signal": f"{SIGNAL}@{BEFORE}"},
         )  # fmt: skip
         # one task, which starts the processes of a cell's devices itself: Lightning must not take it for all of them
         environment = {"OMP_NUM_THREADS": str(demands.cpus), "SLURM_JOB_NAME": "interactive"}
