@@ -106,11 +106,13 @@ def main() -> None:
                 start = time.process_time()
                 run()
                 seconds[name] += [(time.process_time() - start) / len(images)] if i else []
+        least, others = (min(times) for times in seconds.values())
         ratios = [one / other for one, other in zip(*seconds.values(), strict=True)]
         medians = ", ".join(f"{name} {statistics.median(times):.3f} s" for name, times in seconds.items())
         print(
             f"{what} of {args.images} images {size[0]} x {size[1]}, per image: {medians}; ratio "
-            f"{statistics.median(ratios):.2f} (of {args.rounds} rounds: {min(ratios):.2f} to {max(ratios):.2f})"
+            f"{statistics.median(ratios):.2f} (of {args.rounds} rounds: {min(ratios):.2f} to {max(ratios):.2f}), "
+            f"of the least times {least / others:.2f}"
         )
 
 

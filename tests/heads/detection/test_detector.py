@@ -1,5 +1,7 @@
 """The network of a backbone and a head of detection: its calls, its errors, any size, any backbone."""
 
+import copy
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from linvit import UserError
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.box_coder import BoxCoder
 from linvit.heads.detection.detector import Detector
+from linvit.heads.pyramid import feature_maps
 from tests.families import narrow, small
 
 
@@ -71,6 +74,8 @@ def test_compile_leaves_names_and_results() -> None:
     names = list(model.state_dict())
     model.compile(backend="eager")
     assert list(model.state_dict()) == names
+    assert model._feature_maps is not feature_maps
+    assert copy.deepcopy(model)._feature_maps is feature_maps
     with torch.no_grad():
         assert model([IMAGE])[0].keys() == {"boxes", "labels", "scores"}
 
@@ -98,3 +103,16 @@ def test_boxes_stay_precise_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         decoded = coder.decode(boxes, torch.zeros(1, 4, dtype=torch.bfloat16))
     assert torch.equal(decoded, boxes)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_compiled_backbone_finds_the_same() -> None:
+    model = detector().eval()
+    model.head.classifier.bias.zero_()
+    image = torch.randn(3, 50, 60)
+    before = model([image])[0]
+    model.compile()
+    after = model([image])[0]
+    assert len(before["boxes"]) > 10
+    torch.testing.assert_close(after["scores"], before["scores"], rtol=1e-4, atol=1e-5)

@@ -135,7 +135,7 @@ def test_mask_head(golden: Golden, dtype: torch.dtype) -> None:
     parts = [mask_targets(inputs[f"gt_masks{i}"], boxes[i], matched[i], 28) for i in range(2)]
     labels = torch.cat([inputs[f"gt_labels{i}"] for i in range(2)])
     logits, wanted = head(inputs["roi_features"]), torch.cat(parts)
-    loss = head.loss(logits, labels, wanted)
+    loss = head.loss(head.of_class(inputs["roi_features"], labels), wanted)
     golden.check_outputs({"mask_logits": logits, "loss_mask": loss, "mask_targets": wanted}, inputs)
     golden.check_parameters(head, lambda name: name_of_part(name, "roi_head.mask_head."))
 
@@ -147,7 +147,7 @@ def test_pasted_masks(golden: Golden, dtype: torch.dtype) -> None:
     inputs, image = golden.named_inputs(dtype), shapes(golden)[0]
     head: MaskHead = load(mask_head_of(golden.constructor), golden, "roi_head.mask_head.", dtype)
     labels, boxes = inputs["labels"], inputs["detections"][:, :4]
-    masks = head(inputs["roi_features"])[torch.arange(len(labels)), labels].sigmoid()
+    masks = head.of_class(inputs["roi_features"], labels).sigmoid()
     rescaled = boxes / boxes.new_tensor(golden.kwargs["image_metas"][0]["scale_factor"])
     outputs: Mapping[str, Tensor] = {
         "masks_rescaled": paste_masks(masks, rescaled, image.original),

@@ -46,9 +46,8 @@ class Assigner:
         if self.low_quality and len(boxes):
             greatest = iou.amax(1, keepdim=True)  # (m, 1)
             claims = (iou == greatest) & (greatest >= self.least)
-            order = torch.arange(1, len(truth) + 1, device=boxes.device)[:, None]
-            last = (claims * order).amax(0) - 1  # (n,), -1 where nobody claims
-            matched = torch.where(last >= 0, last, matched)
+            last = len(truth) - 1 - claims.flip(0).byte().argmax(0)  # (n,)
+            matched = torch.where(claims.any(0), last, matched)
         return matched
 
     def among(self, usable: Tensor, boxes: Tensor, truth: Tensor) -> Tensor:

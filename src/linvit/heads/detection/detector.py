@@ -84,6 +84,10 @@ class Detector(nn.Module):
         """
         self._feature_maps = torch.compile(feature_maps, **options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state for copies, which are not compiled, as those of any module."""
+        return {**super().__getstate__(), "_feature_maps": feature_maps}  # type: ignore[no-untyped-call]
+
 
 def pad_and_stack(images: Sequence[Tensor], padded: Sequence[tuple[int, int]]) -> Tensor:
     """Returns images (3, h, w) as one batch (B, 3, H, W), with zeros to the right and below."""

@@ -36,17 +36,25 @@ class MaskHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns logits (n, K, 2 size, 2 size)."""
-        x = F.relu(self.upsample(self.convs(features)), inplace=True)
-        return upcast(self.classifier(x))
+        return upcast(self.classifier(self.pixels(features)))
 
-    def loss(self, logits: Tensor, labels: Tensor, wanted: Tensor) -> Tensor:
+    def of_class(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Returns the logits (n, 2 size, 2 size) for one class each, (n,), without computing the others'."""
+        weight, bias = self.classifier.weight[labels, :, 0, 0], self.classifier.bias  # (n, C), (K,)
+        assert bias is not None
+        logits = torch.einsum("nc,nchw->nhw", weight, self.pixels(features))
+        return upcast(logits) + bias[labels, None, None]
+
+    def pixels(self, features: Tensor) -> Tensor:
+        """Returns what is classified, (n, C, 2 size, 2 size)."""
+        return F.relu(self.upsample(self.convs(features)), inplace=True)
+
+    def loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
         """Returns the mean binary cross-entropy of the masks of the true classes; 0 without RoIs.
 
         Args:
-            logits: (n, K, s, s).
-            labels: (n,).
+            logits: (n, s, s).
             wanted: 0 and 1, (n, s, s).
         """
-        chosen = logits[torch.arange(len(labels), device=labels.device), labels]
-        errors = F.binary_cross_entropy_with_logits(chosen, wanted.to(chosen.dtype), reduction="sum")
+        errors = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="sum")
         return errors / max(wanted.numel(), 1)

@@ -78,12 +78,12 @@ class RoIStage(nn.Module):
             roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
         )
 
-    def masks(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """Returns logits (n, K, s, s) of the masks of the RoIs of all images."""
+    def masks(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Returns logits (n, s, s) of the masks of the RoIs of all images, each for its class (n,)."""
         assert self.mask_head is not None
         size = self.mask_head.size
-        return self.mask_head(  # type: ignore[no-any-return]
-            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
+        return self.mask_head.of_class(
+            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale), labels
         )
 
     def losses(
@@ -118,4 +118,4 @@ class RoIStage(nn.Module):
             mask_targets(target["masks"], of_image, sample.matched, 2 * self.mask_head.size)
             for target, of_image, sample in zip(targets, boxes, samples, strict=True)
         ]
-        return self.mask_head.loss(self.masks(maps, boxes), labels, torch.cat(wanted))
+        return self.mask_head.loss(self.masks(maps, boxes, labels), torch.cat(wanted))

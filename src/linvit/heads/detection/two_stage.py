@@ -189,8 +189,7 @@ class TwoStage(DetectionHead):
     def _add_masks(self, found: list[Detections], maps: Sequence[Tensor], images: Sequence[ImageShape]) -> None:
         boxes = [image.from_original(one["boxes"]) for image, one in zip(images, found, strict=True)]
         labels = torch.cat([one["labels"] for one in found])
-        rows = torch.arange(len(labels), device=labels.device)
-        of_stages = [stage.masks(maps, boxes)[rows, labels].sigmoid() for stage in self._stages()]
+        of_stages = [stage.masks(maps, boxes, labels).sigmoid() for stage in self._stages()]
         masks = torch.stack(of_stages).mean(0).split([len(of_image) for of_image in boxes])
         for one, mask, image in zip(found, masks, images, strict=True):
             one["masks"] = paste_masks(mask, one["boxes"], image.original)

@@ -84,9 +84,15 @@ class DetectionTask(Task):
         rows = zip(*(batch[name] for name in names), strict=True)
         targets = [dict(zip(names, row, strict=True)) for row in rows]
         losses: dict[str, Tensor] = self.network(batch["image"], targets)
-        self.log_dict({f"train/{name}": loss.detach() for name, loss in losses.items()})
+        self._losses = {f"train/{name}": loss.detach() for name, loss in losses.items()}
         total: Tensor = sum(losses.values())  # type: ignore[assignment]
         return total
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """Returns and logs the sum of the losses, and logs each."""
+        loss = super().training_step(batch, batch_idx)
+        self.log_dict(self._losses)
+        return loss
 
     def score_batch(
         self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]
