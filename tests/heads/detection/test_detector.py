@@ -80,6 +80,23 @@ def test_compile_leaves_names_and_results() -> None:
         assert model([IMAGE])[0].keys() == {"boxes", "labels", "scores"}
 
 
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({"name": "retinanet", "candidate_rule": "pair"}, "candidate_rule must be one of .*Did you mean 'pairs'"),
+        ({"name": "retinanet", "extra_source": "c5"}, "extra_source must be one of input, output"),
+        ({"name": "retinanet", "score_threshold": 5}, "score_threshold must be a number at least 0 and below 1"),
+        ({"name": "mask_rcnn", "proposals": 100}, r"proposals must be two numbers, .* as \[2000, 1000\]; got 100"),
+        ({"name": "mask_rcnn", "candidates": [100, 0]}, r"an entry of candidates \[100, 0\] must be a whole number"),
+        ({"name": "cascade_mask_rcnn", "roi_samples": 0}, "roi_samples must be a whole number at least 1"),
+        ({"name": "faster_rcnn", "anchor_size": 8}, "takes no option 'anchor_size'. Did you mean 'anchor_scale'"),
+    ],
+)
+def test_wrong_options_are_refused(head: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        linvit.create_head(head, channels=[8] * 4, reductions=[4, 8, 16, 32], num_classes=3)
+
+
 @pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn"])
 def test_no_proposals_and_no_boxes(head: str) -> None:
     """Losses are 0, with a gradient for the stages, and there is nothing to find."""

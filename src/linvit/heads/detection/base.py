@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
 from linvit.heads.base import Head
@@ -92,7 +92,3 @@ class DetectionHead(Head):
     def detect(self, features: Sequence[Tensor], images: Sequence[ImageShape]) -> list[Detections]:
         """Returns the detections of each image in pixels of its original size, the best first."""
         raise NotImplementedError(f"{type(self).__name__} has no detect")
-
-    def classifiers(self) -> list[nn.Module]:
-        """Returns all layers that another number of classes changes."""
-        raise NotImplementedError(f"{type(self).__name__} has no classifiers")

@@ -8,7 +8,8 @@ class, the generalised IoU loss, and a mask head in each stage.
 from collections.abc import Sequence
 from typing import Any
 
-from linvit.heads.detection.two_stage import StageSettings, TwoStage
+from linvit.heads.detection.stage import StageSettings
+from linvit.heads.detection.two_stage import TwoStage
 
 
 class CascadeMaskRCNN(TwoStage):
@@ -19,11 +20,11 @@ class CascadeMaskRCNN(TwoStage):
         reductions: Image side over map side of each map.
         num_classes: Classes K.
         proposals: How many boxes the first stage gets, in training and in evaluation.
-        options: See `TwoStage`.
+        options: See `linvit.heads.detection.two_stage.TwoStage`.
     """
 
     with_masks = True
-    stages_of = (
+    cascade = (
         StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),
         StageSettings(0.6, (0.05, 0.05, 0.1, 0.1), 0.5),
         StageSettings(0.7, (0.033, 0.033, 0.067, 0.067), 0.25),

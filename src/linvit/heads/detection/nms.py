@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
+from linvit.errors import check_number
 from linvit.heads.detection.base import Detections
+
+
+def check_limits(score_threshold: float, nms_threshold: float, max_detections: int) -> None:
+    """Raises a `UserError` unless these options of heads are as they must be."""
+    check_number("score_threshold", score_threshold, at_least=0, below=1)
+    check_number("nms_threshold", nms_threshold, at_least=0, at_most=1)
+    check_number("max_detections", max_detections, at_least=1, whole=True)
 
 
 def best(boxes: Tensor, scores: Tensor, labels: Tensor, iou: float, limit: int) -> Detections:

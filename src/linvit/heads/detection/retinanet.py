@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from torchvision.ops import sigmoid_focal_loss
 
 from linvit.attention.ops.precision import upcast
-from linvit.errors import check_choice
+from linvit.errors import check_choice, check_number
 from linvit.heads.detection.anchors import Anchors, by_anchor
 from linvit.heads.detection.assign import IGNORED, Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.box_coder import BoxCoder
 from linvit.heads.detection.fpn import TwoMoreLevels
 from linvit.heads.detection.layers import conv, tower
-from linvit.heads.detection.nms import best, has_area, multiclass_nms, top
+from linvit.heads.detection.nms import best, check_limits, has_area, multiclass_nms, top
 from linvit.heads.fpn import FPN
 
 PRIOR = 0.01  # what the scores of all classes are at first
@@ -70,6 +70,9 @@ class RetinaNet(DetectionHead):
     ) -> None:
         super().__init__(channels, reductions, num_classes)
         check_choice("candidate_rule", candidate_rule, ["anchors", "pairs"])
+        check_number("candidates", candidates, at_least=1, whole=True)
+        check_number("anchor_scale", anchor_scale, above=0)
+        check_limits(score_threshold, nms_threshold, max_detections)
         self.candidate_rule, self.candidates, self.score_threshold = candidate_rule, candidates, score_threshold
         self.nms_threshold, self.max_detections = nms_threshold, max_detections
         self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width, extra_source, extra_relu))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torchvision.ops import batched_nms
 
 from linvit.attention.ops.precision import upcast
+from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, by_anchor
 from linvit.heads.detection.assign import Assigner
 from linvit.heads.detection.base import ImageShape, Target
@@ -56,6 +57,15 @@ class RPN(nn.Module):
         drop_empty: bool,
     ) -> None:
         super().__init__()
+        check_number("anchor_scale", anchor_scale, above=0)
+        check_number("anchor_samples", samples, at_least=1, whole=True)
+        for name, pair in (("candidates", candidates), ("proposals", proposals)):
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise UserError(
+                    f"{name} must be two numbers, for training and evaluation, as [2000, 1000]; got {pair!r}"
+                )
+            for number in pair:
+                check_number(f"an entry of {name} {list(pair)}", number, at_least=1, whole=True)
         self.anchors, self.coder = Anchors(strides, [anchor_scale]), BoxCoder()
         self.assigner, self.sampler = Assigner(positive=0.7, negative=0.3, least=0.3), Sampler(samples, 0.5)
         self.beta, self.inside_only, self.drop_empty = beta, inside_only, drop_empty

@@ -18,6 +18,20 @@ from linvit.heads.detection.roi import roi_features
 from linvit.heads.detection.sample import Sampler
 
 
+class StageSettings(NamedTuple):
+    """How a stage of a cascade differs from the others.
+
+    Attributes:
+        iou: Proposals of this intersection over union or more are positive, the others are background.
+        stds: Of the box coder.
+        weight: Of the losses.
+    """
+
+    iou: float
+    stds: tuple[float, float, float, float]
+    weight: float
+
+
 class Samples(NamedTuple):
     """The RoIs of one image that take part in the losses, positives first.
 

@@ -4,36 +4,23 @@ Faster R-CNN and Mask R-CNN are cascades of one stage.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from linvit.errors import check_number
 from linvit.heads.detection.assign import Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.mask_head import MaskHead
 from linvit.heads.detection.masks import paste_masks
-from linvit.heads.detection.nms import multiclass_nms
+from linvit.heads.detection.nms import check_limits, multiclass_nms
 from linvit.heads.detection.rpn import RPN
 from linvit.heads.detection.sample import Sampler
-from linvit.heads.detection.stage import RoIStage
+from linvit.heads.detection.stage import RoIStage, StageSettings
 from linvit.heads.fpn import FPN
-
-
-class StageSettings(NamedTuple):
-    """How a stage of a cascade differs from the others.
-
-    Attributes:
-        iou: Proposals of this intersection over union or more are positive, the others are background.
-        stds: Of the box coder.
-        weight: Of the losses.
-    """
-
-    iou: float
-    stds: tuple[float, float, float, float]
-    weight: float
 
 
 class TwoStage(DetectionHead):
@@ -61,7 +48,7 @@ class TwoStage(DetectionHead):
         max_detections: The most detections of an image.
     """
 
-    stages_of: ClassVar[tuple[StageSettings, ...]] = (StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),)
+    cascade: ClassVar[tuple[StageSettings, ...]] = (StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),)
     low_quality: ClassVar[bool] = True
     rpn_beta: ClassVar[float] = 0.0
     inside_only: ClassVar[bool] = False
@@ -88,6 +75,9 @@ class TwoStage(DetectionHead):
         max_detections: int = 100,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
+        check_limits(score_threshold, nms_threshold, max_detections)
+        check_number("roi_samples", roi_samples, at_least=1, whole=True)
+        check_number("finest_scale", finest_scale, above=0)
         self.score_threshold, self.nms_threshold, self.max_detections = score_threshold, nms_threshold, max_detections
         self.fpn = FPN(channels, width, LastLevelMaxPool())
         self.rpn = RPN(
@@ -113,7 +103,7 @@ class TwoStage(DetectionHead):
                 Sampler(roi_samples, 0.25),
                 finest_scale,
             )
-            for settings in self.stages_of
+            for settings in self.cascade
         )
 
     def classifiers(self) -> list[nn.Module]:
@@ -146,7 +136,7 @@ class TwoStage(DetectionHead):
     ) -> dict[str, Tensor]:
         """Returns the losses of the stages on maps and proposals (n, 4) of each image."""
         losses: dict[str, Tensor] = {}
-        for i, (stage, settings) in enumerate(zip(self._stages(), self.stages_of, strict=True)):
+        for i, (stage, settings) in enumerate(zip(self._stages(), self.cascade, strict=True)):
             found, proposals = stage.losses(maps, proposals, images, targets)
             prefix = f"s{i}_" if len(self.stages) > 1 else ""
             losses |= {f"{prefix}{name}": settings.weight * value for name, value in found.items()}
