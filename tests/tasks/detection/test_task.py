@@ -81,6 +81,7 @@ def test_a_run_logs_draws_reports_and_writes_files(tmp_path):
     assert table[0] == "class,objects,box_AP,box_AP50,box_AP75,mask_AP,mask_AP50,mask_AP75"
     assert [row.split(",")[:2] for row in table[1:]] == [["red", "4"], ["green|x", "5"]]
     assert Image.open(tmp_path / "val_precision_recall.png").width == 1000
+    assert Image.open(tmp_path / "val_detection.png").width == 1200
     task.report_folder = tmp_path
     runner = trainer(tmp_path)
     runner.test(task, datamodule=Squares(), verbose=False)

@@ -1,5 +1,6 @@
-"""Images with true and detected objects drawn over them, in TensorBoard."""
+"""Images with true and detected objects drawn over them, in TensorBoard and in the run's folder."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ WIDTH = 400  # pixels of an image in the picture
 
 
 class DetectionPictures(Callback):
-    """Writes one picture per validation: rows of image, truth and detections, with names and scores.
+    """Writes a picture at each validation: rows of image, truth and detections, with names and scores.
+
+    TensorBoard has all of them, and `val_detection.png` in the run's folder is the last.
 
     The images are the first ones of rank 0's part of the set, the detections those of the weights that `predict_with`
     names.
@@ -44,7 +47,7 @@ class DetectionPictures(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Draws the first images of the set."""
-        if not trainer.is_global_zero or len(self._rows) >= self.images or not _writers(trainer):
+        if not trainer.is_global_zero or len(self._rows) >= self.images or not trainer.loggers:
             return
         found = outputs.get(pl_module.hparams["predict_with"], outputs["raw"])
         colours, names = class_palette(trainer, pl_module.hparams["num_classes"]), class_names(pl_module)
@@ -58,11 +61,15 @@ class DetectionPictures(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the picture."""
-        if not self._rows or trainer.sanity_checking:
+        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        if not self._rows or folder is None or trainer.sanity_checking:
             return
-        rows = [np.asarray(captions(["image", "truth", "detections"], WIDTH)), *self._rows]
-        for writer in _writers(trainer):
-            writer.add_image("val/detection", np.concatenate(rows), trainer.global_step, dataformats="HWC")
+        picture = np.concatenate([np.asarray(captions(["image", "truth", "detections"], WIDTH)), *self._rows])
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(Path(folder) / "val_detection.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("val/detection", picture, trainer.global_step, dataformats="HWC")
 
 
 def class_names(pl_module: LightningModule) -> list[str]:
@@ -74,7 +81,3 @@ def enlarged(picture: Image.Image, least: int, most: int) -> Image.Image:
     """A picture whose width lies between two bounds, with its aspect."""
     width = min(max(picture.width, least), most)
     return picture.resize((width, max(round(picture.height * width / picture.width), 1)))
-
-
-def _writers(trainer: Trainer) -> list[Any]:
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
