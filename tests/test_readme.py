@@ -15,6 +15,7 @@ import linvit
 from linvit.cli import HELP, VERBS
 from linvit.cli.configs import find
 from tests.cli.runs import linvit as command_line
+from tests.data.coco import write_coco
 from tests.data.images import image_folder
 from tests.official import fill
 from tests.official.swin import SIZES, swin
@@ -100,6 +101,8 @@ def test_a_command_is_understood(line, place):
             save_flatten(fill(swin(**SIZES["tiny"], focused_stages=2)), place / arguments[0])
         if "path/to/imagenet" in arguments:
             image_folder(place / "path/to/imagenet", ["train", "val"], count=32)
+        if "path/to/coco" in arguments:
+            write_coco(place / "path/to/coco")
         if verb == "compare" and "--report" not in arguments:
             arguments.append("--dry_run")  # its cells are processes that train for minutes
         done = command_line(verb, *arguments, cwd=place)

@@ -7,7 +7,9 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from linvit.data.transforms.detection import DetectionAugmentation
 from linvit.tasks import DetectionTask
+from tests.data.coco import annotation, write_coco
 from tests.resuming import DETECTION, detection, differences, on_ranks, ranks, read, run
 from tests.tasks.detection.squares import batch, collate, sample
 from tests.test_resume_segmentation import Gradients
@@ -30,6 +32,21 @@ def test_an_interrupted_run_is_bit_equal(tmp_path, workers):
     loading = {"num_workers": workers}
     whole = run(tmp_path / "whole", [], loading, model=DETECTION, max_epochs=2)
     parts = run(tmp_path / "parts", [3, 5, 11], loading, model=DETECTION, max_epochs=2)
+    assert whole["checkpoint"]["global_step"] == 14
+    assert differences(parts, whole) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_by_aspect_go_on_bit_equal(tmp_path, workers):
+    """Photos of several sizes in a folder like COCO's, in multi-scale training with crops."""
+    sizes = {key: (32 + key % 3 * 8, 40) for key in range(29)}
+    categories = [{"id": 3 * label + 1, "name": str(label)} for label in range(10)]
+    found = [annotation(key, key, 3 * (key % 10) + 1) for key in sizes]
+    write_coco(tmp_path / "coco", found=found, sizes=sizes, categories=categories)
+    given = DetectionAugmentation(0.5, (32, 48), (40, 48), (24, 40))
+    loading = {"source": str(tmp_path / "coco"), "limits": (64, 48), "augmentation": given, "num_workers": workers}
+    whole = run(tmp_path / "whole", [], loading, model=DETECTION)
+    parts = run(tmp_path / "parts", [3, 5, 11], loading, model=DETECTION)
     assert whole["checkpoint"]["global_step"] == 14
     assert differences(parts, whole) == []
 

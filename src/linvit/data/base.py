@@ -168,6 +168,10 @@ class ImageData(LightningDataModule):
         """
         raise NotImplementedError
 
+    def predicted_targets(self) -> Mapping[str, Target]:
+        """What samples that are predicted have besides their images."""
+        return {}
+
     def prepare(self, splits: Splits) -> Splits:
         """The splits with targets in the form that training needs, such as classes as numbers."""
         return splits
@@ -321,7 +325,7 @@ class ImageData(LightningDataModule):
 
     def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
         """Makes the samples of a split; images of training alone may be skipped, and prediction needs no targets."""
-        targets = {} if predict else self.targets(split)
+        targets = self.predicted_targets() if predict else self.targets(split)
         source = self.predict_source if predict and self.predict_source else self.data_source
         rows, chosen, shards = source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform

@@ -13,6 +13,7 @@ from torch import Tensor
 from linvit.data.base import ImageData
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.class_names import read_names
+from linvit.data.sources.columns import features_of
 from linvit.data.sources.images import Images, Target
 from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.object_check import Look, check_all_occur, check_objects, class_table, look_at
@@ -33,8 +34,8 @@ class DetectionData(ImageData):
     Batches hold lists. In training: `image` (3, h, w), normalised, of several sizes; of each image there `boxes`
     (n, 4), `labels` (n,) and with `masks` 8-bit masks (n, h, w), without crowds and boxes without area; n may be 0. In
     evaluation: `image`, and the truth at the original size, crowds included, on the CPU: `boxes` in float64, `labels`,
-    `iscrowd`, `area` as COCO counts it, and `rles`, COCO's run-length encoded masks or None. In both: `index`, `id`
-    (the path), `size`, the original (H, W), and `image_id`, COCO's number of the image.
+    `iscrowd`, `area` as COCO counts it, and with `masks` `rles`, COCO's run-length encoded masks. In both: `index`,
+    `id` (the path), `size`, the original (H, W), and `image_id`, COCO's number of the image.
 
     Args:
         source: "digit_scenes", scenes of the size `img_size` made of real handwritten digits; a folder with COCO's
@@ -153,6 +154,12 @@ class DetectionData(ImageData):
                 f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
             )
         return object_targets(source.column, features)
+
+    def predicted_targets(self) -> Mapping[str, Target]:
+        """COCO's numbers of the images, which its results need."""
+        column = "scene" if isinstance(self.data_source, SceneSource) else "image_id"
+        known = self.predict_source is None and column in features_of(self.splits)
+        return {"image_id": Target(column, as_it_is)} if known else {}
 
     @cache  # noqa: B019 (a data module lives as long as its run)
     def counts(self, split: str) -> np.ndarray:

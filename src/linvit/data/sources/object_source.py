@@ -169,5 +169,5 @@ class ObjectSource(DataSource):
     ) -> Reader:
         """What makes samples of rows; see `DataSource.reader`."""
         given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub)
-        found = (self.column, self.classes.labels, self.masks) if targets else ()  # images alone are predicted
+        found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
         return ObjectReader(*given, *found)

@@ -115,7 +115,7 @@ class EvalTransform:
         self.masks = masks
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
-        """Adds `size`, `boxes` (float64), `labels`, `iscrowd`, `area` and `rles`, which is None without masks."""
+        """Adds `size`, and of the objects `boxes` (float64), `labels`, `iscrowd`, `area` and with masks `rles`."""
         sample = self.resize(sample, seed)
         objects = sample.pop("objects", None)
         if objects is None:  # to be predicted
@@ -127,13 +127,15 @@ def truth(objects: Objects, masks: bool) -> dict[str, Any]:
     """The objects of an image as evaluation needs them; area is that of the box where nothing else says it."""
     boxes = objects["boxes"].astype(np.float64)
     none = np.zeros(len(boxes), bool)
-    return {
+    found: dict[str, Any] = {
         "boxes": torch.from_numpy(boxes),
         "labels": torch.from_numpy(objects["labels"]),
         "iscrowd": torch.from_numpy(objects.get("iscrowd", none)),
         "area": torch.from_numpy(np.asarray(areas(objects), np.float64)),
-        "rles": (objects["rles"] if "rles" in objects else coco_masks.encode(objects["masks"])) if masks else None,
     }
+    if masks:
+        found["rles"] = objects["rles"] if "rles" in objects else coco_masks.encode(objects["masks"])
+    return found
 
 
 def areas(objects: Objects) -> np.ndarray:
