@@ -7,6 +7,7 @@ import torch
 
 import linvit
 from linvit import UserError
+from linvit.heads.create import heads_of
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.box_coder import BoxCoder
 from linvit.heads.detection.detector import Detector
@@ -111,6 +112,20 @@ def test_no_proposals_and_no_boxes(head: str) -> None:
     assert all(buffer.isfinite().all() for buffer in model.buffers())
     (found,) = model.eval().results(maps, [torch.zeros(0, 4)], images)
     assert found["masks"].shape == (0, 50, 60)
+
+
+@pytest.mark.parametrize("head", heads_of("detection"))
+def test_a_network_that_diverged_has_a_loss_that_says_so(head: str) -> None:
+    """And no operator fails before: a run can skip the step."""
+    model = detector(head)
+    for parameter in model.head.parameters():
+        parameter.data[:1] = torch.nan
+    masks = torch.zeros(1, 50, 60, dtype=torch.uint8)
+    losses = model([IMAGE], [{**target(), "masks": masks}])
+    assert any(loss.isnan() for loss in losses.values())
+    sum(losses.values()).backward()
+    with torch.no_grad():
+        model.eval()([IMAGE])
 
 
 def test_boxes_stay_precise_under_autocast() -> None:

@@ -30,8 +30,11 @@ class ImageShape(NamedTuple):
     original: Size
 
     def clip(self, boxes: Tensor) -> Tensor:
-        """Returns boxes (..., 4) moved into the image that the network is given."""
-        return clip_boxes_to_image(boxes, self.size)  # type: ignore[no-any-return]
+        """Returns boxes (..., 4) moved into the image that the network is given; what is NaN becomes 0.
+
+        So a network that diverges has a loss that is NaN, and operators on boxes need not know.
+        """
+        return clip_boxes_to_image(boxes.nan_to_num(0.0), self.size)  # type: ignore[no-any-return]
 
     def to_original(self, boxes: Tensor) -> Tensor:
         """Returns boxes (..., 4) of the image that the network is given in pixels of the original one, inside it."""

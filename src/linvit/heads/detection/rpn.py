@@ -126,7 +126,7 @@ class RPN(nn.Module):
             score = torch.cat([of_level[i][row] for of_level, row in zip(probabilities, rows, strict=True)])
             starts = torch.cat([of_level[row] for of_level, row in zip(anchors, rows, strict=True)])
             moves = torch.cat([of_level[i][row] for of_level, row in zip(deltas, rows, strict=True)])
-            level = torch.cat([torch.full_like(row, i) for i, row in enumerate(rows)])
+            level = torch.cat([torch.full_like(row, j) for j, row in enumerate(rows)])
             box = image.clip(self.coder.decode(starts, moves))
             if self.drop_empty:
                 kept = has_area(box)

@@ -1,21 +1,27 @@
 """What a head of detection promises: losses that are connected and finite, detections inside the image, any size."""
 
 import copy
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from linvit.heads.detection.base import DetectionHead, Detections, Target
+from linvit.heads.detection.base import DetectionHead
 from linvit.testing.attention.inputs import normal
-from linvit.testing.backbone.images import CLASSES, Size, sized
+from linvit.testing.backbone.images import CLASSES, sized
+from linvit.testing.head.detection_batch import (
+    lively,
+    losses_of,
+    mistake_in,
+    not_finite,
+    target_of,
+    two_images,
+    two_targets,
+)
 from linvit.testing.head.network import CHANNELS, REDUCTIONS, HeadSubject, network
 from linvit.testing.report import Finding, at, failed, not_supported, passed, refusable
 
 SIZES = ((97, 131), (33, 64), (1, 1), (1, 70))
-AUTOCAST = 0.1
-"""The largest difference that bfloat16 may make to the losses of one batch: a relative one."""
+AUTOCAST = 0.1  # the largest relative difference that bfloat16 may make to the losses of one batch
 
 
 def constructor(subject: HeadSubject) -> Finding:
@@ -30,22 +36,22 @@ def constructor(subject: HeadSubject) -> Finding:
 
 def losses(subject: HeadSubject) -> Finding:
     """Checks finite scalar losses of a batch of two sizes, of which one image has no box."""
-    found = _losses(subject.build(), _images(subject), _targets(subject))
-    return _finite(found) or passed(", ".join(f"{name} {value.item():.3g}" for name, value in found.items()))
+    found = losses_of(subject.build(), two_images(subject), two_targets(subject))
+    return not_finite(found) or passed(", ".join(f"{name} {value.item():.3g}" for name, value in found.items()))
 
 
 def empty_targets(subject: HeadSubject) -> Finding:
     """Checks that losses without any box, or with boxes without area, are finite and reach all that others reach."""
-    model, images = subject.build(), _images(subject)
-    _losses(model, images, _targets(subject), backward=True)
+    model, images = subject.build(), two_images(subject)
+    losses_of(model, images, two_targets(subject), backward=True)
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     flat = torch.tensor([[4.0, 4, 4, 9], [-9, 3, -2, 8]])
     for what, boxes in (("no boxes", flat[:0]), ("boxes without area", flat)):
         model.zero_grad()
         with at(what):
-            found = _losses(model, images, [_target(x, boxes) for x in images], backward=True)
-        if wrong := _finite(found):
-            return wrong
+            found = losses_of(model, images, [target_of(x, boxes) for x in images], backward=True)
+        if infinite := not_finite(found):
+            return infinite
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         if lost := sorted(reached - grads.keys()):
             return failed(f"{what}: no gradient for {', '.join(lost[:8])}, so DDP waits for it for ever")
@@ -57,31 +63,31 @@ def empty_targets(subject: HeadSubject) -> Finding:
 @torch.no_grad()
 def detections(subject: HeadSubject) -> Finding:
     """Checks the form of detections: inside the image, the best first, classes in range, of the original size."""
-    images = _images(subject)
+    images = two_images(subject)
     originals = [(3 * x.shape[-2] + 1, 2 * x.shape[-1] + 1) for x in images]
     counts = []
     for sizes, seed in ((None, 0), (originals, 1), (None, 2)):  # other parameters find other classes
-        model = _lively(subject, seed)
+        model = lively(subject, seed)
         found = model(images, sizes=sizes)
         given = originals if sizes else [(x.shape[-2], x.shape[-1]) for x in images]
         for one, size in zip(found, given, strict=True):
-            if wrong := _wrong(one, size, model.head.with_masks):
-                return failed(f"{wrong}, in an image of {sized(size)}")
+            if mistake := mistake_in(one, size, model.head.with_masks):
+                return failed(f"{mistake}, in an image of {sized(size)}")
             counts.append(len(one["boxes"]))
     return passed(f"{', '.join(map(str, counts))} in 6 images")
 
 
 def any_size(subject: HeadSubject) -> Finding:
     """Checks losses and detections of images whose sides no reduction divides, down to 1 pixel."""
-    model = _lively(subject)
+    model = lively(subject)
     for size in SIZES:
         image = normal(3, *size, seed=1)
         box = torch.tensor([[0.0, 0, size[1], size[0]]])
         with at(sized(size)), torch.no_grad():
-            found = _losses(model, [image], [_target(image, box)])
-            wrong = _wrong(model.eval()([image])[0], size, model.head.with_masks)
-        if wrong or _finite(found):
-            return failed(f"{wrong or 'a loss is not finite'}, in an image of {sized(size)}")
+            found = losses_of(model, [image], [target_of(image, box)])
+            mistake = mistake_in(model.eval()([image])[0], size, model.head.with_masks)
+        if mistake or not_finite(found):
+            return failed(f"{mistake or 'a loss is not finite'}, in an image of {sized(size)}")
     return passed(", ".join(map(sized, SIZES)))
 
 
@@ -89,12 +95,12 @@ def any_size(subject: HeadSubject) -> Finding:
 @refusable
 def other_pyramids(subject: HeadSubject) -> Finding:
     """Checks a pyramid of other widths and fewer maps: the head takes it, or refuses it by a `UserError`."""
-    images = _images(subject)
+    images = two_images(subject)
     for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
         with at(f"channels {channels}"):
             model = network(subject.head, channels=channels, reductions=reductions).double()
-            if wrong := _finite(_losses(model, images, _targets(subject))):
-                return wrong
+            if infinite := not_finite(losses_of(model, images, two_targets(subject))):
+                return infinite
             model.eval()(images)
     return passed("other widths, fewer maps")
 
@@ -107,7 +113,7 @@ def gradients(subject: HeadSubject) -> Finding:
     model = subject.build().train()
     maps: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: maps.extend(inputs[0]))
-    total = sum(_losses(model, _images(subject), _targets(subject)).values(), torch.zeros(()))
+    total = sum(losses_of(model, two_images(subject), two_targets(subject)).values(), torch.zeros(()))
     hook.remove()
     sources = {f"map {i}": feature for i, feature in enumerate(maps)}
     sources |= {name: parameter for name, parameter in model.head.named_parameters() if parameter.requires_grad}
@@ -122,11 +128,11 @@ def gradients(subject: HeadSubject) -> Finding:
 
 def determinism(subject: HeadSubject) -> Finding:
     """Checks that the same seed gives the same losses, and that detections need no seed."""
-    model, images = _lively(subject), _images(subject)
+    model, images = lively(subject), two_images(subject)
     runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        runs.append(_losses(copy.deepcopy(model), images, _targets(subject)))
+        runs.append(losses_of(copy.deepcopy(model), images, two_targets(subject)))
     with torch.no_grad():
         model.eval()
         pairs = zip(model(images), model(images), strict=True)
@@ -140,7 +146,7 @@ def determinism(subject: HeadSubject) -> Finding:
 @torch.no_grad()
 def copies(subject: HeadSubject) -> Finding:
     """Checks that a copy, and a new instance with the same state, give the same detections."""
-    model, other, images = _lively(subject), subject.create().double().eval(), _images(subject)
+    model, other, images = lively(subject), subject.create().double().eval(), two_images(subject)
     other.load_state_dict(model.state_dict())
     for what, another in (("a copy", copy.deepcopy(model)), ("a new instance", other)):
         pairs = zip(model(images), another(images), strict=True)
@@ -152,15 +158,15 @@ def copies(subject: HeadSubject) -> Finding:
 def autocast(subject: HeadSubject) -> Finding:
     """Checks that losses under autocast are float32 and near those without, and boxes are float32."""
     model = subject.build(dtype=torch.float32)
-    images = [image.float() for image in _images(subject)]
+    images, targets = [image.float() for image in two_images(subject)], two_targets(subject)
     torch.manual_seed(5)
-    plain = _losses(copy.deepcopy(model), images, _targets(subject))
+    plain = losses_of(copy.deepcopy(model), images, targets)
     torch.manual_seed(5)
     with torch.autocast("cpu", torch.bfloat16):
-        lower = _losses(model, images, _targets(subject), backward=True)
+        lower = losses_of(model, images, targets, backward=True)
         found = model.eval()(images)
-    if wrong := _finite(lower):
-        return wrong
+    if infinite := not_finite(lower):
+        return infinite
     types = {name: value.dtype for name, value in lower.items()} | {"boxes": found[0]["boxes"].dtype}
     if half := [name for name, dtype in types.items() if dtype != torch.float32]:
         return failed(f"not float32 under autocast: {', '.join(half)}")
@@ -174,17 +180,16 @@ def devices(subject: HeadSubject) -> Finding:
     """Checks losses and detections on a GPU, where there is one."""
     if not torch.cuda.is_available():
         return not_supported("no GPU here")
-    model = subject.build(dtype=torch.float32).cuda()
-    images = [image.float().cuda() for image in _images(subject)]
-    targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in _targets(subject)]
-    found = _losses(model, images, targets, backward=True)
+    model, images = subject.build(dtype=torch.float32).cuda(), [x.float().cuda() for x in two_images(subject)]
+    targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in two_targets(subject)]
+    found = losses_of(model, images, targets, backward=True)
     model.eval()(images)
-    return _finite(found) or passed(torch.cuda.get_device_name())
+    return not_finite(found) or passed(torch.cuda.get_device_name())
 
 
 def compiles(subject: HeadSubject) -> Finding:
     """Checks that the detector's `compile` changes no detection beyond rounding."""
-    model, images = _lively(subject), _images(subject)
+    model, images = lively(subject), two_images(subject)
     with torch.no_grad():
         before = model(images)
         model.compile()
@@ -193,69 +198,3 @@ def compiles(subject: HeadSubject) -> Finding:
         if one["boxes"].shape != other["boxes"].shape or not torch.allclose(one["scores"], other["scores"], atol=1e-6):
             return failed("compiled, it has other detections")
     return passed("the same detections")
-
-
-def _lively(subject: HeadSubject, seed: int = 0) -> Any:
-    """Builds the network in evaluation mode with biases of 0 in its classifiers, so that it finds something."""
-    model = subject.build(seed=seed)
-    for layer in model.head.classifiers():
-        if isinstance(bias := getattr(layer, "bias", None), Tensor):
-            bias.data.zero_()
-    return model
-
-
-def _images(subject: HeadSubject) -> list[Tensor]:
-    """Returns two images of different sizes."""
-    height, width = subject.size
-    return [normal(3, height, width, seed=1), normal(3, max(1, height - 5), width + 7, seed=2)]
-
-
-def _target(image: Tensor, boxes: Tensor) -> Target:
-    """Returns a target of an image, with masks that fill the boxes."""
-    masks = torch.zeros(len(boxes), *image.shape[-2:], dtype=torch.uint8)
-    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
-        mask[max(0, y1) : max(0, y2), max(0, x1) : max(0, x2)] = 1
-    return {"boxes": boxes, "labels": torch.arange(len(boxes)) % CLASSES, "masks": masks}
-
-
-def _targets(subject: HeadSubject) -> list[Target]:
-    """Returns the truth of `_images`: four boxes in the first, none in the second."""
-    first, second = _images(subject)
-    sides = torch.tensor([first.shape[-1], first.shape[-2]] * 2)
-    boxes = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.8], [0.0, 0.0, 1.0, 1.0], [0.7, 0.1, 0.95, 0.4]])
-    return [_target(first, boxes * sides), _target(second, boxes[:0])]
-
-
-def _losses(model: Any, images: list[Tensor], targets: Sequence[Target], backward: bool = False) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = model.train()(images, targets)
-    if backward:
-        sum(found.values(), torch.zeros(())).backward()
-    return found
-
-
-def _finite(found: dict[str, Tensor]) -> Finding | None:
-    """Returns the failure if there are no losses, or some are no finite scalars."""
-    wrong = [name for name, value in found.items() if value.ndim or not value.isfinite()]
-    if found and not wrong:
-        return None
-    return failed(f"no finite scalar: {', '.join(wrong)}" if wrong else "no losses")
-
-
-def _wrong(found: Detections, size: Size, with_masks: bool) -> str:
-    """Returns what is wrong with the detections in an image of a size; empty if nothing is."""
-    boxes, scores, labels = (found[name] for name in ("boxes", "scores", "labels"))
-    count = len(boxes)
-    limit = boxes.new_tensor([size[1], size[0]] * 2)
-    if tuple(boxes.shape) != (count, 4) or tuple(scores.shape) != (count,) or tuple(labels.shape) != (count,):
-        return f"boxes {tuple(boxes.shape)}, scores {tuple(scores.shape)}, labels {tuple(labels.shape)}"
-    if not ((boxes >= 0) & (boxes <= limit)).all():
-        return "boxes outside the image"
-    if not (boxes[:, 2:] >= boxes[:, :2]).all():
-        return "boxes with x2 < x1 or y2 < y1"
-    if not (scores.diff() <= 0).all() or not ((scores >= 0) & (scores <= 1)).all():
-        return "scores that do not fall, or outside 0 to 1"
-    if not ((labels >= 0) & (labels < CLASSES)).all():
-        return f"labels outside 0 to {CLASSES - 1}"
-    if with_masks and (found["masks"].dtype != torch.bool or tuple(found["masks"].shape) != (count, *size)):
-        return f"masks {tuple(found['masks'].shape)} of {found['masks'].dtype} instead of {(count, *size)} of bool"
-    return ""
