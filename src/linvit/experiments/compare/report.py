@@ -119,7 +119,7 @@ def _costs_plots(results: Results, where: str) -> dict[str, str]:
             mean, spread, _ = results.summary(variant)
             if not math.isnan(mean):
                 bars = () if math.isnan(spread) else ((mean - spread, mean + spread),)
-                series.append(Series(variant.name, ((cost(costs), mean),), bars))
+                series.append(Series(variant.name, ((cost(costs), mean),), bars, (variant.name,)))
         if series:
             title = f"{results.title}: {name.replace('_', ' ')}"
             note = f"grey: the Pareto front; bars: one standard deviation over seeds\n{where}"
