@@ -284,7 +284,7 @@ for head in ("skip_fcn", "linvit_skip_fcn:SkipFCN"):
         ("cosine", "cosine-gradients", "not declared: rank_bound(grid) is the 196 of any matrix"),
         ("two-stage", "two_stage_tiny-another-attention", ""),
         ("skip-fcn", "skip_fcn-auxiliary-outputs", ""),
-        ("cells", "cells-empty-targets", ""),
+        pytest.param("cells", "cells-empty-targets", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_third_partys_own_suite(name, case, skipped, tmp_path_factory):

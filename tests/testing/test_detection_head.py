@@ -1,5 +1,7 @@
 """`check_head` on heads of detection: a sound one passes, and each kind of mistake fails its clause."""
 
+from pathlib import Path
+
 import pytest
 
 from linvit.heads.detection.retinanet import RetinaNet
@@ -9,11 +11,20 @@ from linvit.testing.head.network import HeadSubject
 from linvit.testing.runner import line
 from tests.testing.wrong_detection_heads import WRONG, Sound
 
+PLUGIN = Path(__file__).parent.parent / "plugin" / "linvit-cells"
+
 
 def test_a_sound_head_passes() -> None:
     report = check_head(Sound, quick=True)
     assert report.passed, f"\n{report}"
     assert report["detections"].note == "100, 100, 100, 100, 100, 100 in 6 images"
+
+
+def test_a_third_party_s_head_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without anchors and with parts of its own alone."""
+    monkeypatch.syspath_prepend(PLUGIN)
+    report = check_head("linvit_cells:Cells", quick=True)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.parametrize("head", WRONG, ids=lambda head: head.__name__)

@@ -46,7 +46,7 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
         size: (H, W).
     """
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
-    step = 1 if masks.device.type == "cpu" else max(1, CHUNK // (size[0] * size[1]))
+    step = _at_once(masks.device, size)
     for start in range(0, len(masks), step):
         chunk = slice(start, start + step)
         x1, y1, x2, y2 = _extent(boxes[chunk], size) if step == 1 else (0, 0, size[1], size[0])
@@ -54,6 +54,11 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
             window = torch.arange(y1, y2, device=masks.device), torch.arange(x1, x2, device=masks.device)
             found[chunk, y1:y2, x1:x2] = _sample(masks[chunk], boxes[chunk], *window) >= THRESHOLD
     return found
+
+
+def _at_once(device: torch.device, size: Size) -> int:
+    """Returns how many masks are pasted at once: one on a processor, which then looks at its box alone."""
+    return 1 if device.type == "cpu" else max(1, CHUNK // (size[0] * size[1]))
 
 
 def _extent(boxes: Tensor, size: Size) -> tuple[int, int, int, int]:
