@@ -141,12 +141,12 @@ def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, n
         figure.set_size_inches(4.2, 1.6 + 0.22 * len(bars))
         figure.supxlabel(note, fontsize=6, color="#555555")
         names, values, spreads = zip(*bars, strict=True) if bars else ((), (), ())
-        drawn = axes.barh(names, values, xerr=spreads, color=COLOURS[0], ecolor="#888888")
+        drawn = axes.barh(range(len(bars)), values, xerr=spreads, color=COLOURS[0], ecolor="#888888")
         axes.bar_label(drawn, [f" {value:.4g}" for value in values])
-        axes.set_yticks(range(len(names)), names)
-        low = min(values, default=0)
-        if low > 0 and max(values) < 1.5 * low:  # bars from 0 on would all look alike
-            axes.set_xlim(left=low - (max(values) - low))
+        axes.set_yticks(range(len(bars)), [name[:40] for name in names])
+        low, high = min(values, default=0), max(values, default=0)
+        if low < high < 1.5 * low:  # bars from 0 on would all look alike
+            axes.set_xlim(left=low - (high - low))
         axes.margins(x=0.15)
     return figure
 

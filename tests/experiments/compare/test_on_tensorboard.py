@@ -34,3 +34,13 @@ def test_a_run_per_variant_has_the_mean_over_seeds_and_another_one_the_bars_and_
     (text,) = whole.Tensors("compare/text_summary")
     assert b"| linear | 0.7500" in text.tensor_proto.string_val[0]
     assert len(list((tmp_path / "summary").rglob("events*"))) == 3
+
+
+def test_a_value_with_a_path_is_no_folder(tmp_path):
+    for number, value in enumerate(["softmax", "../../../away", "x" * 300]):
+        write_run(tmp_path / f"runs/version_{number}", attention=value)
+    results = Results("x", group(find([tmp_path])), "attention=softmax", None, ["model.attention"])
+    write_summary(results, tmp_path / "a/b", "cpu")
+    names = sorted(path.name for path in (tmp_path / "a/b/summary").iterdir() if path.is_dir())
+    assert names == ["attention-..-..-..-away", "attention-softmax", f"attention-{'x' * 70}-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "runs"]

@@ -7,7 +7,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
-from linvit.experiments.compare.report import mean_curve
+from linvit.experiments.compare.grid import LONGEST, UNSAFE
+from linvit.experiments.compare.result_plots import mean_curve
 from linvit.experiments.compare.results import Results
 from linvit.experiments.plots import bar_plot
 
@@ -31,7 +32,9 @@ def write_summary(results: Results, folder: Path, device: str) -> None:
         figure = bar_plot(results.title, bars, f"{results.tag}, mean over seeds", note)
         writer.add_figure(f"{GROUP}/{results.tag}", figure, close=False)
         writer.add_text(GROUP, tables.markdown(results))
-    for variant in results.variants:
-        with SummaryWriter(str(folder / FOLDER / variant.name)) as writer:
+    for number, variant in enumerate(results.variants):
+        name = UNSAFE.sub("-", variant.name).strip("-.")  # that of runs which exist may have paths in it, and no end
+        name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{number}"
+        with SummaryWriter(str(folder / FOLDER / name)) as writer:
             for step, score in mean_curve(variant, results, None):
                 writer.add_scalar(f"{GROUP}/{results.tag}", score, int(step))
