@@ -248,6 +248,22 @@ class TestCoco:
         with pytest.raises(UserError, match=r"there is no file 'missing.json'"):
             loaded(folder, annotation_files={"val": "missing.json"})
 
+    def test_annotations_may_stand_before_their_images(self, folder, tmp_path):
+        content = json.loads((folder / "annotations" / "instances_train2017.json").read_text(encoding="utf-8"))
+        reordered = {name: content[name] for name in ("annotations", "categories", "images")}
+        (tmp_path / "train.json").write_text(json.dumps(reordered, indent=1), encoding="utf-8")
+        data = coco(tmp_path, image_folders={"train": str(folder / "train2017")}, masks=True)
+        assert data.splits["train"][:]["objects"] == coco(folder, masks=True).splits["train"][:]["objects"]
+
+    def test_the_preview_has_boxes(self, folder):
+        data = coco(folder, limits=(96, 96), mean=[0] * 3, std=[1] * 3)
+        data.setup("fit")
+        shown = data.preview(3)["val"]
+        data.drawn = lambda sample: sample
+        plain = data.preview(3)["val"]
+        changed = (shown - plain).abs().amax((1, 2, 3)) > 0.3
+        assert changed.tolist() == [True] * 3
+
     def test_the_tables_are_shared_and_read_once(self, folder, monkeypatch):
         for file in [folder / "train2017", folder / "val2017", *(folder / "annotations").iterdir()]:
             os.utime(file, (1e9, 1e9))
@@ -351,8 +367,13 @@ class TestRefused:
             ({"categories": [{"id": 1, "name": "dog"}, {"id": 18, "name": "person"}]}, "category 1 is 'person' in"),
             ({"images": []}, "has no images"),
             ({"images": [{"id": 5, "file_name": "5.png"}]}, "image 5 in .* needs id, height and width"),
-            ({"images": [{"id": 5, "file_name": "5.png", "height": 0, "width": 3}]}, "'5.png'.* the size 3 x 0"),
-            ({"sizes": {**SIZES, 5: (48, 64)}, "images": None}, "no object|has no images"),
+            (
+                {"images": [{"id": 5, "file_name": "5.png", "height": 0, "width": 3}]},
+                "'5.png'.* a size that cannot be: 3 x 0",
+            ),
+            ({"images": [{"id": 5, "file_name": "5.png", "height": 10**9, "width": 10**9}]}, "cannot be: 1000000000 x"),
+            ({"images": [{"id": 10**30, "file_name": "5.png", "height": 1, "width": 1}]}, "needs id, height and width"),
+            ({"images": None}, "has no images"),
         ],
     )
     def test_images_and_categories(self, tmp_path, content, message):

@@ -273,11 +273,15 @@ class ImageData(LightningDataModule):
                 total, number = len(samples), min(count, len(samples))
                 rows = [i * total // number for i in range(number)]
                 chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
-            batch = self.collate(chosen)
+            batch = self.collate([self.drawn(sample) for sample in chosen])
             self.finish(batch)
             images = batch.get("after_mixing", Tensor.detach)(self._of_one_size(batch["image"]))
             shown[name] = denormalise(images, *self._statistics)
         return shown
+
+    def drawn(self, sample: Sample) -> Sample:
+        """A sample with its targets drawn into its image, to be shown."""
+        return sample
 
     def _of_one_size(self, images: Tensor | list[Tensor]) -> Tensor:
         """Images (B, 3, H, W) to be shown; those of several sizes are resized to `size`, whatever their aspect."""

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import ImageData
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.class_names import read_names
 from linvit.data.sources.columns import features_of
-from linvit.data.sources.images import Images, Target
+from linvit.data.sources.images import Images, Sample, Target
 from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.object_check import Look, check_all_occur, check_objects, class_table, look_at
 from linvit.data.sources.object_source import Classes, ObjectSource
@@ -247,6 +248,14 @@ class DetectionData(ImageData):
             model = self.trainer.lightning_module.hparams.get("num_classes")
             check_model_classes(model, self.num_classes, self.source)
         super().setup(stage)
+
+    def drawn(self, sample: Sample) -> Sample:
+        """A sample with its boxes drawn into its image."""
+        image, boxes = sample["image"], sample["boxes"]
+        if "area" in sample:  # of evaluation, whose boxes are at the original size
+            boxes = boxes * torch.tensor([image.shape[2] / sample["size"][1], image.shape[1] / sample["size"][0]] * 2)
+        boxes = boxes[(boxes[:, 2:] > boxes[:, :2]).all(1)]
+        return sample | ({"image": draw_bounding_boxes(image, boxes, width=2)} if len(boxes) else {})
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalises the images, and moves boxes and labels of training to their device."""

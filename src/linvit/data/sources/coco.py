@@ -140,7 +140,7 @@ def _by_name(path: Path) -> dict[str, Path]:
         name = re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?")
         within = [path / alias / f"{whole}.json" for alias in aliases for whole in WHOLE]
         files = [file for place in places for file in sorted(place.glob("*.json")) if name.fullmatch(file.stem)]
-        files += [file for file in within if file.is_file()]
+        files = [file for file in [*files, *within] if file.is_file()]
         if files:
             found[split] = files[0]
     whole = (place / f"{name}.json" for place in places for name in WHOLE)

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import datasets
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from linvit import coco_masks
 from linvit.data.sources.folder import path_column
+from linvit.data.sources.read import MAX_PIXELS
 from linvit.errors import UserError, some
 
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -130,12 +131,12 @@ class AnnotationFile:
     def _image(self, entry: dict[str, Any]) -> None:
         found: tuple[Any, ...] = tuple(entry.get(field) for field in ("id", "file_name", "height", "width"))
         key, name, height, width = found
-        if not isinstance(name, str) or not all(isinstance(value, int) for value in (key, height, width)):
+        if not isinstance(name, str) or not all(is_whole(value) for value in (key, height, width)):
             raise UserError(
                 f"image {entry.get('id')} in '{self.path}' needs id, height and width, whole numbers, and file_name"
             )
-        if min(height, width) < 1:
-            raise UserError(f"image {key} ('{name}') in '{self.path}' has the size {width} x {height}")
+        if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
+            raise UserError(f"image {key} ('{name}') in '{self.path}' has a size that cannot be: {width} x {height}")
         if key in self._row:
             raise UserError(f"two images in '{self.path}' have the id {key}; the second is '{name}'")
         self._row[key] = len(self.images)
@@ -143,7 +144,7 @@ class AnnotationFile:
 
     def _category(self, entry: dict[str, Any]) -> None:
         key, name = entry.get("id"), entry.get("name")
-        if not isinstance(key, int) or not isinstance(name, str):
+        if not is_whole(key) or not isinstance(name, str):
             raise UserError(f"a category in '{self.path}' needs an id, a whole number, and a name; got {entry}")
         if key in self.categories or name in self.categories.values():
             raise UserError(f"two categories in '{self.path}' have the id {key} or the name '{name}'")
@@ -182,6 +183,11 @@ class AnnotationFile:
         twice = [str(key) for key in ids[counts > 1].tolist()]
         if twice:
             raise UserError(f"ids of annotations in '{self.path}' come more than once: {some(twice)}. Number them anew")
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number that a table can hold."""
+    return isinstance(value, int) and abs(value) < 2**63
 
 
 def entries(text: str) -> Iterator[tuple[str, Any]]:
