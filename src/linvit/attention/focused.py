@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import focus, linear_attention, linear_factors, resize_tokens
+from linvit.attention.ops.functional import (
+    focus,
+    focus_as_written,
+    join_heads,
+    linear_attention,
+    linear_factors,
+    resize_tokens,
+    split_heads,
+    times,
+)
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.tables import SizeOf, resize_table
@@ -103,8 +112,10 @@ class FocusedAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         v = v.contiguous()  # contiguous per head, once for both parts
-        out = self._global(q, k, v, grid)
-        return out if self.dwc is None else out.add_(self.convolved(v, grid))
+        if self.dwc is None:
+            return self._global(q, k, v, grid)
+        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
+        return self.convolved(v, grid).to(v.dtype).add_(self._global(q, k, v, grid))
 
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -113,15 +124,13 @@ class FocusedAttention(Attention):
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
 
     def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes.
-
-        A CPU allocates more slowly than it multiplies: these sums are new tensors, and all that follows is in place.
-        """
+        """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
+        q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
         shift: Tensor | float = self.relu_eps
         if self.positional_encoding is not None:
             encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.keys_size)
             encoding = F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
-            shift = self._heads(encoding + self.relu_eps)
+            shift = encoding + self.relu_eps
         return self._phi(q + self.relu_eps), self._phi(k + shift)
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
@@ -131,24 +140,15 @@ class FocusedAttention(Attention):
             state[name] = resize_table(state[name], own, self.grid.keys_size, size_of)
         return state
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(1, N, h dk) -> (1, h, N, dk)."""
-        return x.reshape(1, -1, self.num_heads, self.key_dim).transpose(1, 2)
-
     def _phi(self, x: Tensor) -> Tensor:
-        """The feature map of (B, h, N, dk) with relu_eps already added; overwrites x."""
+        """The feature map (B, h, N, dk) of tokens (B, N, h dk) with relu_eps already added; overwrites x."""
         x = torch.threshold_(x, self.relu_eps, self.relu_eps)  # relu(x) + eps = max(x + eps, eps)
         if self.scale is not None:
-            x = x.div_(F.softplus(self._heads(self.scale.to(x.dtype))))
-        if self.focusing_factor == 1:
-            return x
-        dims = (1, 3) if self.norm_scope == "all_heads" else (3,)
-        if self.stable_power:
-            return focus(x, self.focusing_factor, dims)
-        powered = torch.pow(x, self.focusing_factor)
-        norm: Tensor = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
-        powered_norm: Tensor = torch.linalg.vector_norm(powered, dim=dims, keepdim=True)
-        return powered / powered_norm * norm
+            x = times(x, F.softplus(self.scale.to(x.dtype)).reciprocal())
+        if self.focusing_factor != 1:
+            vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
+            x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor).reshape(x.shape)
+        return split_heads(x, self.num_heads)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""

@@ -41,6 +41,7 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
     Returns:
         `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
     """
+    k = k.contiguous()  # contiguous per head, once for both sums
     context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
@@ -48,7 +49,7 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
     q = q.contiguous()  # contiguous per head, once for both products
-    return (q @ context).div_(q @ total + eps)
+    return times(q @ context, (q @ total + eps).reciprocal())
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
@@ -91,25 +92,51 @@ def divisor(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1
     return norm.clamp_min(eps).masked_fill(norm == 0, 1)
 
 
-def focus(x: Tensor, factor: float, dims: tuple[int, ...]) -> Tensor:
-    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over `dims`.
+def focus(x: Tensor, factor: float) -> Tensor:
+    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over the last dimension.
 
     Keeps the norm and the order of the entries and sharpens the direction. Dividing by the largest entry first changes
     nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
 
     Args:
-        x: Non-negative features.
+        x: Non-negative features (..., C); overwritten.
         factor: The focusing factor p >= 1.
-        dims: Dimensions of the vector.
     """
     tiny = torch.finfo(x.dtype).tiny
-    peak = x.detach().amax(dims, keepdim=True)
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
-    powered = (x / (peak * 2 ** (-30 / factor)).clamp_min(tiny)).pow_(factor)
-    norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True)
-    ratio: Tensor = norm / torch.linalg.vector_norm(powered, dim=dims, keepdim=True).clamp_min(tiny)
-    # Contiguous per head, as matrix products need it, and in place: a CPU allocates more slowly than it multiplies.
-    return powered.clone(memory_format=torch.contiguous_format).mul_(ratio)
+    unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
+    x = x.div_(unit)
+    norm = length(x) * unit
+    powered = x.pow(factor) if x.requires_grad else x.pow_(factor)
+    return times(powered, norm / length(powered).clamp_min(tiny))
+
+
+def focus_as_written(x: Tensor, factor: float) -> Tensor:
+    """`focus` in the reference's order of operations, which gives NaN for p >= 8."""
+    powered = x**factor
+    focused: Tensor = powered / length(powered) * length(x)
+    return focused
+
+
+def length(x: Tensor) -> Tensor:
+    """L2 norms over the last dimension, (..., C) -> (..., 1)."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm
+
+
+def times(x: Tensor, factor: Tensor) -> Tensor:
+    """`x * factor`, in place unless the backward pass needs x: a CPU allocates more slowly than it multiplies."""
+    return x * factor if factor.requires_grad else x.mul_(factor)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, h, N, d) -> (B, N, h d); a view of what `split_heads` gave."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, h d) -> (B, h, N, d); a view."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
