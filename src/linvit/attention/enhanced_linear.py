@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_choice, check_number, check_odd
 
 
@@ -107,6 +108,7 @@ class EnhancedLinearAttention(Attention):
             )
         self.dim = self.num_heads * self.head_dim
 
+    @recomputed
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, (1 + S) d), the unaggregated scale first."""
         scales = zip(self.queries(q, grid), self.keys(k, grid), self.values(v, grid), strict=True)

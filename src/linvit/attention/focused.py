@@ -31,6 +31,7 @@ from linvit.attention.ops.functional import (
 )
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.errors import check_choice, check_number, check_odd
 
@@ -115,8 +116,9 @@ class FocusedAttention(Attention):
         if self.dwc is None:
             return self._global(q, k, v, grid)
         # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid).to(v.dtype).add_(self._global(q, k, v, grid))
+        return self.convolved(v, grid).to(v.dtype) + self._global(q, k, v, grid)
 
+    @recomputed
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention on focused features."""

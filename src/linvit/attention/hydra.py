@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -101,6 +102,7 @@ class HydraAttention(Attention):
         self.norm = nn.LayerNorm(dim) if post_norm == "ln" else None
         self.probeable = self.norm is None  # a LayerNorm is not linear in v
 
+    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
 
@@ -63,6 +64,7 @@ class LinearAttention(Attention):
             return F.elu(x) + 1
         return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
 
+    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""

@@ -21,6 +21,7 @@ from linvit.attention.ops.functional import divisor, unit
 from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.parts import ConvolvedValues
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_choice, check_number, check_odd
 
 
@@ -101,6 +102,7 @@ class LinearAngularAttention(Attention):
             )
         return self._global(q, k, v).add_(self.convolved(v, grid))
 
+    @recomputed
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""

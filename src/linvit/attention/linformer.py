@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import resize_tokens
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 
@@ -76,6 +77,7 @@ class LinformerAttention(Attention):
         self.one_kv_head = one_kv_head
         self.resize = resize
         self.attn_drop = attn_drop
+        self.recompute = not attn_drop  # random numbers are drawn once
         self.probeable = not one_kv_head
 
         shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
@@ -99,6 +101,7 @@ class LinformerAttention(Attention):
             and (other.dim, other.k, other.grid) == (self.dim, self.k, self.grid)
         )
 
+    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""

@@ -20,6 +20,7 @@ from linvit.attention.ops.head_conv import check_side, convolve_sequence
 from linvit.attention.ops.landmarks import Landmarks
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_choice, check_number
 
 
@@ -100,6 +101,7 @@ class NystromAttention(Attention):
         """The convolution of the values along the sequence of tokens, (B, h, N, d) -> (B, h, N, d)."""
         return convolve_sequence(cast("nn.Conv2d", self.conv), v)
 
+    @recomputed
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None) -> Tensor:
         """The attention through landmarks."""

@@ -13,7 +13,7 @@ tokens of a head; this cancels in the quotient but for `kernel_eps`, which is ad
 import math
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.utils.module_tracker import ModuleTracker
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
 TOKENS = 4096  # tokens whose features are computed at a time
@@ -94,25 +95,31 @@ class PerformerAttention(Attention):
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("passes", torch.tensor(0))
 
-    @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if self.training and self.redraw_interval is not None and not _recomputing():
             weight = redraw(self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling)
             self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
-        context, total, level = self._key_sums(k, v)
-        out = [apply_key_sums(self._query_features(part, level), context, total, eps=0.0) for part in _parts(q)]
+        # A copy of W: a later redraw must not change this pass's gradients.
+        return self._attend(q, k, v, None if self.projection_matrix is None else self.projection_matrix.clone())
+
+    @recomputed
+    @full_precision
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None) -> Tensor:
+        """The linear attention on random features of this W."""
+        context, total, level = self._key_sums(k, v, weight)
+        out = [apply_key_sums(self._query_features(part, level, weight), context, total, eps=0.0) for part in _parts(q)]
         return out[0] if len(out) == 1 else torch.cat(out, -2)
 
-    def _key_sums(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _key_sums(self, k: Tensor, v: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """`phi(k)^T v` (B, h, m, d), `sum phi(k)` (B, h, m, 1), and the level of `_key_features`."""
         if self.kernel != "softmax":
-            keys, level = self._key_features(k)
+            keys, level = self._key_features(k, weight)
             return *key_sums(keys, v), level
         sums = []
         for keys, values in zip(_parts(k), _parts(v), strict=True):
-            exponentials, peak = self._exponentials(keys, self._projected(keys), (-2, -1))
+            exponentials, peak = self._exponentials(keys, self._projected(keys, cast("Tensor", weight)), (-2, -1))
             sums.append((*key_sums(exponentials, values), peak))
         context, total, _ = sums[0] if len(sums) == 1 else _merged(sums)
         eps = self.kernel_eps / self.nb_features**0.5
@@ -120,17 +127,17 @@ class PerformerAttention(Attention):
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
-        keys, level = self._key_features(k)
-        return self._query_features(q, level), keys
+        keys, level = self._key_features(k, self.projection_matrix)
+        return self._query_features(q, level, self.projection_matrix), keys
 
-    def _key_features(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _key_features(self, k: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The features (B, h, M, m), and for "exp" the logarithm (B, h, 1, m) of what they were divided by.
 
         That is the largest value of each, to prevent overflow; it cancels in the quotient.
         """
-        if self.kernel == "none":
+        if weight is None:
             return k.softmax(-2), None
-        u = self._projected(k)
+        u = self._projected(k, weight)
         if self.kernel == "softmax":
             return self._softmax_features(k, u, (-2, -1)), None
         if self.kernel == "relu":
@@ -138,14 +145,14 @@ class PerformerAttention(Attention):
         level = u.detach().amax(-2, keepdim=True).clamp_min(self._floor)
         return _plus(u.sub_(level).exp_(), (self._floor - level).exp()), level
 
-    def _query_features(self, q: Tensor, level: Tensor | None) -> Tensor:
+    def _query_features(self, q: Tensor, level: Tensor | None, weight: Tensor | None) -> Tensor:
         """The features (B, h, N, m), for "exp" multiplied by what those of the keys were divided by.
 
         For "exp" each query is divided by its largest feature, too, so that the denominator is at least 1.
         """
-        if self.kernel == "none":
+        if weight is None:
             return q.softmax(-1)
-        u = self._projected(q)
+        u = self._projected(q, weight)
         if self.kernel == "softmax":
             return self._softmax_features(q, u, (-1,))
         if level is None:
@@ -153,12 +160,9 @@ class PerformerAttention(Attention):
         shift = level - u.detach().clamp_min(self._floor).add_(level).amax(-1, keepdim=True)
         return _plus(u.add_(shift).exp_(), shift.add_(self._floor).exp_())
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def _projected(self, x: Tensor, weight: Tensor) -> Tensor:
         """`W x'`, (B, h, N, m)."""
-        assert self.projection_matrix is not None
-        # The quotient is a copy of W: a later redraw must not change this pass's gradients.
-        weight = self.projection_matrix.to(x.dtype) / self.key_dim**0.25
-        u: Tensor = x @ weight.mT
+        u: Tensor = x @ (weight.to(x.dtype) / self.key_dim**0.25).mT
         return u
 
     def _softmax_features(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -24,6 +24,7 @@ from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 
 
 class SoftAttention(Attention):
@@ -87,6 +88,7 @@ class SoftAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.tie_qk = tie_qk
+        self.recompute = landmarks != "random"  # random numbers are drawn once
         if not tie_qk:
             self.projections = "qkv"
         check_tied(grid, tie_qk)
@@ -119,6 +121,7 @@ class SoftAttention(Attention):
         """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
         return convolve_heads(cast("nn.Conv2d", self.conv), v, grid)
 
+    @recomputed
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """`P (Y (P^T v))`."""

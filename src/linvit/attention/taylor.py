@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import unit
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -58,6 +59,7 @@ class TaylorAttention(Attention):
         self.norm_eps = norm_eps
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
 
+    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""

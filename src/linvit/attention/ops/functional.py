@@ -131,12 +131,14 @@ def times(x: Tensor, factor: Tensor) -> Tensor:
 
 def join_heads(x: Tensor) -> Tensor:
     """(B, h, N, d) -> (B, N, h d); a view of what `split_heads` gave."""
-    return x.transpose(1, 2).flatten(2)
+    joined: Tensor = x.transpose(1, 2).flatten(2)
+    return joined
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, h d) -> (B, h, N, d); a view."""
-    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    split: Tensor = x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    return split
 
 
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:

@@ -1,0 +1,113 @@
+"""Backward passes that compute cheap things once more, instead of keeping them from the forward pass.
+
+The features, sums and normalisers of linear attention take several times the memory of q, k and v, which the host's
+projection keeps anyway, and a small part of a training step's time.
+"""
+
+import functools
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+
+Module = TypeVar("Module", bound=nn.Module)
+P = ParamSpec("P")
+
+
+def recomputed(
+    core: Callable[Concatenate[Module, Tensor, Tensor, Tensor, P], Tensor],
+) -> Callable[Concatenate[Module, Tensor, Tensor, Tensor, P], Tensor]:
+    """Decorates a method `(self, q, k, v, ...) -> o` to keep nothing for backward but q, k and v as they came.
+
+    The forward pass records no graph; the backward pass runs it once more and records one. So the method must compute
+    the same when it is called again: no random numbers, no counters. Gradients reach q, k, v and the parameters of the
+    module. It stands above `@linvit.full_precision`, so that what is kept is in half precision if the inputs are.
+
+    Nothing is recomputed where the module's attribute `recompute` is False; where a further argument, or a tensor of
+    the module that is no parameter, needs a gradient; and where others decide what is kept: in `torch.compile` and
+    `torch.export`, in transforms of `torch.func`, and for forward-mode derivatives.
+
+    Example:
+        >>> class Cosine(linvit.Attention):
+        ...     @linvit.recomputed
+        ...     @linvit.full_precision
+        ...     def forward(self, q, k, v, grid): ...
+    """
+
+    @functools.wraps(core)
+    def run(self: Module, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        recorded = torch.is_grad_enabled() and getattr(self, "recompute", True)
+        if not recorded or _transformed(q) or _unseen_sources(self, *args, *kwargs.values()):
+            return core(self, q, k, v, *args, **kwargs)
+        parameters = dict(self.named_parameters())
+        call = _Call(self, lambda q, k, v: core(self, q, k, v, *args, **kwargs))
+        return _Recomputed.apply(call, tuple(parameters), q, k, v, *parameters.values())  # type: ignore[no-any-return]
+
+    return run
+
+
+def _transformed(q: Tensor) -> bool:
+    """Whether something beside autograd's backward pass differentiates or traces this call."""
+    if torch.compiler.is_compiling() or q.is_meta:
+        return True
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def _unseen_sources(module: nn.Module, *others: object) -> bool:
+    """Whether arguments, or attributes of a module that are no parameters (as in FSDP 1), need a gradient."""
+    attributes = chain.from_iterable(vars(part).values() for part in module.modules())
+    return any(isinstance(x, Tensor) and x.requires_grad for x in chain(others, attributes))
+
+
+class _Call(nn.Module):
+    """A call of a module's method, as a module that `torch.func.functional_call` can give other parameters."""
+
+    def __init__(self, module: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self.call = call
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.call(q, k, v)
+
+
+class _Recomputed(torch.autograd.Function):
+    """A call, to be differentiated by q, k, v and the parameters that it uses."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        """Keeps q, k, v and the parameters (`names`) only."""
+        device = tensors[0].device.type
+        ctx.call, ctx.names = call, [f"module.{name}" for name in names]
+        ctx.autocast = functools.partial(
+            torch.autocast,
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=False,  # others would find weights there that were cast without a graph
+        )
+        ctx.save_for_backward(*tensors)
+        with ctx.autocast():
+            return call.forward(*tensors[:3])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs once more, with the parameters and the precision of the forward pass, and differentiates that."""
+        twice = torch.is_grad_enabled()  # the gradients will be differentiated, too
+        wanted = ctx.needs_input_grad[2:]
+        saved = ctx.saved_tensors  # unpacked once, as gradient checkpointing demands
+        inputs, parameters = saved[:3], saved[3:]
+        with torch.enable_grad(), ctx.autocast():
+            # New tensors, since q and k may be one, and each has a gradient of its own.
+            inputs = [
+                x.view_as(x) if twice else x.detach().requires_grad_(needed)
+                for x, needed in zip(inputs, wanted, strict=False)
+            ]
+            out = functional_call(ctx.call, dict(zip(ctx.names, parameters, strict=True)), tuple(inputs))
+        sources = [x for x, needed in zip((*inputs, *parameters), wanted, strict=True) if needed]
+        found = iter(torch.autograd.grad(out, sources, gradient, create_graph=twice, allow_unused=True))
+        return None, None, *(next(found) if needed else None for needed in wanted)
