@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
+from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.cli.training.memory import keep_memory
-from linvit.experiments.measure import kept_for_backward
 
 SHAPES = [(4, 3136, 96, 3), (16, 784, 192, 6), (32, 196, 192, 3)]  # batch, tokens, channels, heads
 

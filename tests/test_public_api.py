@@ -29,6 +29,7 @@ PUBLIC = [
     "list_heads",
     "load_pretrained",
     "preset",
+    "recomputed",
     "register_attention",
     "register_backbone",
     "register_head",

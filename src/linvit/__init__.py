@@ -13,6 +13,7 @@ from linvit.registry import attentions, backbones, heads, preset
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
     from linvit.attention.ops.precision import full_precision
+    from linvit.attention.ops.recompute import recomputed
     from linvit.backbones.base import Backbone
     from linvit.backbones.replace_attention import replace_attention
     from linvit.heads.detection.base import DetectionHead
@@ -39,6 +40,7 @@ _LAZY = {
     "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
+    "recomputed": "linvit.attention.ops.recompute",
     "replace_attention": "linvit.backbones.replace_attention",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "list_heads",
     "load_pretrained",
     "preset",
+    "recomputed",
     "register_attention",
     "register_backbone",
     "register_head",

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
 
-from linvit.experiments.measure import Timing, interleaved, kept_for_backward, out_of_memory, peak_memory
+from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 KIB = 1024
 
@@ -96,21 +95,6 @@ def test_peak_memory_sees_the_matrix_of_a_softmax_and_of_its_backward_pass():
     q.grad = None
     matrix = 512 * 512 * 4
     assert 2 * matrix < peak_memory(work) < 4 * matrix
-
-
-def test_what_is_kept_for_backward_is_counted_once_and_without_parameters():
-    layer = nn.Linear(64, 64)
-    x = torch.randn(128, 64)
-
-    def work():
-        y = layer(x)  # keeps x
-        return (y * y + y.view(64, 128).exp().view(128, 64)).sum()  # keeps y twice, and its exponential
-
-    assert kept_for_backward(work, layer) == 3 * x.nbytes
-    assert kept_for_backward(work) == 3 * x.nbytes  # the weight of a first layer is not kept: x needs no gradient
-    x.requires_grad_()
-    assert kept_for_backward(work) == 3 * x.nbytes + layer.weight.nbytes
-    assert kept_for_backward(work, layer) == 3 * x.nbytes
 
 
 def test_exceptions_that_say_that_memory_is_used_up():

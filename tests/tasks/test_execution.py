@@ -90,6 +90,11 @@ class TestGradientCheckpointing:
         loss.backward()
         return sum(kept), [weight.grad for weight in task.network.parameters()]
 
+    def test_attention_keeps_its_features_only_if_it_may(self):
+        lean, full = (self.gradients(attention="focused", recompute_attention=on) for on in (True, False))
+        assert lean[0] < full[0]
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(lean[1], full[1], strict=True))
+
     def test_it_keeps_less_and_computes_the_same(self):
         much, plain = self.gradients()
         little, again = self.gradients(grad_checkpointing=True)

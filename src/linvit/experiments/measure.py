@@ -6,12 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from lightning.pytorch.utilities.memory import is_out_of_cpu_memory
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 SAMPLE = 2e-3  # seconds that one sample takes at least: a short call is repeated, and divided by the number of calls
@@ -139,43 +136,6 @@ def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
         allocated += event.nbytes()  # negative where memory is released
         most = max(most, allocated)
     return most
-
-
-def kept_for_backward(work: Work, *modules: nn.Module) -> int:
-    """Bytes of the tensors that autograd keeps from a forward pass until its backward pass.
-
-    Each storage counts once, however many operators keep it or a part of it; inputs count where they are kept. What
-    the modules own, their parameters and buffers, does not count.
-
-    Args:
-        work: A forward pass with gradients; called once. Its result must keep its graph alive.
-        modules: Whose parameters and buffers do not count.
-    """
-    own = {
-        tensor.untyped_storage().data_ptr()
-        for module in modules
-        for tensor in (*module.parameters(), *module.buffers())
-    }
-    saved: WeakSet[_Saved] = WeakSet()  # what a forward pass drops again is not kept
-
-    def pack(tensor: Tensor) -> _Saved:
-        held = _Saved(tensor)
-        saved.add(held)
-        return held
-
-    with torch.enable_grad(), saved_tensors_hooks(pack, lambda held: held.tensor):
-        result = work()
-    storages = [held.tensor.untyped_storage() for held in saved if held.tensor.layout == torch.strided]
-    del result
-    kept = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(size for place, size in kept.items() if place not in own)
-
-
-class _Saved:
-    """A tensor that autograd keeps as long as its graph lives."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
 
 
 def out_of_memory(error: BaseException) -> bool:

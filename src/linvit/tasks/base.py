@@ -20,7 +20,12 @@ from linvit.errors import UserError, check_choice, some
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
-from linvit.tasks.execution import enable_grad_checkpointing, pause_buffer_broadcasts, resume_buffer_broadcasts
+from linvit.tasks.execution import (
+    enable_grad_checkpointing,
+    keep_attention,
+    pause_buffer_broadcasts,
+    resume_buffer_broadcasts,
+)
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.old_checkpoints import refuse_old_names, upgrade
 from linvit.tasks.optimisation import Optimisation
@@ -31,7 +36,8 @@ from linvit.tasks.schedule import run_schedule
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 SET_BY_DATA = ("num_classes", "class_names", "img_size")  # arguments that the command line takes from the data
-SET_BY_RUN = ("predict_with", "compile", "grad_checkpointing")  # arguments that a checkpoint does not decide
+# Arguments that a checkpoint does not decide:
+SET_BY_RUN = ("predict_with", "compile", "grad_checkpointing", "recompute_attention")
 
 
 class Task(LightningModule):
@@ -59,6 +65,8 @@ class Task(LightningModule):
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
         compile: Whether torch compiles the network at its first batch, for speed.
         grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
+        recompute_attention: Whether it computes the features and sums of attention anew: a fraction of the memory,
+            about a tenth more time. Compiled networks decide that themselves.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
@@ -71,7 +79,7 @@ class Task(LightningModule):
     """The metric that is logged as `val/score`; the higher, the better."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
-        | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale"}
+        | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale", "recompute_attention"}
         | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
@@ -89,6 +97,7 @@ class Task(LightningModule):
         predict_with: Literal["raw", "ema"] = "raw",
         compile: bool = False,
         grad_checkpointing: bool = False,
+        recompute_attention: bool = True,
         **optimisation: Any,
     ) -> None:
         super().__init__()
@@ -104,6 +113,8 @@ class Task(LightningModule):
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
+        if not recompute_attention:
+            keep_attention(self.network)
         if compile:  # in place, so that no name of a weight changes
             self.network.compile()
             if self.ema is not None:

@@ -5,6 +5,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from linvit.attention.base import Attention
 from linvit.errors import UserError
 
 
@@ -30,6 +31,13 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
             f"{type(network).__name__} has no gradient checkpointing; set --model.grad_checkpointing=false and lower "
             f"--data.batch_size, with --trainer.accumulate_grad_batches to make up for it"
         )
+
+
+def keep_attention(network: nn.Module) -> None:
+    """Lets attention mechanisms keep features and sums for the backward pass (`Attention.recompute`)."""
+    for module in network.modules():
+        if isinstance(module, Attention):
+            module.recompute = False
 
 
 def pause_buffer_broadcasts(task: LightningModule) -> None:

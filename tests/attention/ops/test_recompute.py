@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 import linvit
 from linvit import Attention, Grid
-from linvit.experiments.measure import kept_for_backward
+from linvit.analysis.kept_for_backward import kept_for_backward
 from tests.helpers import assert_near, mechanism, randn
 
 GRID = Grid((4, 6))

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import count_operations
 from linvit.errors import UserError
 from linvit.experiments.bench.memory_guard import check_free, check_memory
 from linvit.experiments.bench.runner import Candidate, Runner, Settings
-from linvit.experiments.measure import Timing, interleaved, kept_for_backward, out_of_memory, peak_memory
+from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 LARGE = 2**28  # bytes of a pass before which the free memory is looked at each time
 PASSES = ("forward", "forward_backward")

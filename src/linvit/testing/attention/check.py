@@ -47,6 +47,7 @@ CONTRACT: Contract[Subject] = Contract(
         *(Check(f"finite, {precision.name}", numerics.finite(precision)) for precision in numerics.PRECISIONS),
         *(Check(f"error, {precision.name}", accuracy.error(precision)) for precision in numerics.PRECISIONS),
         Check("cost", cost.cost),
+        Check("kept for backward", cost.kept, measures=True),
         Check("growth of work", growth.growth_of_work),
         Check("growth of time", growth.growth_of_time, measures=True),
         Check("torch.compile", compile.compiles, quick=False),
@@ -63,7 +64,8 @@ def check_attention(
     It is compared with its own declarations: see the attributes of `linvit.Attention`. Where a declaration cannot be
     read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
     values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
-    happens first; a size that is refused by a `UserError` is "not supported". The growth of time is measured only.
+    happens first; a size that is refused by a `UserError` is "not supported". The growth of time and what is kept for
+    backward are measured only.
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.

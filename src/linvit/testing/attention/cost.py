@@ -1,9 +1,17 @@
-"""Cost: what one forward pass computes."""
+"""Cost: what one forward pass computes, and what training keeps of it."""
 
+from functools import partial
+
+import torch
+
+from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import Operations, count_operations
 from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import NOMINAL, Inputs, Subject, inputs, shown
-from linvit.testing.report import Finding, failed, passed
+from linvit.testing.report import Finding, Verdict, failed, passed
+
+FEW = 2
+"""Times its inputs that a mechanism may keep without advice; softmax attention keeps its output, too."""
 
 
 def cost(subject: Subject) -> Finding:
@@ -17,6 +25,21 @@ def cost(subject: Subject) -> Finding:
     if counted.unknown:
         said += f"; unknown operators, counted by their outputs: {', '.join(counted.unknown)}"
     return passed(said) if counted.total else failed(f"no operation was seen at {shown(NOMINAL)}")
+
+
+def kept(subject: Subject) -> Finding:
+    """Measures what is kept for backward in float32 and under bfloat16 autocast, as a multiple of the inputs."""
+    mechanism = subject.build(dtype=torch.float32)
+    said = []
+    for autocast, name in ((False, "float32"), (True, "bfloat16 autocast")):
+        dtype = torch.bfloat16 if autocast else torch.float32
+        given = inputs(mechanism, NOMINAL, batch=1, dtype=dtype).map(lambda x: x.requires_grad_())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            bytes_kept = kept_for_backward(partial(Inputs.__call__, given, mechanism, NOMINAL), mechanism)
+        times = bytes_kept / sum(tensor.nbytes for tensor in given.named.values())
+        said.append(f"{bytes_kept / 2**10:.0f} KiB in {name}, {times:.1f} times its inputs")
+    hint = "" if times <= FEW else "; @linvit.recomputed above @linvit.full_precision keeps the inputs alone"
+    return Finding(Verdict.MEASURED, f"{'; '.join(said)} at {shown(NOMINAL)}{hint}")
 
 
 def operations(mechanism: Attention, given: Inputs, grid: Grid) -> Operations:
