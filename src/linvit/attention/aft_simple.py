@@ -13,7 +13,6 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
 
@@ -46,7 +45,6 @@ class AFTSimpleAttention(Attention):
         check_choice("query_act", query_act, ACTIVATIONS)
         self.query_act = query_act
 
-    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""

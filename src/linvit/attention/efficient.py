@@ -12,7 +12,6 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
 
@@ -50,7 +49,6 @@ class EfficientAttention(Attention):
             self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
 
-    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
 
@@ -56,7 +55,6 @@ class PolyNLAttention(Attention):
         self.alpha = nn.Parameter(torch.ones(1)) if alpha_beta else None
         self.beta = nn.Parameter(torch.ones(1)) if alpha_beta else None
 
-    @recomputed
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""

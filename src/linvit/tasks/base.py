@@ -65,8 +65,8 @@ class Task(LightningModule):
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
         compile: Whether torch compiles the network at its first batch, for speed.
         grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
-        recompute_attention: Whether it computes the features and sums of attention anew: a fraction of the memory,
-            about a tenth more time. Compiled networks decide that themselves.
+        recompute_attention: Whether it computes the features and sums of attention anew: a fraction of the memory, 10
+            to 35 % more time of these layers. Compiled networks decide that themselves.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Backward passes that compute cheap things once more, instead of keeping them from the forward pass.
 
 The features, sums and normalisers of linear attention take several times the memory of q, k and v, which the host's
-projection keeps anyway, and a small part of a training step's time.
+projection keeps anyway, and a small part of a training step's time (`benchmarks/lean.py`).
 """
 
 import functools

@@ -10,8 +10,8 @@ from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import NOMINAL, Inputs, Subject, inputs, shown
 from linvit.testing.report import Finding, Verdict, failed, passed
 
-FEW = 2
-"""Times its inputs that a mechanism may keep without advice; softmax attention keeps its output, too."""
+FEW = 3
+"""Times its inputs that a mechanism may keep without advice: a copy of them in float32 under autocast."""
 
 
 def cost(subject: Subject) -> Finding:
