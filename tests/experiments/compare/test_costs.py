@@ -1,9 +1,10 @@
 """What the models of runs cost."""
 
 import linvit
-from linvit.experiments.compare.costs import Costs, measure
+from linvit.experiments.compare.costs import Costs, _with_images, measure
 from linvit.experiments.compare.runs import Run
 from tests.experiments.compare.runs import write_run
+from tests.families import narrow, small
 
 
 class Fails(linvit.Attention):
@@ -30,3 +31,12 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     assert costs.macs > 0
     assert costs.memory > 0
     assert costs.latency.median > 0
+
+
+def test_a_detector_has_something_to_find_when_it_trains():
+    """Its losses need boxes, and so does the time of a step."""
+    detector = linvit.create_detector(small("pvt_v2_b0"), narrow("mask_rcnn"), num_classes=3)
+    module, images, _ = _with_images(detector, "cpu", (64, 64))
+    module.train()(*images).backward()
+    assert all(parameter.grad is not None for parameter in detector.parameters())
+    assert len(module.eval()(*images)) == 2
