@@ -3,7 +3,8 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.grid import Draft, label, named, place, split
+from linvit.experiments.compare.grid import Draft, place
+from linvit.experiments.compare.values import label, named, split
 from linvit.registry import attentions
 
 

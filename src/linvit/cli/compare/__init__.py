@@ -11,7 +11,8 @@ from linvit import yaml_text
 from linvit.cli.configs import FOLDER, config_file, find
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, Draft, named, split
+from linvit.experiments.compare.grid import UNSAFE, Draft
+from linvit.experiments.compare.values import named, split
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values
