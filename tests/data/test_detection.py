@@ -67,6 +67,16 @@ class TestScenes:
         data.setup("predict")
         assert batch_of(data, data.predict_dataloader()).keys() == {"image", "size", "index", "id", "image_id"}
 
+    def test_photos_are_predicted_where_the_source_is_gone(self, tmp_path):
+        save(picture(0, 60, 40), tmp_path / "photo.png")
+        data = coco(tmp_path / "gone", predict_path=str(tmp_path), limits=(90, 60))
+        data.setup("predict")
+        batch = batch_of(data, data.predict_dataloader())
+        assert (batch["size"], batch["image"][0].shape) == ([(40, 60)], (3, 60, 90))
+        assert data.category_ids is None
+        with pytest.raises(UserError, match="gone"):
+            coco(tmp_path / "gone").category_ids  # noqa: B018
+
     def test_half_precision_leaves_boxes_and_truth_as_they_are(self, tmp_path):
         data = scenes()
         data.setup("fit")

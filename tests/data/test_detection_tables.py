@@ -59,6 +59,7 @@ def test_forms(tmp_path, form, sizes):
     made = data(write(tmp_path, form, sizes), box_format="xyxy" if form == "xyxy" else "xywh", empty_classes=True)
     expected = ["7", "8", "9"] if form == "numbers" else NAMES
     assert made.class_names == expected
+    assert made.category_ids == {"words": [1, 2, 3], "numbers": [7, 8, 9]}.get(form, [0, 1, 2])
     made.setup("fit")
     assert made.sizes("train").tolist() == [list(size) for size in SIZES]
     write(tmp_path, form, sizes, split="test")

@@ -69,7 +69,7 @@ def check(data: DetectionData) -> tuple[list[str], list[Finding]]:
             (height, width), (rows_said, columns_said) = stored[row].tolist(), said[row].tolist()
             reason = f"its annotations are for {columns_said} x {rows_said} pixels, the image has {width} x {height}"
             bad.append(Finding(split, source.name_of(rows, row), reason))
-    lines += [f"  {line}" for line in class_table(data.class_names, data.category_ids, counts)]
+    lines += [f"  {line}" for line in class_table(data.class_names, data.classes.ids, counts)]
     if "train" in counts:
         try:
             check_all_occur(data.class_names, counts["train"], data.source)

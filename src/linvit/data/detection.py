@@ -132,9 +132,18 @@ class DetectionData(ImageData):
         return len(self.classes.names)
 
     @property
-    def category_ids(self) -> list[Any]:
-        """What the data calls the classes, in the order of their labels: COCO's category ids."""
-        return self.classes.ids
+    def category_ids(self) -> list[int] | None:
+        """COCO's ids of the classes, in the order of their labels: those of the data, or from 1 on where it has words.
+
+        None where images elsewhere are predicted and the source does not exist any more.
+        """
+        try:
+            ids = self.classes.ids
+        except UserError:
+            if self.predict_source is None:
+                raise
+            return None
+        return [*range(1, len(ids) + 1)] if any(isinstance(key, str) for key in ids) else ids
 
     def targets(self, split: str) -> Mapping[str, Target]:
         """The objects of a split, which are looked at.
@@ -236,7 +245,7 @@ class DetectionData(ImageData):
         if isinstance(self.data_source, SceneSource):
             return
         counts = {split: self.counts(split) for split in self.splits if split in ("train", "val")}
-        lines = class_table(self.class_names, self.category_ids, counts)
+        lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
         if not self.empty_classes:
