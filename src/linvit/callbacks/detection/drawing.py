@@ -34,7 +34,8 @@ def draw(picture: Image.Image, objects: Any, colours: np.ndarray, names: Sequenc
         label = int(objects.labels[i])
         crowd = " (crowd)" if objects.iscrowd is not None and objects.iscrowd[i] else ""
         score = "" if objects.scores is None else f" {objects.scores[i]:.2f}"
-        _frame(pen, (objects.boxes[i] * scale).tolist(), tuple(colours[label].tolist()), names[label] + crowd + score)
+        box, colour = (objects.boxes[i] * scale).tolist(), tuple(colours[label].tolist())
+        _frame(pen, picture.width, box, colour, names[label] + crowd + score)
 
 
 def _fill(picture: Image.Image, rle: dict[str, Any], colour: tuple[int, ...]) -> None:
@@ -43,12 +44,13 @@ def _fill(picture: Image.Image, rle: dict[str, Any], colour: tuple[int, ...]) ->
     picture.paste(Image.new("RGB", picture.size, colour), mask=mask.resize(picture.size, Image.Resampling.NEAREST))
 
 
-def _frame(pen: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, ...], text: str) -> None:
-    """Draws a box, and its text at its upper edge, inside of it at the upper edge of the picture."""
+def _frame(pen: ImageDraw.ImageDraw, width: int, box: Sequence[float], colour: tuple[int, ...], text: str) -> None:
+    """Draws a box, and its text at its upper edge, inside of it at the upper edge of the picture of that width."""
     left, top, right, bottom = box
     pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
     font = ImageFont.load_default(FONT)
-    place = (left, top - FONT - 2 if top > FONT + 2 else top)
-    pen.rectangle((*place, place[0] + font.getlength(text) + 4, place[1] + FONT + 2), colour)
+    length = font.getlength(text) + 4
+    place = (max(min(left, width - length), 0), top - FONT - 2 if top > FONT + 2 else top)
+    pen.rectangle((*place, place[0] + length, place[1] + FONT + 2), colour)
     ink = "black" if np.dot(colour, (0.299, 0.587, 0.114)) > 140 else "white"
     pen.text((place[0] + 2, place[1] + FONT / 2 + 1), text, ink, font, anchor="lm")

@@ -34,7 +34,7 @@ class DetectionTask(Task):
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
     Example:
-        $ linvit fit --config detection_quickstart --model.attention=taylor
+        $ linvit fit --config detection_quickstart --model.attention=focused
     """
 
     score_metric = "box_AP"
