@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import linvit
 from linvit import Attention, UserError
+from linvit.heads.create import heads_of
 from linvit.heads.segmentation.segmentor import Segmentor
 from linvit.optim import parameter_groups
-from linvit.registry import attentions, heads
+from linvit.registry import attentions
 from linvit.tasks.execution import enable_grad_checkpointing
 from tests.families import families, narrow, small
 from tests.helpers import own_names, perturb, randn
@@ -35,7 +36,7 @@ def trainable(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize("head", own_names(heads))
+@pytest.mark.parametrize("head", heads_of("segmentation"))
 @pytest.mark.parametrize("family", families())
 def test_every_head_on_every_family(family: str, head: str) -> None:
     """Odd sides, and a finite gradient that is not 0 for every parameter."""
@@ -160,7 +161,7 @@ def test_images_larger_than_the_tables(backbone: str, size: tuple[int, int]) -> 
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("head", own_names(heads))
+@pytest.mark.parametrize("head", heads_of("segmentation"))
 @pytest.mark.parametrize("family", sorted(families().keys() - WITHOUT_PYRAMID))
 def test_every_head_on_every_family_off_the_grid(family: str, head: str) -> None:
     """Built for 64 x 64: odd sizes, and the shapes of large ones."""
