@@ -52,7 +52,7 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/mypy
 
 gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (an hour on two cores)
-	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
+	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS) --readme README.md
 
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints

@@ -19,6 +19,7 @@ from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare.experiment import Experiment
 
 LINE = 22  # pixels
+MARKS = ("<!-- gallery -->", "<!-- /gallery -->")
 README = """# Gallery
 
 `{command}`
@@ -74,8 +75,21 @@ def main() -> int:
         crossovers=f"## Crossover{crossovers}",
     )
     (args.output / "README.md").write_text(text, encoding="utf-8")
+    if args.readme is not None:
+        table = (root / "table.md").read_text(encoding="utf-8")
+        note = f"Digits, {args.epochs} epochs, {args.seeds} seeds; {where}. [Columns, and more pictures]({args.output})"
+        _insert(args.readme, f"{table}\n{note}")
     print(args.output / "README.md")
     return 0
+
+
+def _insert(page: Path, text: str) -> None:
+    """Puts a text between the marks of the gallery in a page."""
+    before, start, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not end:
+        sys.exit(f"{page} has no {' ... '.join(MARKS)}, between which the table stands")
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -88,6 +102,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60, help="seconds of timing (%(default)s)")
     parser.add_argument("--name", default="gallery", help="of the folder in checkpoints/compare (%(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs", "gallery"), help="to write to (%(default)s)")
+    parser.add_argument("--readme", type=Path, help="a page that has the table, too, between marks (none)")
     return parser.parse_args()
 
 
