@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from linvit.callbacks.class_names import class_names
 from linvit.callbacks.confusion_picture import confusion_picture
-from linvit.plain_text import CsvWriter
+from linvit.callbacks.report import Report, write_table
+from linvit.callbacks.tensorboard import add_picture
 
 
-class ClassReport(Callback):
+class ClassReport(Report):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
     Training reports its last validation, and writes the picture to TensorBoard, too. The picture is of the weights that
@@ -24,7 +25,7 @@ class ClassReport(Callback):
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._seen: list[torch.Tensor] = []
         self._weights: tuple[str, ...] = ()
 
@@ -47,54 +48,30 @@ class ClassReport(Callback):
 
     on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports the last validation."""
-        self._report(trainer, pl_module, "val")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports unless training goes on."""
-        if trainer.state.fn == "validate":
-            self._report(trainer, pl_module, "val")
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports."""
-        self._report(trainer, pl_module, "test")
-
-    def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def collect(self, trainer: Trainer) -> np.ndarray | None:
+        """Labels and predictions (1 + kinds of weights, N) of the images of all devices."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
         parts: list[Any] = [own]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size
             torch.distributed.all_gather_object(parts, own)
         parts = [part for part in parts if part is not None]
-        if not parts or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        seen = np.concatenate(parts, 1)
-        folder = self.folder or (trainer.log_dir if trainer.loggers else None)
-        if trainer.is_global_zero and folder is not None:
-            named = dict(zip(("label", *self._weights), seen, strict=True))
-            self._write(trainer, pl_module, named, Path(folder), stage)
+        return np.concatenate(parts, 1) if parts else None
 
-    def _write(
-        self, trainer: Trainer, pl_module: LightningModule, seen: dict[str, np.ndarray], folder: Path, stage: str
-    ) -> None:
+    def write(self, found: np.ndarray, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+        """Writes the table and the picture."""
+        seen = dict(zip(("label", *self._weights), found, strict=True))
         label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         images = np.bincount(label, minlength=classes)
         columns = {"raw": "top1", "ema": "ema_top1"}
         right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._weights}
-        folder.mkdir(parents=True, exist_ok=True)
+        rows: list[list[Any]] = [["class", "images", *right]]
+        for i, (name, count) in enumerate(zip(class_names(pl_module), images, strict=True)):
+            rows.append([name, count, *(f"{hits[i] / count:.6f}" if count else "" for hits in right.values())])
         table = folder / f"{stage}_classes.csv"
-        with table.open("w", encoding="utf-8", newline="") as file:
-            writer = CsvWriter(file)
-            writer.writerow(["class", "images", *right])
-            for i, count in enumerate(images):
-                tops = [f"{hits[i] / count:.6f}" if count else "" for hits in right.values()]
-                writer.writerow([names[i] if names else i, count, *tops])
+        write_table(table, rows)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
         picture = confusion_picture(label, shown, classes, names)
         picture.save(folder / f"{stage}_confusion.png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                pixels = np.asarray(picture)
-                logger.experiment.add_image(f"{stage}/confusion", pixels, trainer.global_step, dataformats="HWC")
+        add_picture(trainer, f"{stage}/confusion", picture)
         rank_zero_info(f"accuracy of each class: {table}")

@@ -1,9 +1,10 @@
 """Training and validation images after their transforms, in TensorBoard."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.seed import isolate_rng
 from torchvision.utils import make_grid
+
+from linvit.callbacks.tensorboard import writers
 
 
 class ImageGrid(Callback):
@@ -21,11 +22,10 @@ class ImageGrid(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the first images of the training and the validation set, spread evenly."""
         preview = getattr(getattr(trainer, "datamodule", None), "preview", None)
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not trainer.is_global_zero or not writers or preview is None:
+        if not trainer.is_global_zero or not writers(trainer) or preview is None:
             return
         with isolate_rng():
             shown = preview(self.images)
         for name, images in shown.items():
-            for writer in writers:
+            for writer in writers(trainer):
                 writer.add_image(f"transforms/{name}", make_grid(images), trainer.global_step)

@@ -16,7 +16,7 @@ from linvit.analysis.observe import observe
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.segmentation.colours import overlay, palette
+from linvit.callbacks.dense.colours import overlay, palette
 from linvit.plain_text import CsvWriter, printable
 
 

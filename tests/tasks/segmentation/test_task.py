@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from torch.nn import functional as F
 
@@ -11,7 +12,7 @@ from linvit.heads.segmentation import inference
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
 from linvit.tasks.segmentation.confusion import mean_scores
-from tests.data.images import picture, save
+from tests.data.images import save
 from tests.helpers import randn
 from tests.second_task.data import InkData
 from tests.training import trainer
@@ -117,7 +118,8 @@ def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
     data = InkData(batch_size=16, num_workers=0, img_size=32)
     names = list(data.class_names)
     model = task(num_classes=2, class_names=names, ema_decay=0.5)
-    runner = trainer(tmp_path, max_epochs=2, limit_train_batches=15, limit_val_batches=3)
+    logger = CSVLogger(tmp_path, name="", version="")
+    runner = trainer(tmp_path, max_epochs=2, limit_train_batches=15, limit_val_batches=3, logger=logger)
     runner.fit(model, datamodule=data)
     scores = runner.callback_metrics
     assert scores["val/score"] == scores["val/mIoU"] > 0.7
@@ -129,7 +131,11 @@ def test_a_run_learns_scores_reports_and_writes_masks(tmp_path):
     assert table[0] == "class,pixels,IoU,Acc,F1"
     assert [row.split(",")[0] for row in table[1:]] == names
     assert Image.open(tmp_path / "test_confusion.png").width > 200
-    assert Image.open(tmp_path / "val_segmentation.png").width == 960  # image, labels and prediction
+    shown = tmp_path / "val_segmentation.png"
+    assert Image.open(shown).width == 960  # image, labels and prediction
+    shown.unlink()
+    trainer(tmp_path, limit_val_batches=1).validate(model, datamodule=data, verbose=False)
+    assert not shown.exists()  # a validation without a logger has no folder
     runner.predict(model, datamodule=data)
     (folder,) = tmp_path.glob("predictions_*")
     masks = sorted(path for path in folder.glob("*.png") if path.stem != "legend")

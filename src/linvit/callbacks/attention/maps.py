@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.measurement import Measurement
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
+from linvit.callbacks.tensorboard import add_picture
 from linvit.errors import UserError, check_number
 
 FOLDER = "attention_maps"
@@ -71,9 +71,7 @@ class AttentionMaps(Measurement):
                 path = self.folder / FOLDER / f"{step:07}_{kind}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 picture.save(path)
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_image(f"attention/{kind}", np.asarray(picture), step, dataformats="HWC")
+            add_picture(trainer, f"attention/{kind}", picture)
 
     def _pictures(self, trainer: Trainer) -> list[np.ndarray]:
         """The images (H, W, 3), uint8; of data without a mean, each brought to the range of its values."""

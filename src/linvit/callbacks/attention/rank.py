@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
@@ -17,6 +16,7 @@ from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_h
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.measurement import Measurement
+from linvit.callbacks.tensorboard import add_picture
 from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")
@@ -123,9 +123,7 @@ class AttentionRank(Measurement):
         try:
             picture = rank_picture(self._file)
             picture.save(self._file.with_name(PICTURE))
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_image("rank", np.asarray(picture), trainer.global_step, dataformats="HWC")
+            add_picture(trainer, "rank", picture)
         except Exception as error:
             rank_zero_warn(f"{self.name}: the picture cannot be drawn: {type(error).__name__}: {error}")
         self.seconds += time.monotonic() - started

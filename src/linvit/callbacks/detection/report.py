@@ -5,18 +5,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from linvit.callbacks.detection.pictures import class_names
-from linvit.plain_text import CsvWriter, printable
+from linvit.callbacks.class_names import class_names
+from linvit.callbacks.report import Report, write_table
+from linvit.callbacks.tensorboard import add_picture, writers
+from linvit.plain_text import printable
 
 LONG = 10  # seconds of COCO's evaluation that are worth a line
 
 
-class DetectionReport(Callback):
+class DetectionReport(Report):
     """Writes `val_classes.csv` (class, objects, box_AP, ...) and `val_precision_recall.png`; after a test, `test_...`.
 
     Training reports its last validation, and writes both to TensorBoard, too. They are of the weights that
@@ -29,7 +30,7 @@ class DetectionReport(Callback):
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._last: tuple[dict[str, Any], np.ndarray] | None = None
         self._started = 0.0
 
@@ -47,18 +48,32 @@ class DetectionReport(Callback):
         """Keeps the evaluations before the task empties its results."""
         self._keep(trainer, pl_module, "test")
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports the last validation."""
-        self._report(trainer, pl_module, "val")
+    def collect(self, trainer: Trainer) -> tuple[dict[str, Any], np.ndarray] | None:
+        """COCO's evaluations of the last set, and how many objects each class has."""
+        return self._last
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports unless training goes on."""
-        if trainer.state.fn == "validate":
-            self._report(trainer, pl_module, "val")
+    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+        """Writes the table and the curves."""
+        from linvit.callbacks.detection.curves import curves_picture  # here, since matplotlib takes half a second
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports."""
-        self._report(trainer, pl_module, "test")
+        evaluations, objects = found
+        scores = {
+            f"{kind}_{name}": values
+            for kind, each in evaluations.items()
+            for name, values in each.class_scores().items()
+        }
+        rows = [["class", "objects", *scores]]
+        for i, (name, count) in enumerate(zip(class_names(pl_module), objects.tolist(), strict=True)):
+            values = [column[i] for column in scores.values()]
+            rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
+        table = folder / f"{stage}_classes.csv"
+        write_table(table, rows)
+        picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
+        Image.fromarray(picture).save(folder / f"{stage}_precision_recall.png")
+        add_picture(trainer, f"{stage}/precision_recall", picture)
+        for writer in writers(trainer):
+            writer.add_text(f"{stage}/classes", _markdown(rows), trainer.global_step)
+        rank_zero_info(f"average precision of each class: {table}")
 
     def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         detected = time.perf_counter()
@@ -70,35 +85,6 @@ class DetectionReport(Callback):
             seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
             logger.log_metrics(seconds, trainer.global_step)
         self._last = dict(results.evaluations), results.objects
-
-    def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        folder = self.folder or (trainer.log_dir if trainer.loggers else None)
-        if self._last is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
-            return
-        (evaluations, objects), names = self._last, class_names(pl_module)
-        scores = {
-            f"{kind}_{name}": values
-            for kind, each in evaluations.items()
-            for name, values in each.class_scores().items()
-        }
-        rows = [["class", "objects", *scores]]
-        for i, (name, count) in enumerate(zip(names, objects.tolist(), strict=True)):
-            values = [column[i] for column in scores.values()]
-            rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        table = Path(folder) / f"{stage}_classes.csv"
-        with table.open("w", encoding="utf-8", newline="") as file:
-            CsvWriter(file).writerows(rows)
-        from linvit.callbacks.detection.curves import curves_picture  # here, since matplotlib takes half a second
-
-        picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
-        Image.fromarray(picture).save(Path(folder) / f"{stage}_precision_recall.png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                tag, step, writer = f"{stage}/precision_recall", trainer.global_step, logger.experiment
-                writer.add_image(tag, picture, step, dataformats="HWC")
-                writer.add_text(f"{stage}/classes", _markdown(rows), step)
-        rank_zero_info(f"average precision of each class: {table}")
 
 
 def _markdown(rows: list[list[str]]) -> str:

@@ -9,11 +9,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
+from linvit.callbacks.class_names import class_names
+from linvit.callbacks.dense.colours import class_palette
+from linvit.callbacks.dense.picture_paths import PicturePaths
+from linvit.callbacks.dense.validation_pictures import pixels
 from linvit.callbacks.detection.drawing import draw
-from linvit.callbacks.detection.pictures import class_names, enlarged
-from linvit.callbacks.picture_paths import PicturePaths
-from linvit.callbacks.segmentation.colours import class_palette
-from linvit.callbacks.segmentation.pictures import pixels
+from linvit.callbacks.detection.pictures import enlarged
 
 WIDTH = (480, 1600)  # pixels of a picture
 

@@ -9,9 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from linvit.callbacks.picture_paths import PicturePaths
-from linvit.callbacks.segmentation.colours import class_palette, legend, overlay
-from linvit.callbacks.segmentation.pictures import pixels
+from linvit.callbacks.class_names import class_names
+from linvit.callbacks.dense.colours import class_palette, legend, overlay
+from linvit.callbacks.dense.picture_paths import PicturePaths
+from linvit.callbacks.dense.validation_pictures import pixels
 
 
 class MaskWriter(Callback):
@@ -30,11 +31,10 @@ class MaskWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the folder and the legend."""
         self._paths = PicturePaths(self.path, getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
-        classes, names = pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
-        self._colours = class_palette(trainer, classes)
+        self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
         if trainer.is_global_zero:
             self._paths.folder.mkdir(parents=True, exist_ok=True)
-            shown = legend(self._colours, names or [str(i) for i in range(classes)], 600)
+            shown = legend(self._colours, class_names(pl_module), 600)
             shown.save(self._paths.folder / "legend.png")
         trainer.strategy.barrier()
 

@@ -1,0 +1,1 @@
+"""Pictures of dense prediction, which segmentation and detection share."""

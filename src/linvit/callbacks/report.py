@@ -1,0 +1,57 @@
+"""What the reports of all tasks share: when they are written, and where."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from linvit.plain_text import CsvWriter
+
+
+class Report(Callback):
+    """Writes files about the last validation when training ends, and about each `linvit validate` and `linvit test`.
+
+    A subclass supplies `collect` and `write`.
+
+    Args:
+        folder: Where to write; null is the folder of the logger, and nothing is written without one.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = folder
+
+    def collect(self, trainer: Trainer) -> Any:
+        """What is reported, or None if there is nothing. All ranks call it."""
+        raise NotImplementedError
+
+    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+        """Writes what `collect` returned about a stage, "val" or "test", into a folder. Rank 0 calls it."""
+        raise NotImplementedError
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports the last validation."""
+        self._report(trainer, pl_module, "val")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports unless training goes on."""
+        if trainer.state.fn == "validate":
+            self._report(trainer, pl_module, "val")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reports."""
+        self._report(trainer, pl_module, "test")
+
+    def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        found = self.collect(trainer)
+        folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
+        if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.write(found, trainer, pl_module, Path(folder), stage)
+
+
+def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows as CSV, the names of the columns first."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        CsvWriter(file).writerows(rows)
