@@ -22,7 +22,7 @@ from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
 from linvit.tasks.execution import (
     enable_grad_checkpointing,
-    keep_attention,
+    keep_attention_features,
     pause_buffer_broadcasts,
     resume_buffer_broadcasts,
 )
@@ -114,7 +114,7 @@ class Task(LightningModule):
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
         if not recompute_attention:
-            keep_attention(self.network)
+            keep_attention_features(self.network)
         if compile:  # in place, so that no name of a weight changes
             self.network.compile()
             if self.ema is not None:

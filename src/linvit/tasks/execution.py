@@ -33,7 +33,7 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
         )
 
 
-def keep_attention(network: nn.Module) -> None:
+def keep_attention_features(network: nn.Module) -> None:
     """Lets attention mechanisms keep features and sums for the backward pass (`Attention.recompute`)."""
     for module in network.modules():
         if isinstance(module, Attention):

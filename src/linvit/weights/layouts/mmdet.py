@@ -3,12 +3,8 @@
 The keys of the backbone lie below `backbone.`, as ours do, and are of the layout of their family.
 """
 
-from linvit.weights.layouts.layout import Layout, Rename
-
-_PYRAMID: tuple[Rename, ...] = (
-    (r"^neck\.lateral_convs\.(\d)\.conv\.", r"head.fpn.inner_blocks.\1.0."),
-    (r"^neck\.fpn_convs\.(\d)\.conv\.", r"head.fpn.layer_blocks.\1.0."),
-)
+from linvit.weights.layouts.layout import Layout
+from linvit.weights.layouts.openmmlab import PYRAMID
 
 RETINANET = Layout(
     name="mmdetection's RetinaNet",
@@ -16,7 +12,7 @@ RETINANET = Layout(
     renames=(
         (r"^neck\.fpn_convs\.3\.conv\.", "head.fpn.extra_blocks.p6."),
         (r"^neck\.fpn_convs\.4\.conv\.", "head.fpn.extra_blocks.p7."),
-        *_PYRAMID,
+        *PYRAMID,
         (r"^bbox_head\.cls_convs\.(\d)\.conv\.", r"head.cls_tower.\1.0."),
         (r"^bbox_head\.reg_convs\.(\d)\.conv\.", r"head.box_tower.\1.0."),
         (r"^bbox_head\.retina_cls\.", "head.classifier."),
@@ -27,7 +23,7 @@ RCNN = Layout(
     name="mmdetection's R-CNN",
     marks=(r"roi_head\.bbox_head\.(\d\.)?fc_cls\.weight", r"rpn_head\.rpn_cls\.weight"),
     renames=(
-        *_PYRAMID,
+        *PYRAMID,
         (r"^rpn_head\.rpn_(conv|cls|reg)\.", r"head.rpn.\1."),
         (r"^roi_head\.(bbox|mask)_head\.(?=\D)", r"roi_head.\1_head.0."),  # without a cascade
         (r"^roi_head\.bbox_head\.(\d)\.", r"head.stages.\1.box_head."),

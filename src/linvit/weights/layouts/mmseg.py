@@ -4,6 +4,7 @@ The keys of the backbone lie below `backbone.`, as ours do, and are of the layou
 """
 
 from linvit.weights.layouts.layout import Layout
+from linvit.weights.layouts.openmmlab import PYRAMID
 
 LAYOUT = Layout(
     name="mmsegmentation",
@@ -14,7 +15,6 @@ LAYOUT = Layout(
         (r"^(head\..*)conv_seg\.", r"\1classifier."),
         (r"^head\.psp_modules\.(\d)\.1\.", r"head.pyramid_pooling.branches.\1."),
         (r"^head\.bottleneck\.", "head.pyramid_pooling.bottleneck."),
-        (r"^neck\.lateral_convs\.(\d)\.conv\.", r"head.fpn.inner_blocks.\1.0."),
-        (r"^neck\.fpn_convs\.(\d)\.conv\.", r"head.fpn.layer_blocks.\1.0."),
+        *PYRAMID,
     ),
 )
