@@ -47,6 +47,7 @@ OPERATORS: list[tuple[str, Callable[[], Any], tuple[int, int, int]]] = [  # prod
     ("indices", lambda: A[:, torch.tensor([0, 2])].gather(2, torch.zeros(2, 2, 1, 4, dtype=torch.long)), (0, 0, 0)),
     ("add", lambda: A + 1, (0, 120, 0)),
     ("broadcast", lambda: A * A[:, :, :1], (0, 120, 0)),
+    ("complex product", lambda: torch.complex(A, A) * torch.complex(A, A), (0, 6 * 120, 0)),
     ("in place", lambda: A.clone().add_(A, alpha=0.5).relu_(), (0, 360, 0)),
     ("threshold", lambda: torch.threshold_(A.clone(), 0, 0), (0, 120, 0)),
     ("square", lambda: A.square(), (0, 120, 0)),

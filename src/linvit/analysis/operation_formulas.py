@@ -35,6 +35,11 @@ def _sum(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Coun
     return Count(0, out[0].numel() * (1 if alpha == 1 else 2))
 
 
+def _product(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
+    """One operation, or four products and two sums of real numbers."""
+    return Count(0, out[0].numel() * (6 if out[0].is_complex() else 1))
+
+
 def _power(args: Sequence[Any], kwargs: dict[str, Any], out: list[Tensor]) -> Count:
     """Squares and cubes are products."""
     size, exponent = out[0].numel(), args[1]
@@ -103,6 +108,7 @@ def _factorisation(macs: Callable[[int, int], float]) -> Formula:
 
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(["add", "sub", "rsub"], _sum),
+    "mul": _product,
     "pow": _power,
     "convolution": _convolution,
     "native_layer_norm": _norm(2),

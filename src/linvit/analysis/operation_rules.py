@@ -11,8 +11,8 @@ from linvit.analysis.operation_formulas import FORMULAS, Count
 
 FREE = frozenset(
     [
-        *("bernoulli", "cat", "clone", "constant_pad_nd", "copy", "diag_embed", "embedding", "empty_like"),
-        *("fill", "flip", "full_like", "gather", "im2col", "index", "index_put", "index_select"),
+        *("bernoulli", "cat", "clone", "complex", "constant_pad_nd", "copy", "diag_embed", "embedding"),
+        *("empty_like", "fill", "flip", "full_like", "gather", "im2col", "index", "index_put", "index_select"),
         *("linalg_check_errors", "local_scalar_dense", "masked_select", "new_empty", "new_empty_strided"),
         *("new_full", "new_ones", "new_zeros", "nonzero", "ones_like", "pixel_shuffle", "pixel_unshuffle"),
         *("rand_like", "randn_like", "reflection_pad1d", "reflection_pad2d", "repeat", "replication_pad1d"),

@@ -1,0 +1,105 @@
+"""Rotary position embeddings in two dimensions: pairs of channels turn by angles that grow with row and column.
+
+The first half of `width` channels turns with the row and the second with the column, in pairs of neighbours
+`(x0 cos a - x1 sin a, x1 cos a + x0 sin a)`, with `width / 4` frequencies for each. So a product of a query and a key
+depends on their offset. Tables are made from the grid of the call, prefix tokens turn by 0, and keys of another grid
+than the queries (spatial reduction) stand where their patches are on the grid of the queries.
+
+Paper: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"; in two dimensions as in RALA
+(per head) and MLLA (over all channels).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.precision import upcast
+from linvit.errors import UserError
+
+
+def rotate(q: Tensor, k: Tensor, grid: Grid, *, width: int | None = None, last: bool = True) -> tuple[Tensor, Tensor]:
+    """Queries (B, h, N, d) and keys (B, h, M, d) turned by their positions, in the same shapes and dtypes.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        grid: Where they lie.
+        width: Channels that the frequencies run over, a multiple of 4: d, a part of it, or all `h * d`. None means d.
+        last: Frequencies are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer);
+            False leaves out the last, `10000^-(i / (width / 4))` (MLLA).
+    """
+    width = q.shape[-1] if width is None else width
+    turned = []
+    for x, size in ((q, grid.size), (k, grid.keys_size)):
+        cos, sin = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
+        turned.append(_turn(x, cos, sin))
+    return turned[0], turned[1]
+
+
+def rotary_table(
+    scale: tuple[int, int], size: tuple[int, int], num_prefix: int, width: int, last: bool, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles, (num_prefix + H * W, width / 2) each, one for every pair of channels.
+
+    Args:
+        scale: The grid (H, W) in whose units positions are counted.
+        size: The grid (H, W) of the tokens, over the same image.
+        num_prefix: Prefix tokens before them, of angle 0.
+        width: Channels that turn.
+        last: See `rotate`.
+        like: A tensor of the table's dtype and device.
+    """
+    count = width // 4
+    steps = torch.arange(count, dtype=like.dtype, device=like.device)
+    frequencies = 10000.0 ** (-steps / max(count - 1 if last else count, 1))
+    # Middles of patches: 0, 1, 2, ... on the grid of the scale itself.
+    rows, columns = (
+        ((torch.arange(side, dtype=like.dtype, device=like.device) + 0.5) * (units / side) - 0.5)[:, None] * frequencies
+        for units, side in zip(scale, size, strict=True)
+    )  # (H, count), (W, count)
+
+    def spread(rows: Tensor, columns: Tensor, prefix: float) -> Tensor:
+        """(H, count) and (W, count) -> (num_prefix + H * W, 2 count)."""
+        pairs = [rows[:, None].expand(*size, -1), columns.expand(*size, -1)]
+        return F.pad(torch.cat(pairs, dim=-1).flatten(0, 1), (0, 0, num_prefix, 0), value=prefix)
+
+    return spread(rows.cos(), columns.cos(), 1.0), spread(rows.sin(), columns.sin(), 0.0)
+
+
+def check_rotary(dim: int, num_heads: int, key_dim: int, option: str) -> None:
+    """Raises a `UserError` unless heads of `key_dim` channels can turn.
+
+    Args:
+        dim: Channels over all heads.
+        num_heads: Heads.
+        key_dim: Channels of q and k per head.
+        option: What turns rotation off, for the message: "rotary=False".
+    """
+    if key_dim % 4 == 0:
+        return
+    heads = ", ".join(str(h) for h in range(1, dim // 4 + 1) if dim % (4 * h) == 0)
+    if key_dim * num_heads != dim:
+        way = "Set key_dim to such a number"
+    elif heads:
+        way = f"Dim {dim} can be split into {heads} heads of such widths; choose one"
+    else:
+        way = "Make dim a multiple of 4"
+    raise UserError(
+        f"rotary position embeddings turn pairs of channels by row and by column, so queries and keys need a multiple "
+        f"of 4 channels per head; dim {dim} with num_heads {num_heads} has {key_dim}. {way}, or set {option}"
+    )
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(B, h, N, d) with each pair of channels turned; the table repeats along the h * d channels of a token."""
+    rows = upcast(join_heads(x))  # (B, N, h*d): turned as they lie behind the host's projection
+    pairs = rows.unflatten(2, (-1, cos.shape[1], 2))  # (B, N, groups, width / 2, 2)
+    cos, sin = cos[:, None], sin[:, None]
+    if torch.compiler.is_compiling():  # which has no complex numbers
+        first, second = pairs.unbind(-1)
+        turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    else:  # one product: six times as fast as the products of strided halves
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+    return split_heads(turned.flatten(2), x.shape[1]).to(x.dtype)
