@@ -18,6 +18,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from linvit import AttentionLayer, Grid
+from linvit.weights.layouts import deit, pvt, swin
+from linvit.weights.layouts.layout import Layout
+from linvit.weights.projections import fit_projections
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -48,6 +51,16 @@ class Golden:
         """Official state dict below a prefix."""
         start = f"param.{prefix}"
         return {name.removeprefix(start): t for name, t in self.tensors.items() if name.startswith(start)}
+
+    def leaves(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The official parameters, ready for gradients, which `check_leaves` holds to the stored ones."""
+        return {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in self.parameters().items()}
+
+    def check_leaves(self, leaves: Mapping[str, Tensor]) -> None:
+        """Holds the gradients of `leaves`; what of them reaches a module may be renamed, reshaped and joined."""
+        assert {f"grad_param.{name}" for name in leaves} == set(self.named("grad_param."))
+        for name, leaf in leaves.items():
+            self.check(f"grad_param.{name}", leaf.grad)
 
     def named(self, start: str) -> list[str]:
         """Names of the stored tensors that begin so, such as "grad_param."."""
@@ -171,6 +184,32 @@ def load_official(layer: AttentionLayer, official: Mapping[str, Tensor]) -> None
             if f"q.{kind}" in state:
                 state[f"qkv.{kind}"] = torch.cat([state.pop(f"q.{kind}"), state.pop(f"kv.{kind}")])
     layer.load_state_dict(state)
+
+
+def our_state(leaves: Mapping[str, Tensor], layout: Layout, theirs: str, ours: str) -> dict[str, Tensor]:
+    """Official parameters of a module as those of ours, by the layout of a family.
+
+    Args:
+        leaves: The parameters.
+        layout: The layout.
+        theirs: What stands before their names in a checkpoint: "blocks.0.attn.".
+        ours: What the layout makes of it.
+    """
+    named = layout.translate({f"{theirs}{name}": tensor for name, tensor in leaves.items()})
+    assert all(name.startswith(ours) for name in named)
+    return {name.removeprefix(ours): tensor for name, tensor in named.items()}
+
+
+def layer_state(golden: Golden, leaves: Mapping[str, Tensor], layer: AttentionLayer) -> dict[str, Tensor]:
+    """Official parameters of an attention module as those of our layer, by the layout of the family in its case."""
+    layout, block = {
+        "deit": (deit.LAYOUT, "blocks.0."),
+        "pvt": (pvt.LAYOUT, "block1.0."),
+        "swin": (swin.SWIN, "layers.0.blocks.0."),
+    }[golden.meta["case"].rpartition("_")[2]]
+    state = our_state(leaves, layout, f"{block}attn.", layout.rename(block))
+    fitted = fit_projections(state, nn.ModuleDict({"attn": layer}))
+    return {name.removeprefix("attn."): tensor for name, tensor in fitted.items()}
 
 
 def check_layer_gradients(golden: Golden, layer: AttentionLayer) -> None:

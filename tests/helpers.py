@@ -19,6 +19,7 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "soft_norm": {"conv_size": 0},
     "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
     "linformer": {"k": 4},
+    "agent": {"dwc_kernel": 0, "agents": 4},
 }
 
 

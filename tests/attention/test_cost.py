@@ -41,6 +41,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("nystrom", {"num_landmarks": 20, "pinv_iters": 2}, {"m": 20, "T": 2, "s": 0}),
     ("aft_simple", {}, {}),
     ("poly_nl", {}, {}),
+    ("agent", {}, {"n": 49, "k": 3}),
+    ("agent", {"agents": 9, "dwc_kernel": 0}, {"n": 9, "k": 0}),
     ("soft", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
     ("soft", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
     ("soft_norm", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),

@@ -48,6 +48,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
         "seed": [-1, 2.5, 2**63],
     },
     "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
+    "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "soft": SHARED_BY_SOFT,
     "soft_norm": SHARED_BY_SOFT,
 }

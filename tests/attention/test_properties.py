@@ -94,6 +94,7 @@ SUMS: dict[str, Callable[[Attention, Tensor, Tensor, Grid], Tensor]] = {
     "softmax": one,
     "efficient": one,
     "performer": one,
+    "agent": one,
     "linear": linear,
     "focused": focused,
     "enhanced_linear": enhanced_linear,
@@ -113,6 +114,7 @@ PLAIN = {"dwc": False, "pos_enc": False}  # what is left of focused attention wi
 @of_specs(
     with_options("softmax", {}, {"fused": False}, {"qk_norm": True}),
     with_options("efficient", {}),
+    with_options("agent", {"agents": 4, "dwc_kernel": 0}),
     PERFORMERS,
     with_options("linear", {}, {"eps": 0.5}, {"feature_map": "relu"}, {"feature_map": "relu", "relu_eps": 0.25}),
     with_options(

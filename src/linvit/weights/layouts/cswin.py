@@ -1,5 +1,6 @@
 """The key layout of CSWin and FLatten-CSwin, classification and dense."""
 
+from linvit.weights.layouts import agent
 from linvit.weights.layouts.layout import Layout, count_from_zero
 
 LAYOUT = Layout(
@@ -16,5 +17,7 @@ LAYOUT = Layout(
         (r"^(stages\.\d+\.blocks\.\d+)\.(qkv|proj)\.", r"\1.attn.\2."),
         (r"\.attns\.(\d)\.get_v\.", r".attn.branches.\1.lepe."),
         (r"\.attns\.(\d)\.", r".attn.branches.\1.mechanism."),
+        *agent.RENAMES,
     ),
+    conversions=agent.CONVERSIONS,
 )

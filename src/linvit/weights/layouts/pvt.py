@@ -1,5 +1,6 @@
-"""Key layout of PVT's and FLatten-PVT's official checkpoints."""
+"""Key layout of PVT's, FLatten-PVT's and Agent-PVT's official checkpoints."""
 
+from linvit.weights.layouts import agent
 from linvit.weights.layouts.layout import Layout, Rename, count_from_zero
 
 STAGES: tuple[Rename, ...] = (
@@ -18,5 +19,7 @@ LAYOUT = Layout(
         *STAGES,
         (r"^pos_embed(\d)", count_from_zero("stages.{}.pos_embed")),
         (r"^cls_token$", "stages.3.cls_token"),
+        *agent.RENAMES,
     ),
+    conversions=agent.CONVERSIONS,
 )

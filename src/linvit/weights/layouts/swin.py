@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from linvit.weights.layouts import agent
 from linvit.weights.layouts.layout import Layout, Rename
 
 _OURS: tuple[Rename, ...] = (
@@ -12,6 +13,7 @@ _OURS: tuple[Rename, ...] = (
     (r"\.attn\.(scale|positional_encoding|dwc)", r".attn.mechanism.\1"),
     (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
     (r"^norm3\.", "norm."),
+    *agent.RENAMES,
 )
 _DROPS = (r".*\.relative_position_index", r".*\.attn_mask")
 _SWIN_V2 = r".*\.attn\.logit_scale"
@@ -26,6 +28,7 @@ SWIN = Layout(
     ),
     drops=_DROPS,
     absent=(_SWIN_V2,),
+    conversions=agent.CONVERSIONS,
 )
 
 

@@ -1,0 +1,158 @@
+"""Agent attention: `o = softmax(s q a^T + B2) softmax(s a k^T + B1) v + DWC(v)` with few agents a, pooled queries.
+
+The n agents are the means of the patch queries over a small square grid, `s = dk^-1/2`, B1 and B2 are learnable biases
+of positions, and DWC is a depthwise convolution of the values.
+
+Paper: Han et al. 2024, "Agent Attention: On the Integration of Softmax and Linear Attention".
+Cost: `n (N + M) (h dk + C) + k^2 P C` MACs with n agents and a kernel of side k, linear in N as n is fixed. Rank: N per
+channel (n without the convolution).
+
+Each bias is the sum of a table of places, `bias_size` x `bias_size`, interpolated (bilinear) to the grid, and of one
+number per row and per column. The reference has the latter for one size only; here they are interpolated (linear), too.
+Its class token is a query and a key but no part of an agent, and so are all prefix tokens here, which share one bias.
+In CSWin it has LePE, which is the host's, in the place of the convolution: `dwc_kernel=0`.
+"""
+
+import math
+from typing import cast
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.precision import full_precision, upcast
+from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.errors import UserError, check_number
+
+KEY_TABLES = ("an_bias", "ah_bias", "aw_bias", "ac_bias")
+"""The biases that make up B1: per place, row and column of the keys, and of prefix tokens."""
+QUERY_TABLES = ("na_bias", "ha_bias", "wa_bias", "ca_bias")
+"""Those that make up B2."""
+
+
+class AgentAttention(Attention):
+    """Two softmax attentions, of the agents over the keys and of the queries over the agents, O(N n d).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the lengths of the biases of rows and columns, which are resized (linear) for another.
+        key_dim: Channels of q and k per head; None means C / h.
+        agents: Agents n, a square such as 9, 16 or 49.
+        position_bias: The learnable biases B1 and B2.
+        bias_size: Side of their tables of places.
+        dwc_kernel: Side of the convolution's kernels, one for each of the C channels; 0 is no convolution.
+
+    Raises:
+        UserError: If `agents` is no square.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        agents: int = 49,
+        position_bias: bool = True,
+        bias_size: int = 7,
+        dwc_kernel: int = 3,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("agents", agents, at_least=1, whole=True)
+        check_number("bias_size", bias_size, at_least=1, whole=True)
+        side = math.isqrt(agents)
+        if side**2 != agents:
+            raise UserError(
+                f"agents must be a square, since the queries are pooled to a square grid: {side**2} and "
+                f"{(side + 1) ** 2} are the nearest; got {agents}"
+            )
+        self.agents = agents
+        self.pool = nn.AdaptiveAvgPool2d(side)
+        sizes: dict[str, tuple[int, ...]] = {}
+        for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
+            shapes = (bias_size, bias_size), (rows, 1), (1, columns), (1,)
+            sizes |= dict(zip(names if grid.num_prefix else names[:3], shapes, strict=False))
+        self.tables = nn.ParameterDict(
+            {name: trunc_normal_(torch.empty(num_heads, agents, *size), std=0.02) for name, size in sizes.items()}
+            if position_bias
+            else {}
+        )
+        self.dwc = value_conv("dwc_kernel", dim, dwc_kernel)
+        self.channelwise = self.dwc is not None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        out = self._global(q, k, v, grid)
+        return out if self.dwc is None else out + self.convolved(v, grid)
+
+    @recomputed
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The two attentions, the agents' first."""
+        left, right = self._maps(q, k, grid)
+        return left @ (right @ v)
+
+    def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
+        agents = split_heads(self.pool(grid.plane(join_heads(q))).flatten(2).mT, self.num_heads)  # (B, h, n, dk)
+        agents = agents * self.key_dim**-0.5
+        to_agents, to_keys = q @ agents.mT, agents @ k.mT
+        if self.tables:
+            to_agents = to_agents + self._bias(QUERY_TABLES, grid.size, grid.num_prefix, q.dtype).mT
+            to_keys = to_keys + self._bias(KEY_TABLES, grid.keys_size, grid.num_prefix, q.dtype)
+        return to_agents.softmax(-1), to_keys.softmax(-1)
+
+    def _bias(self, names: tuple[str, ...], size: tuple[int, int], num_prefix: int, dtype: torch.dtype) -> Tensor:
+        """The bias (h, n, tokens) between the agents and the tokens of a grid; see `KEY_TABLES`."""
+        places, rows, columns = (self.tables[name].to(dtype) for name in names[:3])
+        patches = resized(places, size) + resized(rows, (size[0], 1)) + resized(columns, (1, size[1]))  # (h, n, H, W)
+        prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
+        return torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches.flatten(2)], dim=2)
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        return convolve_values(cast("nn.Conv2d", self.dwc), v, grid)
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The biases of a checkpoint for the nominal grid (bilinear, which is linear for rows and for columns)."""
+        for name, own in self.tables.items():
+            given = state.get(f"tables.{name}")
+            if given is not None and given.ndim == own.ndim == 4 and given.shape[:2] == own.shape[:2]:
+                state[f"tables.{name}"] = resized(given, own.shape[2:])
+        return state
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """The weights of both attentions; None with the convolution, whose matrix is no thin product."""
+        if self.dwc is not None:
+            return None
+        left, right = self._maps(q, k, grid)
+        return left, right.mT
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The attention through the agents, whose matrix is one per head, and the convolution, if there is one."""
+        parts = kernel_and_convolution(self, "dwc")
+        if parts:
+            parts["kernel"].channelwise = False
+        return parts
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of agents without the convolution, and never more than the tokens."""
+        tokens = super().rank_bound(grid)
+        return tokens if self.dwc is not None else min(tokens, self.agents)
+
+
+def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
+    if table.shape[2:] == size:
+        return table
+    return F.interpolate(upcast(table), size=size, mode="bilinear", align_corners=False).to(table.dtype)
