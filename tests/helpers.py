@@ -20,6 +20,7 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "nystrom": {"conv_kernel": 0, "num_landmarks": 4},
     "linformer": {"k": 4},
     "agent": {"dwc_kernel": 0, "agents": 4},
+    "rala": {"lepe_kernel": 0},
 }
 
 

@@ -43,6 +43,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("poly_nl", {}, {}),
     ("agent", {}, {"n": 49, "k": 3}),
     ("agent", {"agents": 9, "dwc_kernel": 0}, {"n": 9, "k": 0}),
+    ("rala", {}, {"k": 5}),
+    ("rala", {"rotary": False, "lepe_kernel": 3}, {"k": 3}),
     ("soft", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
     ("soft", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
     ("soft_norm", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),

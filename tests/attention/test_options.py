@@ -25,6 +25,8 @@ SHARED_BY_SOFT = {
     "conv_size": [-1, 2, 2.5],
 }
 
+SHARED_BY_ROTARY = {"lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]}
+
 BEYOND: dict[str, dict[str, list[float]]] = {
     "softmax": {"qk_scale": [0], "attn_drop": [-0.1, 1.1]},
     "linear": {"eps": [-1e-6], "relu_eps": [-1e-6]},
@@ -49,6 +51,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     },
     "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
     "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
+    "rala": SHARED_BY_ROTARY,
     "soft": SHARED_BY_SOFT,
     "soft_norm": SHARED_BY_SOFT,
 }

@@ -69,8 +69,9 @@ def attention_matrix(
         own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
         return of_channel(own, channel, 2) if mechanism.channelwise else own
     if isinstance(copied, ConvolvedValues) and copied.depthwise is not None and grid.keys_size == grid.size:
-        written = depthwise_matrix(of_channel(copied.depthwise.weight[:, 0], channel, 0), grid)
-        return written.expand(*k.shape[:2], *written.shape)
+        kernels = copied.depthwise.weight[:, 0].unflatten(0, (-1, mechanism.head_dim))  # (1 or h, d, k, k)
+        written = depthwise_matrix(of_channel(kernels, channel, 1), grid)
+        return written.expand(*k.shape[:2], *written.shape[1:])
 
     probes = _probes(mechanism, k)  # (P, h, M, d)
     zeros = torch.zeros_like(probes[:1])

@@ -17,6 +17,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Feature maps that act entry by entry."""
 
 
+def elu_plus_one(x: Tensor) -> Tensor:
+    """`elu(x) + 1` as `exp(x)` below 0, of which the sum with -1 and 1 leaves no digit below -16 in float32."""
+    return x.clamp(min=0).add_(x.clamp(max=0).exp_())
+
+
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
     """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 

@@ -23,7 +23,7 @@ class ConvolvedValues(Attention):
     Args:
         whole: The mechanism.
         depthwise: The convolution itself, where it is one over the grid of the patches, padded with zeros, with a
-            kernel per channel of a head, which all heads share: then its matrix need not be probed.
+            kernel per channel, or per channel of a head, which all heads share: then its matrix need not be probed.
     """
 
     def __init__(self, whole: Attention, depthwise: nn.Conv2d | None = None) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.precision import upcast
 from linvit.errors import UserError
 
@@ -26,15 +25,16 @@ def rotate(q: Tensor, k: Tensor, grid: Grid, *, width: int | None = None, last: 
         q: Queries.
         k: Keys.
         grid: Where they lie.
-        width: Channels that the frequencies run over, a multiple of 4: d, a part of it, or all `h * d`. None means d.
+        width: Channels that the frequencies run over, a multiple of 4: d, a part of it, or, for even d, all `h * d`.
+            None means d.
         last: Frequencies are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer);
             False leaves out the last, `10000^-(i / (width / 4))` (MLLA).
     """
     width = q.shape[-1] if width is None else width
     turned = []
     for x, size in ((q, grid.size), (k, grid.keys_size)):
-        cos, sin = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
-        turned.append(_turn(x, cos, sin))
+        table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
+        turned.append(_turn(x, *(_per_head(entries, x) for entries in table)))
     return turned[0], turned[1]
 
 
@@ -68,18 +68,19 @@ def rotary_table(
     return spread(rows.cos(), columns.cos(), 1.0), spread(rows.sin(), columns.sin(), 0.0)
 
 
-def check_rotary(dim: int, num_heads: int, key_dim: int, option: str) -> None:
+def check_rotary(dim: int, num_heads: int, key_dim: int, *, multiple: int = 4, option: str = "rotary=False") -> None:
     """Raises a `UserError` unless heads of `key_dim` channels can turn.
 
     Args:
         dim: Channels over all heads.
         num_heads: Heads.
         key_dim: Channels of q and k per head.
-        option: What turns rotation off, for the message: "rotary=False".
+        multiple: What `key_dim` must be a multiple of.
+        option: What turns rotation off, for the message.
     """
-    if key_dim % 4 == 0:
+    if key_dim % multiple == 0:
         return
-    heads = ", ".join(str(h) for h in range(1, dim // 4 + 1) if dim % (4 * h) == 0)
+    heads = ", ".join(str(h) for h in range(1, dim // multiple + 1) if dim % (multiple * h) == 0)
     if key_dim * num_heads != dim:
         way = "Set key_dim to such a number"
     elif heads:
@@ -88,18 +89,24 @@ def check_rotary(dim: int, num_heads: int, key_dim: int, option: str) -> None:
         way = "Make dim a multiple of 4"
     raise UserError(
         f"rotary position embeddings turn pairs of channels by row and by column, so queries and keys need a multiple "
-        f"of 4 channels per head; dim {dim} with num_heads {num_heads} has {key_dim}. {way}, or set {option}"
+        f"of {multiple} channels per head; dim {dim} with num_heads {num_heads} has {key_dim}. {way}, or set {option}"
     )
 
 
+def _per_head(table: Tensor, x: Tensor) -> Tensor:
+    """A table (N, width / 2) for the pairs of x (B, h, N, d): (N, d / 2), or (h, N, d / 2) if it is over all heads."""
+    heads, pairs = x.shape[1], x.shape[3] // 2
+    if table.shape[1] <= pairs:
+        return table.repeat(1, pairs // table.shape[1])
+    return table.unflatten(1, (heads, pairs)).transpose(0, 1).contiguous()
+
+
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, h, N, d) with each pair of channels turned; the table repeats along the h * d channels of a token."""
-    rows = upcast(join_heads(x))  # (B, N, h*d): turned as they lie behind the host's projection
-    pairs = rows.unflatten(2, (-1, cos.shape[1], 2))  # (B, N, groups, width / 2, 2)
-    cos, sin = cos[:, None], sin[:, None]
+    """(B, h, N, d) with each pair of channels turned, contiguous per head."""
+    pairs = upcast(x).contiguous().unflatten(3, (-1, 2))  # (B, h, N, d / 2, 2)
     if torch.compiler.is_compiling():  # which has no complex numbers
         first, second = pairs.unbind(-1)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
     else:  # one product: six times as fast as the products of strided halves
         turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
-    return split_heads(turned.flatten(2), x.shape[1]).to(x.dtype)
+    return turned.flatten(3).to(x.dtype)

@@ -1,0 +1,62 @@
+"""Rank-augmented linear attention (RALA): `o = rot(q') (rot(a k')^T v) / (q' sum a k' + eps) + lepe(v)`.
+
+`q' = elu(q) + 1`, `k' = elu(k) + 1`; `a = softmax_m(s mean(q') k'_m)` weighs the keys by the mean query, so that
+`K^T V` is no plain sum over all tokens. Rotary position embeddings (rot) turn the numerator alone, a depthwise
+convolution of the values (lepe) brings the rank of the map to N, and the host multiplies the output by a linear gate.
+
+Paper: Fan et al. 2025, "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR). Follows the authors' code.
+Cost: `(N + M) C dk + (N + M) h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the
+convolution). Rows sum to 1 without rotation only.
+
+The reference computes `elu(x) + 1` as a sum, which has no digit left below -16 in float32; here it is `exp(x)`. Prefix
+tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
+"""
+
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import elu_plus_one, times
+from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+
+
+class RALAAttention(RotaryLinearAttention):
+    """Linear attention with weighted keys, a rotated numerator and a depthwise convolution of the values, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
+        rotary: Rotate the features in the numerator.
+        key_weights: Weigh the keys by their similarity to the mean query.
+        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
+        eps: Added to the denominator.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        rotary: bool = True,
+        key_weights: bool = True,
+        lepe_kernel: int = 5,
+        gate: Gate = "linear",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
+        )
+        self.key_weights = key_weights
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """`elu(q) + 1` and `M a (elu(k) + 1)`."""
+        q, k = elu_plus_one(q), elu_plus_one(k)
+        if self.key_weights:
+            scores = k @ q.mean(-2, keepdim=True).mT * self.key_dim**-0.5  # (B, h, M, 1)
+            k = times(k, scores.softmax(-2) * k.shape[-2])
+        return q, k
