@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 import linvit
 from linvit.callbacks import AttentionRank
+from linvit.errors import UserError
 from linvit.tasks import ClassificationTask
 from linvit.tasks.execution import enable_grad_checkpointing
 from tests.tasks.two_ranks import run
@@ -72,6 +75,33 @@ class TestCompile:
             runner = fit(tiny_task(compile=compiled, drop_path_rate=0.0), tmp_path)
             losses.append(runner.callback_metrics["train/loss"].item())
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+class TestMatmulPrecision:
+    """An option of a run, which leaves torch's setting as it was."""
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_it_lasts_as_long_as_the_run(self, fails, tmp_path):
+        seen = []
+
+        class Look(Callback):
+            def on_train_batch_start(self, *args):
+                seen.append(torch.get_float32_matmul_precision())
+                if fails:
+                    raise ValueError("in mid-run")
+
+        with pytest.raises(ValueError, match="in mid-run") if fails else nullcontext():
+            fit(tiny_task(float32_matmul_precision="high"), tmp_path, callbacks=[Look()])
+        assert set(seen) == {"high"}
+        assert torch.get_float32_matmul_precision() == "highest"
+
+    def test_a_compiled_network_is_warned_of(self, tmp_path, graphs):
+        with pytest.warns(UserWarning, match="the sums and inverses of attention have this precision, too"):
+            fit(tiny_task(float32_matmul_precision="high", compile=True), tmp_path)
+
+    def test_others_are_refused(self):
+        with pytest.raises(UserError, match="float32_matmul_precision"):
+            tiny_task(float32_matmul_precision="tf32")
 
 
 class TestGradientCheckpointing:

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from linvit.backbones.create import create_backbone
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
+from linvit.callbacks.matmul_precision import MatmulPrecision
 from linvit.entries import only_named
 from linvit.errors import UserError, check_choice, some
 from linvit.finite import not_finite
@@ -37,7 +38,7 @@ from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 SET_BY_DATA = ("num_classes", "class_names", "img_size")  # arguments that the command line takes from the data
 # Arguments that a checkpoint does not decide:
-SET_BY_RUN = ("predict_with", "compile", "grad_checkpointing", "recompute_attention")
+SET_BY_RUN = ("predict_with", "compile", "float32_matmul_precision", "grad_checkpointing", "recompute_attention")
 
 
 class Task(LightningModule):
@@ -64,6 +65,9 @@ class Task(LightningModule):
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
         predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
         compile: Whether torch compiles the network at its first batch, for speed.
+        float32_matmul_precision: Of products of float32 matrices in a run, as in torch: "highest", or "high" for
+            TensorFloat-32 on GPUs that have it; "medium" may use bfloat16. Attention's sums and inverses stay in
+            float32 unless the network is compiled.
         grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
         recompute_attention: Whether it computes the features and sums of attention anew: a fraction of the memory, 10
             to 35 % more time of these layers. Compiled networks decide that themselves.
@@ -80,6 +84,7 @@ class Task(LightningModule):
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}
         | {"lr_base_batch_size", "lr_scaling", "published_batch_size", "backbone_lr_scale", "recompute_attention"}
+        | {"float32_matmul_precision"}
         | {"cycle_epochs", "cycle_growth", "decay_epochs", "decay_factor"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
@@ -96,12 +101,14 @@ class Task(LightningModule):
         ema_decay: float | None = None,
         predict_with: Literal["raw", "ema"] = "raw",
         compile: bool = False,
+        float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
         grad_checkpointing: bool = False,
         recompute_attention: bool = True,
         **optimisation: Any,
     ) -> None:
         super().__init__()
         check_choice("predict_with", predict_with, ["raw", "ema"])
+        check_choice("float32_matmul_precision", float32_matmul_precision, ["highest", "high", "medium"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         refuse_old_names(optimisation)
@@ -197,11 +204,11 @@ class Task(LightningModule):
         return outputs
 
     def configure_callbacks(self) -> list[Callback]:
-        """Exact resuming, and those of `run_callbacks`, as far as the trainer does not have them already."""
+        """Exact resuming, precision, and those of `run_callbacks`, as far as the trainer has none of their class."""
         present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         return [
             own
-            for own in [ExactResume(), *self.run_callbacks()]
+            for own in [ExactResume(), MatmulPrecision(), *self.run_callbacks()]
             if not any(isinstance(other, type(own)) for other in present)
         ]
 

@@ -1,11 +1,14 @@
 """Full precision in half-precision runs: every mechanism in half precision is near its own float64 result."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import Tensor
 
 from linvit import Grid
-from linvit.attention.ops.precision import full_precision, upcast
+from linvit.attention.ops.precision import full_precision, ieee_products, upcast
 from linvit.registry import attentions
 from tests.helpers import assert_near, inputs, mechanism, own_names
 
@@ -37,6 +40,49 @@ def test_the_core_computes_in_full_precision_and_returns_the_dtype_of_v(dtype: t
     inside = torch.float64 if dtype == torch.float64 else torch.float32
     assert seen == [inside, inside, inside, False, inside]
     assert out.dtype == dtype
+
+
+def setting() -> str:
+    """What products of float32 matrices on a CPU are computed in."""
+    return torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def lowered() -> Iterator[str]:
+    torch.set_float32_matmul_precision("medium")
+    yield setting()
+    torch.set_float32_matmul_precision("highest")
+
+
+class TestIeeeProducts:
+    """`torch.set_float32_matmul_precision` does not reach the core, nor its gradients where it is recomputed."""
+
+    def test_the_setting_is_restored_whatever_happens(self, lowered: str) -> None:
+        assert lowered == "bf16"
+        seen = []
+        with suppress(ValueError), ieee_products(torch.device("cpu")):
+            seen.append(setting())
+            raise ValueError
+        assert [*seen, setting()] == ["ieee", lowered]
+
+    @pytest.mark.parametrize("name", ["linear", "soft", "performer"])
+    def test_outputs_and_gradients_have_not_a_bit_less(self, name: str, lowered: str) -> None:
+        module = mechanism(name, SMALL, dtype=torch.float32)
+        found = []
+        for precision in ("medium", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            given = inputs(module, SMALL, dtype=torch.float32, grad=True)
+            out = given(module, SMALL)
+            found.append([out, *torch.autograd.grad(out.sum(), given.tensors)])
+        for low, high in zip(*found, strict=True):
+            assert torch.equal(low, high)
+
+    def test_it_compiles_in_one_graph(self, lowered: str) -> None:
+        module = mechanism("linear", SMALL, dtype=torch.float32)
+        given = inputs(module, SMALL, dtype=torch.float32)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        assert_near(given(compiled, SMALL), given(module, SMALL), 1e-2)
+        assert setting() == lowered
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 16.0)])

@@ -1,12 +1,13 @@
 """Numerically delicate mathematics runs in at least float32, whatever the precision around it."""
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.backends import cuda, cudnn, mkldnn
 
 Self = TypeVar("Self")
 P = ParamSpec("P")
@@ -26,6 +27,9 @@ def full_precision(
     of any shape are cast up, and `o` gets v's dtype back; float32 and float64 stay what they are. Further arguments and
     parameters of the module are not cast: write `self.scale.to(q.dtype)`.
 
+    Products of float32 matrices inside are IEEE float32 under any `torch.set_float32_matmul_precision`, as are their
+    gradients where `@linvit.recomputed` stands above. Not in compiled code; see `ieee_products`.
+
     Example:
         >>> class Cosine(linvit.Attention):
         ...     @linvit.full_precision
@@ -34,7 +38,32 @@ def full_precision(
 
     @functools.wraps(core)
     def run(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        with nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False):  # meta has no autocast
+        if q.is_meta:  # which has no autocast
+            return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
+        with torch.autocast(q.device.type, enabled=False), ieee_products(q.device):
             return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
 
     return run
+
+
+def ieee_products(device: torch.device) -> AbstractContextManager[None]:
+    """A context in which products and convolutions of float32 tensors are IEEE float32, not TensorFloat-32 or bfloat16.
+
+    TF32 keeps 10 bits of the factors: products are then off by 1e-3, and what is ill-conditioned by far more. torch's
+    settings are global, and restored. Compiled code keeps them as they are, since torch cannot compile their change.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _ieee_products(device)
+
+
+@contextmanager
+def _ieee_products(device: torch.device) -> Iterator[None]:
+    settings = (cuda.matmul, cudnn.conv) if device.type == "cuda" else (mkldnn.matmul, mkldnn.conv)  # type: ignore[attr-defined]
+    before = [(setting, setting.fp32_precision) for setting in settings]
+    lowered = [(setting, given) for setting, given in before if given not in ("none", "ieee")]
+    try:
+        for setting, _ in lowered:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, given in lowered:
+            setting.fp32_precision = given

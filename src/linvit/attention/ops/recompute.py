@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
+from linvit.attention.ops.precision import ieee_products
+
 Module = TypeVar("Module", bound=nn.Module)
 P = ParamSpec("P")
 
@@ -109,5 +111,6 @@ class _Recomputed(torch.autograd.Function):
             ]
             out = functional_call(ctx.call, dict(zip(ctx.names, parameters, strict=True)), tuple(inputs))
         sources = [x for x, needed in zip((*inputs, *parameters), wanted, strict=True) if needed]
-        found = iter(torch.autograd.grad(out, sources, gradient, create_graph=twice, allow_unused=True))
+        with ieee_products(gradient.device):
+            found = iter(torch.autograd.grad(out, sources, gradient, create_graph=twice, allow_unused=True))
         return None, None, *(next(found) if needed else None for needed in wanted)
