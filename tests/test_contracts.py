@@ -112,13 +112,14 @@ def test_complexity_is_declared(name: str) -> None:
 @builtin
 @pytest.mark.parametrize("low", [False, True])
 def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(name: str, low: bool) -> None:
-    """There are none only where the matrix may be of full rank: a convolution or the token itself is part of it."""
+    """There are none only where the matrix may be of full rank (a convolution or the token itself is part of it), or
+    depends on the values."""
     grid = Grid((9, 11), num_prefix=1)
     module = mechanism(low_rank(name) if low else name, grid)
     given = inputs(module, grid)
     factors, bound = module.factors(given.q, given.k, grid), module.rank_bound(grid)
     if factors is None:
-        assert bound == 100
+        assert bound == 100 or not module.probeable
     else:
         assert [min(100, factor.shape[-1]) for factor in factors] == [bound, bound]
 

@@ -26,7 +26,8 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
         "stable_rank": sum(value**2 for value in values) / values[0] ** 2,
         "spectral_norm": values[0],
     }
-    weights = [[abs(entry) / sum(map(abs, row)) for entry in row] for row in matrix.tolist()]
+    sums = [sum(map(abs, row)) or 1 for row in matrix.tolist()]  # a row of zeros counts as 0 everywhere
+    weights = [[abs(entry) / total for entry in row] for row, total in zip(matrix.tolist(), sums, strict=True)]
     rows, columns = grid.size
     key_rows, key_columns = grid.keys_size
 
@@ -40,6 +41,10 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
         own = (row + 0.5, column + 0.5)
         keys = range(grid.num_prefix, grid.num_keys)
         total = sum(weights[query][key] for key in keys)
+        if not total:
+            centroids.append(0.0)
+            distances.append(0.0)
+            continue
         share = {key: weights[query][key] / total for key in keys}
         centre = [sum(share[key] * where(key)[axis] for key in keys) for axis in (0, 1)]
         centroids.append(math.dist(centre, own))
@@ -47,10 +52,10 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
     each = {
         "entropy": [-sum(w * math.log(w) for w in row if w) for row in weights],
         "top_share": [sum(sorted(row)[-top:]) for row in weights],
-        "uniform_distance": [sum(abs(w - 1 / len(row)) for w in row) / 2 for row in weights],
+        "uniform_distance": [sum(abs(w - 1 / len(row)) for w in row) / 2 if any(row) else 0 for row in weights],
         "centroid_distance": centroids,
         "attention_distance": distances,
-        "negative_share": [sum(-e for e in row if e < 0) / sum(map(abs, row)) for row in matrix.tolist()],
+        "negative_share": [sum(-e for e in row if e < 0) / s for row, s in zip(matrix.tolist(), sums, strict=True)],
     }
     return found | {name: sum(many) / len(many) for name, many in each.items()}
 

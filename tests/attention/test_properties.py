@@ -157,6 +157,7 @@ def test_rows_of_nystrom_miss_one_by_what_the_iteration_leaves(spec: Spec, seed:
     PERFORMERS,
     HYDRAS,
     with_options("hydra", {"post_norm": "ln"}),
+    with_options("flow", {}, {"feature_map": "elu"}),
     AFTS,
     with_options("poly_nl", {}, {"alpha_beta": True}, {"reduce": "sum"}),
     with_options("enhanced_linear", {"scales": []}),

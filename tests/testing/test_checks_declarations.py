@@ -82,4 +82,7 @@ def test_neither_probed_nor_given_is_not_declared() -> None:
 
 def test_declarations_are_listed() -> None:
     (line,) = attention_lines("softmax", {"declarations"})
-    assert line.note == "projections 'qkv', complexity O(N^2), narrow_keys, fewer_keys, takes_bias, probeable"
+    assert (
+        line.note
+        == "projections 'qkv', complexity O(N^2), narrow_keys, fewer_keys, takes_bias, probeable, whole_matrix"
+    )

@@ -81,6 +81,8 @@ class Attention(nn.Module):
         channelwise: Whether the equivalent matrix differs from channel to channel.
         probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
+        whole_matrix: Whether that method's matrix times v is the output. Not where it only says how tokens are mixed,
+            and more is done to the values before or to their mixture after (a norm, a linear layer).
         complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
@@ -96,6 +98,7 @@ class Attention(nn.Module):
     fewer_keys: bool = True
     channelwise: bool = False
     probeable: bool = True
+    whole_matrix: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None
     proj_norm: Literal["none", "bn2d"] = "none"
     recompute: bool = True
@@ -145,13 +148,19 @@ class Attention(nn.Module):
         """Runs `forward` after a check of the numbers of tokens.
 
         Raises:
-            UserError: If they are not those of the grid.
+            UserError: If they are not those of the grid, or keys are fewer than queries and may not be.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
         if tokens != (grid.num_queries, grid.num_keys, grid.num_keys):
             raise UserError(
                 f"got {tokens[0]} queries, {tokens[1]} keys and {tokens[2]} values for {grid}, which has "
                 f"{grid.num_queries} and {grid.num_keys}; pass the Grid that the tokens were made with"
+            )
+        if not self.fewer_keys and grid.keys_size != grid.size:
+            (rows, columns), (key_rows, key_columns) = grid.size, grid.keys_size
+            raise UserError(
+                f"{type(self).__name__} needs as many keys as queries (fewer_keys is False); got a grid of "
+                f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
             )
         return super().__call__(q, k, v, grid, **extra)  # type: ignore[no-any-return]
 

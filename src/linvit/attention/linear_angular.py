@@ -94,12 +94,6 @@ class LinearAngularAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
-        if grid.keys_size != grid.size:
-            (rows, columns), (key_rows, key_columns) = grid.size, grid.keys_size
-            raise UserError(
-                f"linear_angular adds each token's own value, so it needs as many keys as queries; got a grid of "
-                f"{rows}x{columns} queries and {key_rows}x{key_columns} keys. Use sr_ratio=1 and sr_pool=0 with it"
-            )
         return self._global(q, k, v).add_(self.convolved(v, grid))
 
     @recomputed

@@ -13,7 +13,7 @@ from linvit.testing.report import Finding, at, failed, message, passed
 PROJECTIONS = ("qkv", "qv", "kv")
 COMPLEXITIES = ("O(N)", "O(N^2)")
 PROJECTION_NORMS = ("none", "bn2d")
-FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable")
+FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix")
 
 
 def constructor(subject: Subject) -> Finding:

@@ -137,8 +137,8 @@ def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
 def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
     """Says what is wrong with the matrix of a mechanism that cannot be probed, if anything.
 
-    A mechanism that widens its output has several matrices per head, each on values of its own making: of those only
-    the tokens are compared.
+    A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and
+    where the matrix is not the whole (`whole_matrix`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
         return not_declared("probeable is False, and there is no attention_matrix(q, k, v, grid)")
@@ -147,10 +147,13 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
         return failed(f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
     if not matrix.isfinite().all():
         return failed(f"attention_matrix has {int((~matrix.isfinite()).sum())} entries that are not finite")
-    if mechanism.out_dim == mechanism.dim:
+    if mechanism.out_dim == mechanism.dim and mechanism.whole_matrix:
         error = relative_error(_mixed(mechanism, matrix, given.v), given(mechanism, grid))
         if not error <= EXACT:
-            return failed(f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e})")
+            return failed(
+                f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
+                f"if more is done to the values, declare whole_matrix = False"
+            )
     return None
 
 

@@ -1,0 +1,69 @@
+"""Efficient additive attention (SwiftFormer): `o = P(g * q) + v`, with `g = sum_n a_n v_n` and `a = v w_g / ||v w_g||`.
+
+Queries and values are brought to length 1 over all channels. One signed weight per token, `a`, which all channels
+share, makes one vector g of all values; `P` is a linear layer.
+
+Paper: Shaker et al. 2023, "SwiftFormer: Efficient Additive Attention for Transformer-based Real-time Mobile Vision
+Applications", Eqs. 4-6.
+Cost: `N C^2 + 2 N C` MACs. Rank: 1 per channel, before P.
+
+The paper's query is our v and its key our q: there are no other values. It has no heads.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import join_heads, split_heads, unit
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+
+SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normalize`
+
+
+class AdditiveAttention(Attention):
+    """Efficient additive attention, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h; they change nothing here.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: None or C / h (`narrow_keys` is False).
+    """
+
+    projections = "qv"
+    channelwise = True
+    narrow_keys = False
+    fewer_keys = False
+    probeable = False
+    whole_matrix = False
+    complexity = "O(N)"
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.w_g = nn.Parameter(torch.randn(dim, 1))
+        self.proj = nn.Linear(dim, dim)
+
+    @recomputed
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d) each -> (B, h, N, d); k is not used."""
+        q, v = (unit(join_heads(x), SMALLEST) for x in (q, v))  # (B, N, C)
+        mixed = q * (self.weights(v).mT @ v)
+        out = F.linear(mixed, self.proj.weight.to(v.dtype), self.proj.bias.to(v.dtype)) + v
+        return split_heads(out, self.num_heads)
+
+    def weights(self, v: Tensor) -> Tensor:
+        """The weights a (B, N, 1), of length 1, of values (B, N, C)."""
+        return unit(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
+
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """`q_c a^T` for every channel c, (B, h, d, N, N): how the values of length 1 are mixed, before P and `+ v`."""
+        q, v = (unit(join_heads(x), SMALLEST) for x in (q, v))
+        weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
+        return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights
+
+    def rank_bound(self, grid: Grid) -> int:
+        """One: each channel is an outer product."""
+        return 1

@@ -1,0 +1,82 @@
+"""Flow attention (Flowformer): `o = sigmoid(cs N/M) * (I q') (k'^T (M softmax(co) v))`, `q', k' = phi(q), phi(k)`.
+
+Attention as a network that conserves flow. What flows into a query and out of a key is normalised to 1 by
+`I_n = 1 / (q'_n . sum_m k'_m)` and `O_m = 1 / (k'_m . sum_n q'_n)`. The flow `cs_n = q'_n . sum_m k'_m O_m` that a
+query then gets opens its gate, and the keys compete by the flow `co_m = k'_m . sum_n q'_n I_n` that each then gives.
+
+Paper: Wu et al. 2022, "Flowformer: Linearizing Transformers with Conservation Flows", Eqs. 4-9.
+Cost: `(N + M) C dk + 3 (N + M) h dk` MACs. Rank: at most dk, the width of a head's keys.
+
+As in the code co is clamped to [-1, 1], and its mean is N / M: with as many keys as queries about half of the keys, and
+with fewer keys all of them, are at 1, where they do not compete.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+from linvit.errors import check_choice, check_number
+
+
+class FlowAttention(Attention):
+    """Flow attention, O(N d^2), without parameters.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        feature_map: phi, "sigmoid" (the reference) or "elu" for elu(x) + 1.
+        eps: Added to both factors of each of the four products.
+        eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        feature_map: Literal["sigmoid", "elu"] = "sigmoid",
+        eps: float = 1e-6,
+        eps_out: float = 1e-6,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("feature_map", feature_map, ["sigmoid", "elu"])
+        check_number("eps", eps, at_least=0)
+        check_number("eps_out", eps_out, at_least=0)
+        self.feature_map = feature_map
+        self.eps = eps
+        self.eps_out = eps_out
+
+    @recomputed
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        left, right = self.factors(q, k, grid)
+        return left @ (right.mT @ v)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
+        q, k = (x.sigmoid() if self.feature_map == "sigmoid" else F.elu(x) + 1 for x in (q, k))
+        queries, keys = q.shape[-2], k.shape[-2]
+        incoming = self._flow(q, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
+        outgoing = self._flow(k, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
+        gate = (self._flow(q, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
+        competition = self._flow(k, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
+        return gate * incoming * q, competition * k
+
+    def _flow(self, x: Tensor, total: Tensor) -> Tensor:
+        """`x . total` of each token (B, h, N, dk) with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
+        return (x + self.eps) @ (total + self.eps) + self.eps_out
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The width of a head's keys, or the number of tokens if that is smaller."""
+        return min(super().rank_bound(grid), self.key_dim)
