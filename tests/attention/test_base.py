@@ -90,3 +90,13 @@ def test_a_mechanism_is_a_forward_and_nothing_else() -> None:
 def test_print_shows_the_sizes() -> None:
     shown = repr(linvit.create_attention("linear", dim=24, num_heads=3, grid=Grid((4, 5), num_prefix=1)))
     assert "dim=24, num_heads=3, grid=((4, 5), None, 1)" in shown
+
+
+def test_a_module_under_the_name_of_a_declaration_is_refused() -> None:
+    class Own(Attention):
+        def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+            super().__init__(dim, num_heads, grid)
+            self.gate = torch.nn.Linear(dim, dim)
+
+    with pytest.raises(UserError, match="Own: gate says what the host is to do"):
+        Own(8, 2, Grid((2, 2)))

@@ -102,7 +102,7 @@ def naive(module: LinearAngularAttention, q: Tensor, k: Tensor, v: Tensor, grid:
         softmax = powers / powers.sum(-1, keepdim=True)
         bracket = bracket + torch.where(softmax > module.sparse_threshold, softmax, 0.0)
     y = torch.einsum("bhnm,bhmd->bhnd", bracket, v)
-    if module.out_norm:
+    if module.unit_outputs:
         y = y / length(y)
     return y + torch.einsum("hnm,bhmd->bhnd", shift_matrix(module, grid), v)
 
@@ -214,7 +214,7 @@ def test_rank_is_that_of_the_identity() -> None:
 def test_matrix_gives_the_output(options: dict[str, object]) -> None:
     grid = Grid((3, 4), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid)
-    assert module.probeable == (not module.out_norm)
+    assert module.probeable == (not module.unit_outputs)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid, v=given.v)
     assert_near(matrix @ given.v, given(module, grid), 1e-12)

@@ -53,9 +53,9 @@ class Own(Attention):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        self.gate = nn.Linear(dim, dim)
-        nn.init.constant_(self.gate.weight, 5)
-        nn.init.constant_(self.gate.bias, 6)
+        self.own = nn.Linear(dim, dim)
+        nn.init.constant_(self.own.weight, 5)
+        nn.init.constant_(self.own.bias, 6)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return v
@@ -70,8 +70,8 @@ def test_init_reaches_linears_and_leaves_mechanisms_alone() -> None:
     assert net[0].bias.eq(0).all()
     assert net[2].bias.eq(0).all()
     own, norm = net[1]
-    assert own.gate.weight.eq(5).all()
-    assert own.gate.bias.eq(6).all()
+    assert own.own.weight.eq(5).all()
+    assert own.own.bias.eq(6).all()
     assert norm.weight.eq(1).all()
     assert norm.bias.eq(0).all()
 

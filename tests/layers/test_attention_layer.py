@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid, UserError
-from tests.helpers import assert_near, perturb, randn
+from linvit.layers.output_gate import output_gate
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 
 GRID = Grid((4, 6), num_prefix=1)
 
@@ -42,6 +43,19 @@ class Wider(Seen):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return torch.cat([super().forward(q, k, v, grid)] * 2, dim=-1)
+
+
+class Surrounded(Seen):
+    """All that a mechanism may ask of its host before and after it."""
+
+    projections = "qk"
+    stem = "conv_silu"
+    out_norm = "ln"
+    gate = "silu"
+
+
+class GatedTwiceAsWide(Wider):
+    gate = "linear"
 
 
 class OwnHeads(Seen):
@@ -104,6 +118,59 @@ def test_a_mechanism_may_choose_its_own_heads_and_a_norm_behind_the_projection(r
     want = centred / (centred.square().mean((0, 1)) + 1e-5).sqrt() * layer.proj.norm.weight + layer.proj.norm.bias
     assert_near(out, want, 1e-12)
     assert "proj.bias" not in layer.state_dict()
+
+
+def test_stem_norm_and_gate_surround_a_mechanism() -> None:
+    """The values are what the stem makes of the input; the gate reads the input itself, and no prefix is convolved."""
+    layer = layer_of(Surrounded)
+    x = randn(2, GRID.num_queries, 24, grad=True)
+    stem, kernels = layer.stem.in_proj, layer.stem.conv
+    inner = F.linear(x, stem.weight, stem.bias)
+    plane = inner[:, 1:].mT.unflatten(2, GRID.size)
+    local = F.conv2d(plane, kernels.weight, kernels.bias, padding=1, groups=24).flatten(2).mT
+    inner = torch.cat([inner[:, :1], local], 1)
+    inner = inner * inner.sigmoid()
+    mixed = inner.mean(1, keepdim=True).expand_as(x)
+    centred = mixed - mixed.mean(-1, keepdim=True)
+    mixed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    mixed = mixed * layer.out_norm.weight + layer.out_norm.bias
+    gate = F.linear(x, layer.gate.weight, layer.gate.bias)
+    want = F.linear(mixed * gate * gate.sigmoid(), layer.proj.weight, layer.proj.bias)
+    out = layer(x, GRID)
+    q, k = F.linear(inner, layer.qkv.weight, layer.qkv.bias).chunk(2, -1)
+    for name, tensor in {"q": q, "k": k, "v": inner}.items():
+        assert_near(Surrounded.got[name], heads(tensor), 1e-13)
+    used = [p for name, p in layer.named_parameters() if not name.startswith("qkv")]  # the mean asks no weights
+    assert_same_gradients(out, want, [x, *used], 1e-10)
+
+
+@pytest.mark.parametrize("reduction", [{}, {"sr_ratio": 2}])
+def test_a_gate_is_as_wide_as_the_output(reduction: dict[str, int]) -> None:
+    layer = layer_of(GatedTwiceAsWide, **reduction)
+    plain = layer_of(Wider, **reduction)
+    plain.load_state_dict({name: t for name, t in layer.state_dict().items() if not name.startswith("gate")})
+    x = randn(2, GRID.num_queries, 24)
+    assert layer.gate.weight.shape == (48, 24)
+    mixed = plain.mix(x, GRID)
+    want = F.linear(mixed * F.linear(x, layer.gate.weight, layer.gate.bias), layer.proj.weight, layer.proj.bias)
+    assert_near(layer(x, GRID), want, 1e-13)
+    layer.gate.open()
+    assert_near(layer(x, GRID), plain(x, GRID), 1e-13)
+
+
+def test_a_gate_of_silu_opens() -> None:
+    gate = layer_of(Surrounded).gate
+    gate.open()
+    out = randn(2, 5, 24)
+    assert_near(gate(out, randn(2, 5, 24, seed=1)), out, 1e-14)
+
+
+def test_what_no_host_knows_is_refused() -> None:
+    class Odd(Seen):
+        gate = "tanh"
+
+    with pytest.raises(UserError, match=r"Odd\.gate must be one of none, linear, silu; got 'tanh'"):
+        output_gate([Odd(24, 3, GRID)], 24)
 
 
 @pytest.mark.parametrize("reduction", [{"sr_ratio": 2}, {"sr_pool": 3}])
@@ -213,7 +280,7 @@ def test_two_reductions_at_once_are_refused() -> None:
         AttentionLayer(24, 3, GRID, sr_ratio=2, sr_pool=7)
 
 
-@pytest.mark.parametrize("kind", [SharedKey, InputQuery])
+@pytest.mark.parametrize("kind", [SharedKey, InputQuery, Surrounded])
 def test_reduction_of_shared_projections_is_refused(kind: type[Attention]) -> None:
     with pytest.raises(UserError, match=f"{kind.__name__} projects '{kind.projections}'"):
         layer_of(kind, sr_ratio=2)

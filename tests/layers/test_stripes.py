@@ -64,7 +64,8 @@ class Gated(Seen):
 
 
 OWN_HEADS = {"name": "enhanced_linear", "head_dim": 4, "heads_ratio": 2.0, "scales": [3]}  # 8 channels of 6
-MECHANISMS = ["softmax", "focused", "soft", "poly_nl", "enhanced_linear", f"{__name__}:Gated", OWN_HEADS]
+SURROUNDED = "tests.layers.test_attention_layer:Surrounded"
+MECHANISMS = [SURROUNDED, "softmax", "focused", "soft", "poly_nl", "enhanced_linear", f"{__name__}:Gated", OWN_HEADS]
 
 
 def layer_of(
@@ -80,7 +81,9 @@ def layer_of(
 
 def naive(layer: StripeAttention, x: Tensor, size: tuple[int, int]) -> Tensor:
     """Stripe by stripe, line by line: a line off the plane is zeros."""
-    halves = len(layer.branches)
+    halves, inputs = len(layer.branches), x
+    if layer.stem is not None:
+        x = layer.stem(x, Grid(size))  # of the whole plane
     projected, outputs, start = F.linear(x, layer.qkv.weight, layer.qkv.bias), [], 0
     tensors: list[dict[str, Tensor]] = [{"x": part} for part in x.chunk(halves, -1)]
     for letter in layer.projections:  # rows of the projection: [q | k | v], each with the vertical half first
@@ -109,7 +112,7 @@ def naive(layer: StripeAttention, x: Tensor, size: tuple[int, int]) -> Tensor:
             def heads(plane: Tensor, count: int = branch.mechanism.num_heads) -> Tensor:
                 return plane.flatten(1, 2).unflatten(-1, (count, -1)).transpose(1, 2)
 
-            v, q = cut("v"), cut("q" if "q" in own else "x")
+            v, q = cut("v" if "v" in own else "x"), cut("q" if "q" in own else "x")
             k = cut("k") if "k" in own else q
             extra = {"x": cut("x").flatten(1, 2)} if branch.mechanism.takes_input else {}
             mixed = branch.mechanism(heads(q), heads(k), heads(v), Grid((v.shape[1], v.shape[2])), **extra)
@@ -119,7 +122,10 @@ def naive(layer: StripeAttention, x: Tensor, size: tuple[int, int]) -> Tensor:
                 if 0 <= place < size[axis - 1]:
                     out.select(axis, place).copy_(plane.select(axis, line))
         outputs.append(out.flatten(1, 2))
-    return F.linear(torch.cat(outputs, -1), layer.proj.weight, layer.proj.bias)
+    whole = torch.cat(outputs, -1)
+    if layer.gate is not None:
+        whole = layer.out_norm(whole) * F.silu(F.linear(inputs, layer.gate.weight, layer.gate.bias))
+    return F.linear(whole, layer.proj.weight, layer.proj.bias)
 
 
 @pytest.mark.parametrize("attention", MECHANISMS, ids=str)

@@ -135,6 +135,29 @@ def test_a_mechanism_with_its_own_heads_has_a_bias_for_each_of_them() -> None:
     assert moved[:4].abs().max() < 1e-12 < 1e-3 < moved[4:].abs().max()  # of the two heads' channels
 
 
+@pytest.mark.parametrize(("window", "shifted"), [(None, False), (2, False), (2, True)])
+@pytest.mark.parametrize("attention", ["softmax", "tests.layers.test_attention_layer:Surrounded"])
+def test_dilated_windows_are_windows_of_every_phase(window: int | None, shifted: bool, attention: str) -> None:
+    """Each phase of the map is a map of its own; stem and gate are the whole map's."""
+    size, phases = (7, 10), 2
+    layer = window_attention(size, window=window, shifted=shifted, dilation=phases, attention=attention)
+    x = tokens(*size, grad=True)
+    plane = layer.stemmed(x, Grid(size)).unflatten(1, size)
+    plane = nn.functional.pad(plane, (0, 0, 0, 2 if window else 0, 0, 1))  # 8 x 10, or whole windows of 2 x 2 phases
+    whole = plane.new_zeros(plane.shape)
+    single = window_attention((4, 5), window=window, shifted=shifted, attention=attention)
+    single.load_state_dict(layer.state_dict())
+    for i, j in itertools.product(range(phases), repeat=2):
+        phase = plane[:, i::phases, j::phases]
+        windows = single.windows((phase.shape[1], phase.shape[2]))
+        mask = single.mask(windows, len(x))
+        mixed = single.mix(windows.partition(phase.flatten(1, 2)), Grid(windows.window), mask)
+        whole[:, i::phases, j::phases] = windows.reverse(mixed).unflatten(1, phase.shape[1:3])
+    want = layer.project(whole[:, : size[0], : size[1]].flatten(1, 2), x)
+    assert_near(layer(x, Grid(size)), want, 1e-12)
+    assert sorted(layer.layout(size).flatten().tolist())[-70:] == list(range(70))
+
+
 def test_follows_another_map() -> None:
     """The nominal map matters for parameters of fixed length only."""
     layer = window_attention((8, 8), window=4, shifted=True)

@@ -22,7 +22,13 @@ def test_a_third_partys_ten_lines_pass_and_declare_nothing(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(PLUGIN)
     report = check_attention("linvit_cosine:Cosine", quick=True)
     assert report.passed, f"\n{report}"
-    assert verdicts(report, Verdict.UNDECLARED) == {"factors", "matrix parts", "rank", "growth of work"}
+    assert verdicts(report, Verdict.UNDECLARED) == {
+        "factors",
+        "matrix parts",
+        "channel matrix",
+        "rank",
+        "growth of work",
+    }
     assert report["cost"].note.startswith("200704 matmul MACs")  # 2 N C d
     assert "operations ~ N^1.00" in report["growth of work"].note
 

@@ -8,8 +8,9 @@ from tests.testing.helpers import attention_lines
 
 UNREADABLE = {
     "ComplexityInWords": "complexity must be one of O(N), O(N^2); got 'linear'.",
-    "OtherProjections": "projections must be one of qkv, qv, kv; got 'qq'.",
+    "OtherProjections": "projections must be one of qkv, qv, kv, qk; got 'qq'.",
     "OtherNorm": "proj_norm must be one of none, bn2d; got 'ln'.",
+    "GateInOtherWords": "gate must be one of none, linear, silu; got 'tanh'.",
     "FlagInWords": "takes_bias must be True or False; got 'no'",
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "UnevenWidth": "out_dim 33 is not divisible by num_heads 2",
@@ -29,6 +30,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
         "key_dim=8); if keys must be as wide as values, declare narrow_keys = False",
     ),
     "IgnoresKeyDim": ({"narrow keys"}, "the attribute key_dim is another with key_dim=8; if keys must be as wide"),
+    "WrongChannels": ({"channel matrix"}, "tokens are not mixed, so declare probeable = False"),
     "TwiceAsWide": (
         {"equivalent matrix"},
         "out_dim differs from dim (64 and 32), so no one matrix takes the values to the output: declare "

@@ -87,6 +87,17 @@ class OtherNorm(Sound):
     proj_norm = "ln"
 
 
+class GateInOtherWords(Sound):
+    gate = "tanh"
+
+
+class WrongChannels(Sound):
+    """The channels' matrix of another mechanism, beside a matrix over tokens."""
+
+    def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        return q.mT @ k
+
+
 class FlagInWords(Sound):
     takes_bias = "no"
 

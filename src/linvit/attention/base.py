@@ -72,7 +72,8 @@ class Attention(nn.Module):
         key_dim: Channels of q and k per head; None means C / h.
 
     Attributes:
-        projections: What the host projects. "qkv"; "qv": k is q (SOFT); "kv": q is the layer's input itself (Poly-NL).
+        projections: What the host projects. "qkv"; "qv": k is q (SOFT); "kv": q is the layer's input itself (Poly-NL);
+            "qk": v is (MLLA).
         takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
         narrow_keys: Whether `key_dim` may differ from C / h. Not where keys and values are multiplied entry by entry.
         takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
@@ -86,12 +87,17 @@ class Attention(nn.Module):
         complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
+        stem: What the host does to its input before it projects: "none", or "conv_silu", a linear layer, a depthwise
+            3 x 3 convolution and SiLU (MLLA).
+        out_norm: Norm of the output over all channels, before the gate: "none", or "ln" (NaLaFormer's LayerNorm).
+        gate: What the host multiplies the output by, entry by entry, before its output projection: "none"; "linear", a
+            linear map of its input, without the stem (RALA, PolaFormer); "silu", SiLU of that (MLLA, NaLaFormer).
         recompute: Whether methods under `@linvit.recomputed` are run once more in backward, so that training keeps q, k
             and v alone. It may be set to False at any time: a layer is then 10 to 35 % faster in training and keeps two
             to six times as much. True has no effect on a mechanism without such a method.
     """
 
-    projections: Literal["qkv", "qv", "kv"] = "qkv"
+    projections: Literal["qkv", "qv", "kv", "qk"] = "qkv"
     narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
     takes_input: ClassVar[bool] = False
@@ -101,6 +107,9 @@ class Attention(nn.Module):
     whole_matrix: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None
     proj_norm: Literal["none", "bn2d"] = "none"
+    stem: Literal["none", "conv_silu"] = "none"
+    out_norm: Literal["none", "ln"] = "none"
+    gate: Literal["none", "linear", "silu"] = "none"
     recompute: bool = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
@@ -143,6 +152,14 @@ class Attention(nn.Module):
         if width < 1:
             raise UserError(f"{option} leaves no channel of the keys, which have {self.head_dim} per head without it")
         self.key_dim = width
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("proj_norm", "stem", "out_norm", "gate") and isinstance(value, nn.Module):
+            raise UserError(
+                f"{type(self).__name__}: {name} says what the host is to do, in a word such as 'none', so a module "
+                f"of this name would never be found. Give the module another name"
+            )
+        super().__setattr__(name, value)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
         """Runs `forward` after a check of the numbers of tokens.
@@ -208,6 +225,13 @@ class Attention(nn.Module):
 
         (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise`. With
         factors the rank at thousands of tokens is a matter of milliseconds.
+        """
+        return None
+
+    def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
+        """The matrix A (B, h, d, d) of a mechanism that mixes channels and not tokens, `o = v A^T`; None for others.
+
+        Such a mechanism declares `probeable = False` and has no `attention_matrix`.
         """
         return None
 

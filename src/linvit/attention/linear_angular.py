@@ -77,7 +77,7 @@ class LinearAngularAttention(Attention):
         self.complexity = "O(N^2)" if sparse_reg else "O(N)"
         self.sparse_threshold = sparse_threshold
         self.own_half = half == "identity"
-        self.out_norm = out_norm
+        self.unit_outputs = out_norm
         self.eps = eps
         self.probeable = not out_norm
         self.on_grid = dconv == "grid2d"
@@ -105,7 +105,7 @@ class LinearAngularAttention(Attention):
         y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
-        return unit(y, self.eps) if self.out_norm else y
+        return unit(y, self.eps) if self.unit_outputs else y
 
     def _sparse_map(self, q: Tensor, k: Tensor) -> Tensor:
         """Softmax weights (B, h, N, N) above the threshold, from q and k as they came."""
@@ -131,6 +131,6 @@ class LinearAngularAttention(Attention):
         matrix = matrix + (one_hot if self.own_half else 1 / grid.num_keys) / 2
         if self.sparse_reg and self.training:
             matrix = matrix + self._sparse_map(q, k)
-        if self.out_norm:
+        if self.unit_outputs:
             matrix = matrix / divisor(matrix @ v, self.eps)
         return matrix + self.convolved(one_hot, grid)

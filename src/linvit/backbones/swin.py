@@ -46,6 +46,8 @@ class Swin(Backbone):
         num_heads: Heads of each stage.
         window_size: Side of the windows, for all stages or as a list with one per stage. None (null) is the whole map,
             whatever its size is, for mechanisms whose cost is linear.
+        window_dilation: Distance of a window's tokens in rows and columns, for all stages or as a list; see
+            `WindowAttention`.
         mlp_ratio: Hidden width of the feed-forward layer over C.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
@@ -71,6 +73,7 @@ class Swin(Backbone):
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (3, 6, 12, 24),
         window_size: int | Sequence[int | None] | None = 7,
+        window_dilation: int | Sequence[int] = 1,
         mlp_ratio: float = 4.0,
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
@@ -84,6 +87,8 @@ class Swin(Backbone):
         super().__init__(num_classes, dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
         windows = window_sizes(window_size, len(depths))
+        dilations = [window_dilation] * len(depths) if isinstance(window_dilation, int) else window_dilation
+        check_stages(len(depths), window_dilation=dilations)
 
         self.stages = nn.ModuleList()
         for i, size in enumerate(stage_grids(image_size(img_size), [patch_size] + [2] * (len(depths) - 1))):
@@ -97,6 +102,7 @@ class Swin(Backbone):
                         grid,
                         window=windows[i],
                         shifted=j % 2 == 1,
+                        dilation=dilations[i],
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,

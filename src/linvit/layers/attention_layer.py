@@ -1,4 +1,4 @@
-"""The attention layer: projections around any mechanism, spatial reduction, output projection, dropout."""
+"""The attention layer: projections around any mechanism, spatial reduction, gate, output projection, dropout."""
 
 from functools import partial
 from typing import Any
@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
+from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
+from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
 from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
@@ -24,7 +26,7 @@ class AttentionLayer(nn.Module):
         grid: Nominal grid of the layer's tokens (`kv_size` follows from `sr_ratio` or `sr_pool`).
         attention: Name or `{name: ..., option: value}`.
         key_dim: Channels of q and k per head; None means C / h.
-        qkv_bias: Bias in the input projections.
+        qkv_bias: Bias in the input projections and the gate.
         proj_bias: Bias in the output projection, unless the mechanism has a norm follow it (`proj_norm`).
         proj_drop: Dropout after the output projection.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
@@ -89,6 +91,7 @@ class AttentionLayer(nn.Module):
         host = {} if key_dim is None else {"key_dim": key_dim}
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, **host)
 
+        self.stem = input_stem(self.mechanism, dim)
         # One fused projection, unless keys and values come from other tokens than the queries.
         self.widths = projection_widths(self.mechanism)
         if self.sr is None:
@@ -106,6 +109,8 @@ class AttentionLayer(nn.Module):
                 )
             self.q = nn.Linear(dim, self.widths[0], bias=qkv_bias)
             self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
+        self.out_norm = output_norm([self.mechanism])
+        self.gate = output_gate([self.mechanism], dim, bias=qkv_bias)
         self.proj = output_projection([self.mechanism], dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
         self.relative_position_bias_table: nn.Parameter | None = None
@@ -119,7 +124,7 @@ class AttentionLayer(nn.Module):
 
     @property
     def projections(self) -> str:
-        """The projections in the order of the rows of `qkv`: "qkv", "qv" or "kv"."""
+        """The projections in the order of the rows of `qkv`: "qkv", "qv", "kv" or "qk"."""
         return self.mechanism.projections
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
@@ -135,13 +140,25 @@ class AttentionLayer(nn.Module):
                 f"got {x.shape[1]} tokens for a grid of {grid.size[0]}x{grid.size[1]} patches and {grid.num_prefix} "
                 f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"
             )
+        return self.project(self.mix(self.stemmed(x, grid), grid, bias), x)
+
+    def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Applies the stem, if the mechanism has one, (B, N, C) -> (B, N, C)."""
+        return x if self.stem is None else self.stem(x, grid)
+
+    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
+        """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
         grid = self._reduced(grid)
         if self.sr is None:
             q, k, v = queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, dim=-1), x)
         else:
             k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
             q = self.q(x)
-        out = attend(self.mechanism, q, k, v, grid, x=x, bias=self._with_positions(bias, grid))  # (B, N, out_dim)
+        return attend(self.mechanism, q, k, v, grid, x=x, bias=self._with_positions(bias, grid))
+
+    def project(self, out: Tensor, x: Tensor) -> Tensor:
+        """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
+        out = normed_and_gated(out, x, self.out_norm, self.gate)
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _with_positions(self, bias: Tensor | None, grid: Grid) -> Tensor | None:

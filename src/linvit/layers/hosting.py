@@ -31,7 +31,7 @@ def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Te
     """Returns q, k and v, (B, N, C) each with heads not yet split, from the projections of the input x."""
     parts = dict(zip(mechanism.projections, projected, strict=True))
     q = parts.get("q", x)  # "kv": the query is the input itself
-    return q, parts.get("k", q), parts["v"]  # "qv": the key is the query
+    return q, parts.get("k", q), parts.get("v", x)  # "qv": the key is the query; "qk": the value is the input
 
 
 def attend(

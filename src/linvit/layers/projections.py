@@ -62,8 +62,9 @@ def keep_weights(old: Any, new: Any) -> None:
     """Copies into an attention layer of linvit what a layer of another mechanism has in common with it.
 
     Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
-    start from the rows of q), the output projection, the spatial reduction, LePE and the table of relative positions.
-    The mechanism's own parameters, and what only the new layer has, stay as they are.
+    start from the rows of q), the output projection, the spatial reduction, LePE, the table of relative positions, and
+    norm, gate and stem. A gate that the old layer does not have lets everything pass. The mechanism's own parameters,
+    and what else only the new layer has, stay as they are.
     """
     given, wanted = rows_of(old), rows_of(new)
     if "q" in given:
@@ -75,6 +76,8 @@ def keep_weights(old: Any, new: Any) -> None:
     heads = [sum(m.num_heads for m in layer.modules() if isinstance(m, Attention)) for layer in (old, new)]
     if heads[0] == heads[1]:
         copy_heads(old.proj.weight, new.proj.weight, heads[0])
+    if new.gate is not None and old.gate is None:
+        new.gate.open()
     state, own = old.state_dict(), new.state_dict()
     new.load_state_dict({name: state[name] for name in own if _common(name, state, own)}, strict=False)
 

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
+from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
+from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
 from linvit.registry import Spec, attentions
 
 
@@ -114,12 +116,12 @@ class StripeBranch(nn.Module):
 
         Args:
             projected: What the mechanism's `projections` name, (B, N, .) each.
-            x: The branch's channels of the layer's input (B, N, C').
+            x: The branch's channels of what is projected, the layer's input or what its stem makes of it (B, N, C').
             grid: Grid of the whole plane.
         """
         stripes = self.stripes(grid.size)
         inside = Grid(stripes.stripe)
-        if self.mechanism.takes_input or "q" not in self.mechanism.projections:
+        if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
             x = stripes.cut(x)
         q, k, v = queries_keys_values(self.mechanism, [stripes.cut(part) for part in projected], x)
         out = attend(self.mechanism, q, k, v, inside, x=x)
@@ -142,7 +144,7 @@ class StripeAttention(nn.Module):
         width: Width w of a stripe; None is the whole plane.
         attention: Name or `{name: ..., option: value}`.
         key_dim: Channels of q and k per head; None means C / h.
-        qkv_bias: Bias in the input projection.
+        qkv_bias: Bias in the input projection and the gate.
         proj_drop: Dropout after the output projection.
 
     Raises:
@@ -184,25 +186,31 @@ class StripeAttention(nn.Module):
             for shape in shapes
         ]
         widths = [projection_widths(branch.mechanism) for branch in branches]
+        mechanisms = [branch.mechanism for branch in branches]
+        self.stem = input_stem(mechanisms[0], dim)
         self.widths = [width for letter in zip(*widths, strict=True) for width in letter]  # [q | k | v], halves inside
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         self.branches = nn.ModuleList(branches)
-        self.proj = output_projection([branch.mechanism for branch in branches], dim)
+        self.out_norm = output_norm(mechanisms)
+        self.gate = output_gate(mechanisms, dim, bias=qkv_bias)
+        self.proj = output_projection(mechanisms, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     @property
     def projections(self) -> str:
-        """The projections in the order of the rows of `qkv`: "qkv", "qv" or "kv"."""
+        """The projections in the order of the rows of `qkv`: "qkv", "qv", "kv" or "qk"."""
         mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
         return mechanism.projections
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C) for the tokens of `grid`."""
         count = len(self.branches)
-        projected = self.qkv(x).split(self.widths, dim=-1)
+        stemmed = x if self.stem is None else self.stem(x, grid)
+        projected = self.qkv(stemmed).split(self.widths, dim=-1)
         parts = [list(projected[i::count]) for i in range(count)]  # of each branch
         mixed = [
             branch(own, part, grid)
-            for branch, own, part in zip(self.branches, parts, x.chunk(count, dim=-1), strict=True)
+            for branch, own, part in zip(self.branches, parts, stemmed.chunk(count, dim=-1), strict=True)
         ]
-        return self.proj_drop(self.proj(torch.cat(mixed, dim=-1)))  # type: ignore[no-any-return]
+        out = normed_and_gated(torch.cat(mixed, dim=-1), x, self.out_norm, self.gate)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf, grid_from_count
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
@@ -25,23 +25,28 @@ class Windows(NamedTuple):
 
     Attributes:
         size: The map, (H, W).
-        window: One window, (h, w).
+        window: Tokens of one window, (h, w).
         shift: Rows and columns by which the padded map is rolled towards the top left.
+        dilation: Distance r of a window's rows and columns. Each r h x r w tokens of the map have r^2 windows, one for
+            every place within r x r tokens.
     """
 
     size: tuple[int, int]
     window: tuple[int, int]
     shift: int = 0
+    dilation: int = 1
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Windows per column and per row of the padded map."""
-        return -(-self.size[0] // self.window[0]), -(-self.size[1] // self.window[1])
+        """Windows of one phase per column and per row of the padded map."""
+        height, width = (-(-side // (part * self.dilation)) for side, part in zip(self.size, self.window, strict=True))
+        return height, width
 
     @property
     def padded(self) -> tuple[int, int]:
         """The padded map, (H', W')."""
-        return self.counts[0] * self.window[0], self.counts[1] * self.window[1]
+        height, width = (n * part * self.dilation for n, part in zip(self.counts, self.window, strict=True))
+        return height, width
 
     def partition(self, x: Tensor) -> Tensor:
         """Cuts tokens (B, H W, C) into windows (B n, h w, C), those of an image one after the other, row by row."""
@@ -50,14 +55,22 @@ class Windows(NamedTuple):
             plane = F.pad(plane, (0, 0, 0, self.padded[1] - self.size[1], 0, self.padded[0] - self.size[0]))
         if self.shift:
             plane = plane.roll((-self.shift, -self.shift), (1, 2))
-        parts: Tensor = plane.unflatten(2, (-1, self.window[1])).unflatten(1, (-1, self.window[0]))
-        parts = parts.transpose(2, 3)  # (B, H'/h, W'/w, h, w, C)
-        return parts.flatten(3, 4).flatten(0, 2)
+        (height, width), phases = self.window, self.dilation
+        if phases == 1:
+            parts: Tensor = plane.unflatten(2, (-1, width)).unflatten(1, (-1, height))
+            return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)  # of (B, H'/h, W'/w, h, w, C)
+        parts = plane.unflatten(2, (-1, width, phases)).unflatten(1, (-1, height, phases))
+        return parts.permute(0, 1, 4, 3, 6, 2, 5, 7).flatten(5, 6).flatten(0, 4)  # (B, H'/rh, W'/rw, r, r, h, w, C)
 
     def reverse(self, windows: Tensor) -> Tensor:
         """Joins windows (B n, h w, C) to tokens (B, H W, C) and removes the padding."""
-        parts: Tensor = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts))
-        plane = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H', W', C)
+        phases = self.dilation
+        if phases == 1:
+            parts: Tensor = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts))
+            plane = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H', W', C)
+        else:
+            parts = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts, phases, phases))
+            plane = parts.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)  # (B, H', W', C)
         if self.shift:
             plane = plane.roll((self.shift, self.shift), (1, 2))
         return plane[:, : self.size[0], : self.size[1]].flatten(1, 2)
@@ -66,7 +79,7 @@ class Windows(NamedTuple):
         """Returns which pairs of tokens in a window come from opposite sides of the map, (n, 1, h w, h w)."""
         rows, columns = (torch.arange(side, device=device) >= side - self.shift for side in self.padded)
         regions = 2 * rows[:, None] + columns  # (H', W'): only the last windows have more than one region
-        regions = Windows(self.padded, self.window).partition(regions.view(1, -1, 1))  # (n, h w, 1)
+        regions = self._replace(size=self.padded, shift=0).partition(regions.view(1, -1, 1))  # (n, h w, 1)
         return (regions != regions.mT)[:, None]
 
 
@@ -75,8 +88,8 @@ class WindowAttention(AttentionLayer):
 
     The map is padded by zeros at the right and the bottom to a multiple of the window, and these tokens are keys like
     any other, as in the reference for dense prediction. A norm behind the output projection (`proj_norm`) sees them,
-    too. A map whose smaller side is not larger than the window has windows of that side and no shift, as in the
-    reference for classification.
+    too. A stem is on the map, before it is cut. A map whose smaller side is not larger than the window has windows of
+    that side and no shift, as in the reference for classification.
 
     A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
     under the shift a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the
@@ -89,6 +102,8 @@ class WindowAttention(AttentionLayer):
         window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map, whatever its
             size.
         shifted: Roll the map by half a window first.
+        dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
+            2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
         attention: Name or `{name: ..., option: value}`.
         qkv_bias: Bias in the input projections.
         proj_drop: Dropout after the output projection.
@@ -103,6 +118,7 @@ class WindowAttention(AttentionLayer):
         *,
         window: int | None = 7,
         shifted: bool = False,
+        dilation: int = 1,
         attention: Spec = "softmax",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
@@ -110,7 +126,9 @@ class WindowAttention(AttentionLayer):
     ) -> None:
         if window is not None and window < 1:
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
-        nominal = grid.size if window is None else square(window, grid.size)
+        check_number("dilation", dilation, at_least=1, whole=True)
+        phase = dilated(grid.size, dilation)
+        nominal = phase if window is None else square(window, phase)
         super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias, proj_drop=proj_drop)
         self.like = partial(
             WindowAttention,
@@ -119,6 +137,7 @@ class WindowAttention(AttentionLayer):
             grid,
             window=window,
             shifted=shifted,
+            dilation=dilation,
             qkv_bias=qkv_bias,
             proj_drop=proj_drop,
             rel_pos_bias=rel_pos_bias,
@@ -126,24 +145,32 @@ class WindowAttention(AttentionLayer):
         self.whole_map = window is None
         self.window = nominal
         self.shifted = shifted
+        self.dilation = dilation
         if rel_pos_bias and self.mechanism.takes_bias:
             self.relative_position_bias_table = position_table(nominal, self.mechanism.num_heads)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
         """(B, N, C) -> (B, N, C)."""
         windows = self.windows(grid.size)
-        out = super().forward(windows.partition(x), Grid(windows.window), self.mask(windows, x.shape[0]))
-        return windows.reverse(out)
+        parts = windows.partition(self.stemmed(x, grid))
+        inputs = parts if self.stem is None else windows.partition(x)
+        out = self.mix(parts, Grid(windows.window), self.mask(windows, x.shape[0]))
+        return windows.reverse(self.project(out, inputs))
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
         """The window of so many tokens in a checkpoint: square, whatever the map, unless it is the whole map."""
-        return size_of(count) if self.whole_map else grid_from_count(count, (1, 1))
+        if not self.whole_map:
+            return grid_from_count(count, (1, 1))
+        size = size_of(count * self.dilation**2)
+        return None if size is None else dilated(size, self.dilation)
 
     def windows(self, size: tuple[int, int]) -> Windows:
         """Returns the windows of a map (H, W)."""
-        window = size if self.whole_map else square(self.window[0], size)
-        fits = min(size) <= window[0]
-        return Windows(size, window, 0 if fits or not self.shifted else window[0] // 2)
+        phase = dilated(size, self.dilation)
+        window = phase if self.whole_map else square(self.window[0], phase)
+        fits = min(phase) <= window[0]
+        shift = 0 if fits or not self.shifted else self.dilation * (window[0] // 2)
+        return Windows(size, window, shift, self.dilation)
 
     def layout(self, size: tuple[int, int]) -> Tensor:
         """Returns which patch of a map (H, W) is at each place of each window, (n, h w); -1 for padding."""
@@ -156,6 +183,11 @@ class WindowAttention(AttentionLayer):
             return None
         apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
         return (-100 * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
+
+
+def dilated(size: tuple[int, int], dilation: int) -> tuple[int, int]:
+    """Returns how many of a map's rows and columns are at one place, of every `dilation`, rounded up."""
+    return -(-size[0] // dilation), -(-size[1] // dilation)
 
 
 def square(side: int, size: tuple[int, int]) -> tuple[int, int]:

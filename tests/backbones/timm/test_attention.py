@@ -73,9 +73,33 @@ def test_every_mechanism_in_vit(name: str) -> None:
 @pytest.mark.parametrize(("model", "options"), [("pvt_v2_b0", {"depths": (1, 1, 1, 1)}), (MODELS[-1][0], SWIN)])
 def test_every_mechanism_in_pyramids(model: str, options: dict[str, Any], name: str) -> None:
     torch.manual_seed(0)
-    network = replace_attention(timm.create_model(model, **options), name, 56)
+    network = timm.create_model(model, **options)
+    if model.startswith("swin") and linvit.AttentionLayer(16, 2, linvit.Grid((4, 4)), attention=name).stem is not None:
+        with pytest.raises(UserError, match="hands its attention windows that are cut already, so the stem"):
+            replace_attention(network, name, 56)
+        return
+    network = replace_attention(network, name, 56)
     network(images(56, 56)).square().sum().backward()
     assert [key for key, parameter in network.named_parameters() if parameter.grad is None] == []
+
+
+SURROUNDED = "tests.layers.test_attention_layer:Surrounded"
+
+
+def test_stem_norm_and_gate_are_new_and_the_gate_is_open() -> None:
+    model = vit()
+    before = copy.deepcopy(model.state_dict())
+    layer = replace_attention(model, SURROUNDED).blocks[0].attn
+    assert torch.equal(layer.qkv.weight, before["blocks.0.attn.qkv.weight"][:128])
+    x = randn(2, 17, 64, dtype=torch.float32)
+    grid = layer.patches.grid
+    mixed = layer.out_norm(layer.stem(x, grid).mean(1, keepdim=True).expand_as(x))
+    torch.testing.assert_close(layer(x), layer.proj(mixed))
+
+
+def test_a_stem_in_windows_that_are_cut_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the stem 'conv_silu' of Surrounded.*Set stem: none, or take"):
+        replace_attention(timm.create_model(MODELS[-1][0], **SWIN), SURROUNDED)
 
 
 def test_weights_are_kept() -> None:

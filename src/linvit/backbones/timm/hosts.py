@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.timm.patch_grid import PatchGrid
 from linvit.errors import UserError
+from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, projection_widths, queries_keys_values
+from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
 from linvit.layers.projections import Rows, joined, widened
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
@@ -21,7 +23,8 @@ class ReplacedAttention(nn.Module):
 
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
     projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
-    position bias is kept for a mechanism that takes one.
+    position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
+    and the gate lets everything pass at first.
 
     Args:
         source: timm's module.
@@ -47,7 +50,6 @@ class ReplacedAttention(nn.Module):
                 f"the keys of a timm model have {self.mechanism.head_dim} channels per head, and its projections are "
                 f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
             )
-        self.mechanism.to(source.proj.weight)
         self.projections = self.mechanism.projections
         self.widths = projection_widths(self.mechanism)
         rows = projection_rows(source)
@@ -55,6 +57,14 @@ class ReplacedAttention(nn.Module):
             self.qkv = joined(rows, self.projections)
         else:
             self.q, self.kv = joined(rows, "q"), joined(rows, "kv")
+        self.stem = input_stem(self.mechanism, dim)
+        self.out_norm = output_norm([self.mechanism])
+        self.gate = output_gate([self.mechanism], dim)
+        if self.gate is not None:
+            self.gate.open()
+        for part in (self.mechanism, self.stem, self.out_norm, self.gate):
+            if part is not None:
+                part.to(source.proj.weight)
         norms = {"q": getattr(source, "q_norm", None), "k": getattr(source, "k_norm", None)}
         self.q_norm, self.k_norm = (
             norm if norm is not None and letter in self.projections else nn.Identity() for letter, norm in norms.items()
@@ -69,16 +79,34 @@ class ReplacedAttention(nn.Module):
 
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one."""
-        return self.finish(x, *queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, -1), x), grid, bias)
+        t = self.stemmed(x, grid)
+        q, k, v = queries_keys_values(self.mechanism, self.qkv(t).split(self.widths, -1), t)
+        return self.finish(x, t, q, k, v, grid, bias)
 
-    def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """Attends with projected q (B, N, C), k and v (B, M, C), and returns the layer's output (B, N, C)."""
+    def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Applies the stem, if the mechanism has one, to the tokens (B, N, C) of a grid."""
         if x.shape[1] != grid.num_queries:
             raise UserError(
                 f"got {x.shape[1]} tokens, but the last images that this model embedded have {grid.size[0]}x"
                 f"{grid.size[1]} patches and {grid.num_prefix} prefix tokens. With checkpointing, run backward before "
                 f"images of another size go forward; without, let no layer drop or add tokens"
             )
+        return x if self.stem is None else self.stem(x, grid)
+
+    def finish(
+        self, x: Tensor, t: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None
+    ) -> Tensor:
+        """Attends and returns the layer's output (B, N, C).
+
+        Args:
+            x: The layer's input (B, N, C).
+            t: What q, k and v are projections of: x, or what the stem makes of it.
+            q: Queries (B, N, C).
+            k: Keys (B, M, C).
+            v: Values (B, M, C).
+            grid: Where the tokens lie.
+            bias: (B or 1, h, N, N), for a mechanism that takes one.
+        """
         tied = k is q
         q = self._normalised(self.q_norm, q)
         k = q if tied else self._normalised(self.k_norm, k)
@@ -87,7 +115,8 @@ class ReplacedAttention(nn.Module):
             index = self.relative_position_index
             own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
             bias = own if bias is None else own + bias
-        out = attend(self.mechanism, q, k, v, grid, x=x, bias=bias if self.mechanism.takes_bias else None)
+        out = attend(self.mechanism, q, k, v, grid, x=t, bias=bias if self.mechanism.takes_bias else None)
+        out = normed_and_gated(out, x, self.out_norm, self.gate)
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
@@ -149,8 +178,9 @@ class ReplacedPVTv2Attention(ReplacedAttention):
         grid = Grid((feat_size[0], feat_size[1]))
         if self.sr is None:
             return self.mix(x, grid)
-        k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], -1)
-        return self.finish(x, self.q(x), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
+        t = self.stemmed(x, grid)
+        k, v = self.kv(self.sr(t, grid)).split(self.widths[1:], -1)
+        return self.finish(x, t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
 
 
 class ReplacedSwinAttention(ReplacedAttention):
@@ -158,6 +188,12 @@ class ReplacedSwinAttention(ReplacedAttention):
 
     def __init__(self, source: Any, spec: Spec) -> None:
         super().__init__(source, spec, Grid(tuple(source.window_size)))
+        if self.stem is not None:
+            raise UserError(
+                f"timm's Swin hands its attention windows that are cut already, so the stem '{self.mechanism.stem}' of "
+                f"{type(self.mechanism).__name__}, a convolution of the map, has no place. Set stem: none, or take "
+                f"linvit's swin_tiny"
+            )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""

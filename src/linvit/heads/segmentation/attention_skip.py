@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.errors import check_choice
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
+from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
+from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
 from linvit.registry import Spec, attentions
 
 CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttention}
@@ -25,7 +27,7 @@ class PositionAttention(nn.Module):
     """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
 
     As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
-    norm behind it (`out_dim`, `proj_norm`).
+    norm behind it (`out_dim`, `proj_norm`). A stem, a norm before the projection and a gate it has if it declares them.
 
     Args:
         dim: Channels C.
@@ -38,8 +40,11 @@ class PositionAttention(nn.Module):
         super().__init__()
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid)
         self.projections = self.mechanism.projections
+        self.stem = input_stem(self.mechanism, dim)
         self.widths = projection_widths(self.mechanism)
         self.qkv = nn.Linear(dim, sum(self.widths))
+        self.out_norm = output_norm([self.mechanism])
+        self.gate = output_gate([self.mechanism], dim)
         plain = self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none"
         self.proj = nn.Identity() if plain else output_projection([self.mechanism], dim)
         self.gamma = nn.Parameter(torch.zeros(1))
@@ -48,8 +53,10 @@ class PositionAttention(nn.Module):
         """(B, C, H, W) -> (B, C, H, W)."""
         grid = Grid((x.shape[2], x.shape[3]))
         tokens = x.flatten(2).mT  # (B, N, C)
-        q, k, v = queries_keys_values(self.mechanism, self.qkv(tokens).split(self.widths, -1), tokens)
-        out = self.proj(attend(self.mechanism, q, k, v, grid, x=tokens))
+        stemmed = tokens if self.stem is None else self.stem(tokens, grid)
+        q, k, v = queries_keys_values(self.mechanism, self.qkv(stemmed).split(self.widths, -1), stemmed)
+        out = attend(self.mechanism, q, k, v, grid, x=stemmed)
+        out = self.proj(normed_and_gated(out, tokens, self.out_norm, self.gate))
         return x + self.gamma * grid.plane(out)
 
 

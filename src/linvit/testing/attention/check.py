@@ -43,6 +43,7 @@ CONTRACT: Contract[Subject] = Contract(
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
         Check("matrix parts", matrix.matrix_parts),
+        Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
         *(Check(f"finite, {precision.name}", numerics.finite(precision)) for precision in numerics.PRECISIONS),
         *(Check(f"error, {precision.name}", accuracy.error(precision)) for precision in numerics.PRECISIONS),

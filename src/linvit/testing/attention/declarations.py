@@ -7,12 +7,15 @@ from torch import Tensor
 
 from linvit.attention.base import Attention
 from linvit.errors import UserError, check_choice, check_number
+from linvit.layers.conv_stem import STEMS
+from linvit.layers.output_gate import GATES, NORMS
 from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
 from linvit.testing.report import Finding, at, failed, message, passed
 
-PROJECTIONS = ("qkv", "qv", "kv")
+PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
-PROJECTION_NORMS = ("none", "bn2d")
+SURROUNDINGS = {"proj_norm": ("none", "bn2d"), "stem": STEMS, "out_norm": NORMS, "gate": GATES}
+"""What a mechanism may ask of its host."""
 FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix")
 
 
@@ -43,13 +46,16 @@ def declarations(subject: Subject) -> Finding:
         _check_results(mechanism)
     except UserError as error:
         return failed(message(error))
-    flags = (name for name in FLAGS if getattr(mechanism, name))
-    return passed(", ".join([f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *flags]))
+    flags = [name for name in FLAGS if getattr(mechanism, name)]
+    asked = [f"{name} '{getattr(mechanism, name)}'" for name in SURROUNDINGS if getattr(mechanism, name) != "none"]
+    said = [f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *asked, *flags]
+    return passed(", ".join(said))
 
 
 def _check_attributes(mechanism: Attention) -> None:
     check_choice("projections", mechanism.projections, PROJECTIONS)
-    check_choice("proj_norm", mechanism.proj_norm, PROJECTION_NORMS)
+    for name, allowed in SURROUNDINGS.items():
+        check_choice(name, getattr(mechanism, name), allowed)
     if mechanism.complexity is not None:
         check_choice("complexity", mechanism.complexity, COMPLEXITIES)
     for name in FLAGS:

@@ -80,6 +80,24 @@ def matrix_parts(subject: Subject) -> Finding:
     return passed(f"{' + '.join(own)} differs from the whole by {', '.join(notes)}") if notes else _NOWHERE
 
 
+@torch.no_grad()
+def channel_matrix(subject: Subject) -> Finding:
+    """Checks that `v A^T` is the output of a mechanism that mixes channels, with A from `channel_matrix`."""
+    notes = []
+    for grid, mechanism, given in _at_small_grids(subject):
+        with at(shown(grid)):
+            matrix = mechanism.channel_matrix(given.q, given.k, grid)
+            if matrix is None:
+                return not_declared("channel_matrix(q, k, grid) gives None")
+            if mechanism.probeable or hasattr(mechanism, "attention_matrix"):
+                return failed("tokens are not mixed, so declare probeable = False and have no attention_matrix")
+            error = relative_error(given.v @ matrix.mT, given(mechanism, grid))
+        notes.append(f"{error:.0e} at {shown(grid)}")
+        if not error <= EXACT:
+            return failed(f"v A^T differs from the output by {notes[-1]} (at most {EXACT:.0e})")
+    return passed(f"v A^T differs from the output by {', '.join(notes)}") if notes else _NOWHERE
+
+
 def rank_bound(subject: Subject) -> Finding:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
