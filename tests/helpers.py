@@ -21,6 +21,7 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "linformer": {"k": 4},
     "agent": {"dwc_kernel": 0, "agents": 4},
     "rala": {"lepe_kernel": 0},
+    "inline": {"residual_kernel": 0},
 }
 
 

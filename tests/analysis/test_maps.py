@@ -36,10 +36,9 @@ def test_a_map_is_the_row_of_the_matrix_and_the_share_in_the_output(name: str) -
     parts = row.mT * call.v[0].double()  # (h, N, d): g_t
     output = parts.sum(1)
     if call.mechanism.probeable:
-        zero = call.mechanism.double().forward(
-            *(x.double() for x in (call.q, call.k, torch.zeros_like(call.v))), call.grid
-        )
-        whole = call.mechanism.forward(*(x.double() for x in (call.q, call.k, call.v)), call.grid)
+        extra = {} if call.x is None else {"x": call.x.double()}
+        q, k, v = (x.double() for x in (call.q, call.k, call.v))
+        whole, zero = (call.mechanism.double().forward(q, k, values, call.grid, **extra) for values in (v, 0 * v))
         torch.testing.assert_close(output, (whole - zero)[0, :, 23], rtol=1e-9, atol=1e-12)
     focus = torch.einsum("hnd,hd->n", parts, output) / output.square().sum()
     torch.testing.assert_close(found.focus, focus.view(8, 8), rtol=1e-9, atol=1e-12)

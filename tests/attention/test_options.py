@@ -53,6 +53,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "rala": SHARED_BY_ROTARY,
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
+    "inline": {"residual_kernel": [-1, 2, 2.5]},
     "soft": SHARED_BY_SOFT,
     "soft_norm": SHARED_BY_SOFT,
 }

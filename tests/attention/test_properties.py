@@ -161,6 +161,7 @@ def test_rows_of_nystrom_miss_one_by_what_the_iteration_leaves(spec: Spec, seed:
     AFTS,
     with_options("poly_nl", {}, {"alpha_beta": True}, {"reduce": "sum"}),
     with_options("enhanced_linear", {"scales": []}),
+    with_options("inline", {"residual_kernel": 0}),
     with_options("focused", PLAIN, {**PLAIN, "norm_scope": "per_head"}),
 )
 def test_outputs_move_with_their_queries_and_keys_are_a_set(spec: Spec, seed: int, scale: float, grid: Grid) -> None:

@@ -100,7 +100,7 @@ class Attention(nn.Module):
     projections: Literal["qkv", "qv", "kv", "qk"] = "qkv"
     narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
-    takes_input: ClassVar[bool] = False
+    takes_input: bool = False
     fewer_keys: bool = True
     channelwise: bool = False
     probeable: bool = True

@@ -13,8 +13,8 @@ from linvit.attention.base import Attention, Grid
 class Convolving(Protocol):
     """A mechanism that says what its convolution makes of the values."""
 
-    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, M, d) -> (B, h, N, d)."""
+    def convolved(self, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
+        """(B, h, M, d) -> (B, h, N, d), from the layer's input `x=`, too, if the mechanism takes it."""
 
 
 class ConvolvedValues(Attention):
@@ -31,10 +31,11 @@ class ConvolvedValues(Attention):
         self.whole = whole
         self.depthwise = depthwise
         self.channelwise = whole.channelwise
+        self.takes_input = whole.takes_input
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        return cast("Convolving", self.whole).convolved(v, grid)
+        return cast("Convolving", self.whole).convolved(v, grid, **extra)
 
 
 def depthwise_matrix(kernels: Tensor, grid: Grid) -> Tensor:

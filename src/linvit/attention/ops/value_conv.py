@@ -5,6 +5,8 @@ position encoding, Dong et al. 2022, "CSWin Transformer"), Agent Attention DWC.
 Cost: k^2 P C MACs for kernels of side k at P patches.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +27,7 @@ def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
     return nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim) if side else None
 
 
-def convolve_values(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
+def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> Tensor:
     """Convolved patch values with the bias, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens.
 
     Values on another grid than the queries' (spatial reduction) are brought to it first, bilinearly.

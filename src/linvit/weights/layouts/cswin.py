@@ -1,4 +1,4 @@
-"""The key layout of CSWin and FLatten-CSwin, classification and dense."""
+"""The key layout of CSWin, classification and dense, and of FLatten-, Agent- and InLine-CSwin."""
 
 from linvit.weights.layouts import agent
 from linvit.weights.layouts.layout import Layout, count_from_zero

@@ -1,4 +1,4 @@
-"""Key layouts of Swin: the reference's, which FLatten-Swin and dense prediction share, timm's, mmsegmentation's."""
+"""Key layouts of Swin: the reference's (also of FLatten, Agent, InLine, dense prediction), timm's, mmsegmentation's."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ _OURS: tuple[Rename, ...] = (
     (r"^layers\.(\d+)\.downsample\.", r"stages.\1.embed."),
     (r"\.embed\.reduction\.", ".embed.proj."),
     (r"^layers\.", "stages."),
-    (r"\.attn\.(scale|positional_encoding|dwc)", r".attn.mechanism.\1"),
+    (r"\.attn\.(scale|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
     (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
     (r"^norm3\.", "norm."),
     *agent.RENAMES,

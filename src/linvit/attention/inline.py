@@ -1,0 +1,139 @@
+"""InLine, injective linear attention: `o = (s/M) q (k^T v) + (1 - s q.mean k) mean v + conv_x(v)`.
+
+Rows of the map are brought to a sum of 1 by subtraction, not by division, so that queries of the same direction and of
+another length have other rows (`s = dk^-1/2`). The kernels of the convolution, one for each channel of each image, are
+made from the mean token of the layer's input x by two linear maps within the heads.
+
+Paper: Han et al. 2024, "Bridging the Divide: Reconsidering Softmax and Linear Attention".
+Cost: `(N + M) C dk + N h dk + k^2 P C + (1 + k^2) C d` MACs with kernels of side k; the first two terms without the
+convolution. Rank: N per channel (dk + 1 without the convolution).
+
+The reference refuses keys on another grid than the queries; here they are averaged over their own number M, and their
+values are brought to the grid of the queries (bilinear) for the convolution. Its program for CSWin makes the kernels of
+the block's input before the norm.
+"""
+
+from collections.abc import Callable
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import ACTIVATIONS
+from linvit.attention.ops.head_conv import check_side
+from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import convolve_values
+from linvit.errors import UserError, check_choice
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": ACTIVATIONS["identity"],
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "exp": lambda x: torch.exp(0.2 * x),
+}
+
+
+class InLineAttention(Attention):
+    """Linear attention normalised by subtraction, with a convolution of the values that the image chooses, O(N d^2).
+
+    Weights of the map may be negative.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        feature_map: Applied to q and k, entry by entry: "identity", "relu", "leaky_relu" (0.01) or "exp", exp(0.2 x).
+        residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        feature_map: Literal["identity", "relu", "leaky_relu", "exp"] = "identity",
+        residual_kernel: int = 3,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_choice("feature_map", feature_map, FEATURE_MAPS)
+        check_side("residual_kernel", residual_kernel, "3 or 5")
+        self.feature_map = feature_map
+        self.side = residual_kernel
+        self.residual = (
+            nn.Sequential(
+                nn.Conv1d(dim, dim, 1, groups=num_heads),
+                nn.GELU(),
+                nn.Conv1d(dim, residual_kernel**2 * dim, 1, groups=num_heads),
+            )
+            if residual_kernel
+            else None
+        )
+        self.channelwise = self.takes_input = self.residual is not None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) and, with the convolution, x (B, N, C) -> (B, h, N, d)."""
+        out = self._global(q, k, v)
+        if self.residual is None:
+            return out
+        if x is None:
+            raise UserError(
+                "inline makes the kernels of its convolution from the layer's input; pass it as x=, or set "
+                "residual_kernel=0 for none"
+            )
+        return out + self.convolved(v, grid, x)
+
+    @recomputed
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The linear attention."""
+        q, k, mean = self._features(q, k)
+        context = k.mT @ v / k.shape[-2]
+        return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
+
+    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scaled features of the queries, features of the keys, and the mean of the latter (B, h, 1, dk)."""
+        phi = FEATURE_MAPS[self.feature_map]
+        q, k = phi(q) * self.key_dim**-0.5, phi(k)
+        return q, k, k.mean(-2, keepdim=True)
+
+    def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
+        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
+        kernels = kernels.view(-1, 1, self.side, self.side)  # (B C, 1, k, k)
+
+        def conv(plane: Tensor) -> Tensor:
+            """Every channel of every image by itself, (B, C, H, W) -> (B, C, H, W)."""
+            alone = plane.flatten(0, 1)[None]  # (1, B C, H, W)
+            local = F.conv2d(alone, kernels.to(plane.dtype), padding=self.side // 2, groups=len(kernels))
+            return local.view_as(plane)
+
+        return convolve_values(conv, v, grid)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """`[s q, 1 - s q.mean k] / M` and `[k, 1]`; None with the convolution, whose matrix is no thin product."""
+        if self.residual is not None:
+            return None
+        q, k, mean = self._features(q, k)
+        left = torch.cat([q, 1 - q @ mean.mT], dim=-1) / k.shape[-2]
+        return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The linear attention, whose matrix is one per head, and the convolution, if there is one."""
+        parts = kernel_and_convolution(self, "residual")
+        if parts:
+            parts["kernel"].channelwise = parts["kernel"].takes_input = False
+        return parts
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of tokens; without the convolution one more than the width of the keys, if that is smaller."""
+        bound = super().rank_bound(grid)
+        return bound if self.residual is not None else min(bound, self.key_dim + 1)
