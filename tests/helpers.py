@@ -22,6 +22,8 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "agent": {"dwc_kernel": 0, "agents": 4},
     "rala": {"lepe_kernel": 0},
     "inline": {"residual_kernel": 0},
+    "mala": {"lepe_kernel": 0},
+    "nala": {"lepe_kernel": 0},
 }
 
 

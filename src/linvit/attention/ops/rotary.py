@@ -98,7 +98,8 @@ def _per_head(table: Tensor, x: Tensor) -> Tensor:
     heads, pairs = x.shape[1], x.shape[3] // 2
     if table.shape[1] <= pairs:
         return table.repeat(1, pairs // table.shape[1])
-    return table.unflatten(1, (heads, pairs)).transpose(0, 1).contiguous()
+    per_head: Tensor = table.unflatten(1, (heads, pairs)).transpose(0, 1)
+    return per_head.contiguous()
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

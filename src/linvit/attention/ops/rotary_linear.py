@@ -35,6 +35,7 @@ class RotaryLinearAttention(Attention):
 
     complexity = "O(N)"
     feature_ratio = 1  # features per channel of q and k
+    extra_rank = 0  # of the matrix, beside that of the features
     width_multiple = 4  # what the channels of q and k per head must be a multiple of under rotation
 
     def __init__(
@@ -113,4 +114,4 @@ class RotaryLinearAttention(Attention):
     def rank_bound(self, grid: Grid) -> int:
         """The number of tokens; without the convolution the number of features, if that is smaller."""
         bound = super().rank_bound(grid)
-        return bound if self.lepe is not None else min(bound, self.feature_ratio * self.key_dim)
+        return bound if self.lepe is not None else min(bound, self.feature_ratio * self.key_dim + self.extra_rank)

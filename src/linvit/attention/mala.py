@@ -1,0 +1,76 @@
+"""Magnitude-aware linear attention (MALA): `o = (1 + 1/(z + eps)) (s/M) rot(q') (rot(k')^T v) - z mean(v) + lepe(v)`.
+
+`q' = elu(q) + 1`, `k' = elu(k) + 1`, `z = s q' mean(k')`, `s = dk^-1/2`. Subtracting z keeps the sum of a row at 1, as
+a division would, while the magnitude of the query still sharpens the row: entries may be negative. Rotary position
+embeddings (rot) turn the first term alone, a depthwise convolution of the values (lepe) brings the rank of the map to
+N, and the host multiplies the output by a linear gate.
+
+Paper: Fan et al. 2025, "Rectifying Magnitude Neglect in Linear Attention" (ICCV). Follows the authors' code.
+Cost: `(N + M) C dk + N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d + 1 without the
+convolution). Rows sum to 1 without rotation only.
+
+The reference computes `elu(x) + 1` as a sum, which has no digit left below -16 in float32; here it is `exp(x)`. Prefix
+tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
+"""
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import elu_plus_one, times
+from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+
+
+class MALAAttention(RotaryLinearAttention):
+    """Linear attention normalised by a difference, a rotated term and a depthwise convolution of the values, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
+        rotary: Rotate the features in the first term.
+        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
+        eps: Added to z in the quotient.
+    """
+
+    extra_rank = 1
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        rotary: bool = True,
+        lepe_kernel: int = 5,
+        gate: Gate = "linear",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
+        )
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """`elu(q) + 1` and `elu(k) + 1`."""
+        return elu_plus_one(q), elu_plus_one(k)
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The two terms, in float32 or float64."""
+        q, k, z, scale = self._terms(q, k, grid)
+        return times(q @ (k.mT @ v), scale).sub_(z * v.mean(-2, keepdim=True))
+
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""
+        q, k, z, scale = self._terms(q, k, grid)
+        return torch.cat([q * scale, -z / k.shape[-2]], dim=-1), torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
+
+    def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`rot(q')`, `rot(k')`, z and `(1 + 1/(z + eps)) s/M`, the last two (B, h, N, 1)."""
+        q, k = self.features(q, k)
+        z = q @ (k.mean(-2, keepdim=True).mT * self.key_dim**-0.5)
+        scale = (1 + (z + self.eps).reciprocal()) * (self.key_dim**-0.5 / k.shape[-2])
+        return *self.rotated(q, k, grid), z, scale

@@ -1,0 +1,87 @@
+"""Norm-aware linear attention (NaLaFormer): `o = rot(Q) (rot(K)^T v / M) / (Q mean(K) + eps) + lepe(v)`.
+
+`Q = [relu(q / |q|)^p, relu(-q / |q|)^p]` with `p = 3 (1/2 + tanh |q|)` for every token, so that a query of larger norm
+has a sharper row, and `K = [relu(k)^3, relu(-k)^3]`, which keep the signs of q and k. Rotary position embeddings (rot)
+turn each half in the numerator, a depthwise convolution of the values (lepe) brings the rank of the map to N, and the
+host normalises the output (LayerNorm) and multiplies it by a SiLU gate.
+
+Paper: Meng et al. 2026, "NaLaFormer: Norm-Aware Linear Attention for Transformer Models" (ICML). Follows the authors'
+code.
+Cost: `2 (N + M) C dk + 2 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
+convolution). Rows sum to 1 without rotation only.
+
+In the reference a query of 0 is NaN; here it gives 0, beside the convolution. Prefix tokens do not turn. Keys of
+another grid, which the reference does not have, stand where their patches are.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import divisor, length
+from linvit.attention.ops.rotary import rotate
+from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.errors import check_choice, check_number
+
+
+class NaLaAttention(RotaryLinearAttention):
+    """Linear attention whose sharpness follows the norms of the queries, with a rotated numerator, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
+        power: A query's entries are raised to `power` times 1/2 to 3/2, by its norm.
+        key_power: What a key's entries are raised to.
+        rotary: Rotate the features in the numerator.
+        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
+        out_norm: "ln": the host normalises the output over all channels, before the gate; "none".
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
+        eps: Added to the denominator.
+    """
+
+    feature_ratio = 2
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        power: float = 3.0,
+        key_power: float = 3.0,
+        rotary: bool = True,
+        lepe_kernel: int = 5,
+        out_norm: Literal["none", "ln"] = "ln",
+        gate: Gate = "silu",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
+        )
+        check_number("power", power, at_least=2, note=", since half of it is the least exponent")
+        check_number("key_power", key_power, at_least=1)
+        check_choice("out_norm", out_norm, ["none", "ln"])
+        self.power = power
+        self.key_power = key_power
+        self.out_norm = out_norm
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
+        power = self.power * (0.5 + length(q).tanh())
+        return _by_sign(q, (q / divisor(q, 1e-12)).abs() ** power), _by_sign(k, k.abs() ** self.key_power)
+
+    def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Features turned by their positions, each half like a whole head."""
+        return rotate(q, k, grid, width=self.key_dim) if self.rotary else (q, k)
+
+
+def _by_sign(x: Tensor, size: Tensor) -> Tensor:
+    """Entries' sizes (..., d) in the first half of (..., 2 d) where x is positive, and in the second elsewhere."""
+    positive = x > 0
+    return torch.cat([size * positive, size * ~positive], dim=-1)
