@@ -8,7 +8,7 @@ host normalises the output (LayerNorm) and multiplies it by a SiLU gate.
 Paper: Meng et al. 2026, "NaLaFormer: Norm-Aware Linear Attention for Transformer Models" (ICML). Follows the authors'
 code.
 Cost: `2 (N + M) C dk + 2 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
-convolution). Rows sum to 1 without rotation only.
+convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
 
 In the reference a query of 0 is NaN; here it gives 0, beside the convolution. Prefix tokens do not turn. Keys of
 another grid, which the reference does not have, stand where their patches are.

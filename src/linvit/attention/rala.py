@@ -6,7 +6,7 @@ convolution of the values (lepe) brings the rank of the map to N, and the host m
 
 Paper: Fan et al. 2025, "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR). Follows the authors' code.
 Cost: `(N + M) C dk + (N + M) h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the
-convolution). Rows sum to 1 without rotation only.
+convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
 
 The reference computes `elu(x) + 1` as a sum, which has no digit left below -16 in float32; here it is `exp(x)`. Prefix
 tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.

@@ -88,20 +88,23 @@ class TestIeeeProducts:
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 16.0)])
 @pytest.mark.parametrize("name", own_names(attentions))
 def test_half_precision_module(name: str, dtype: torch.dtype, scale: float) -> None:
-    """Finite, of v's dtype, and as near as rounding the result allows to the same numbers in float64."""
+    """Of v's dtype, finite and as near as rounding allows to the same numbers in float64, where the dtype has them."""
     module = mechanism(name, SMALL, dtype=dtype)
     given = inputs(module, SMALL, dtype=dtype, scale=scale, grad=True)
     out = given(module, SMALL)
     out.float().sum().backward()
     assert out.dtype == dtype
-    assert out.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
     exact = mechanism(name, SMALL)
     exact.load_state_dict(module.state_dict())
     want = given.map(lambda x: x.detach().double())(exact, SMALL)
     info = torch.finfo(dtype)
-    smallest = info.tiny * info.eps  # the product of three small values may lie below what the dtype tells from 0
+    within = want.abs() <= info.max  # a rotated numerator over a denominator that is not has no bound
+    if within.all():
+        assert all(x.grad.isfinite().all() for x in [*given.tensors, *module.parameters()])
     assert out.shape == want.shape
+    out, want = out[within], want[within]
+    assert out.isfinite().all()
+    smallest = info.tiny * info.eps  # the product of three small values may lie below what the dtype tells from 0
     assert (out.double() - want).abs().max() <= 4 * info.eps * want.abs().max() + smallest
 
 
