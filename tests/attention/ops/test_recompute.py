@@ -53,11 +53,11 @@ def test_nothing_but_the_inputs_is_kept_in_the_precision_in_which_they_came(name
     of = mechanism(name, GRID, dtype=torch.float32)
     given = qkv(of, torch.bfloat16)
     work = partial(of, *given, GRID)
-    convolution = {"focused": 1, "linear_angular": 2, "soft": 2, "soft_norm": 2}.get(name, 0)  # copies of v
+    copies_of_v = {"focused": 1}.get(name, 2 * ("convolution" in of.matrix_parts()))
     with torch.autocast("cpu", torch.bfloat16):
         kept = kept_for_backward(work, of)
         of.recompute = False
-        assert kept <= (len({id(x) for x in given}) + convolution) * given[0].nbytes < kept_for_backward(work, of)
+        assert kept <= (len({id(x) for x in given}) + copies_of_v) * given[0].nbytes < kept_for_backward(work, of)
 
 
 def test_frozen_parameters_and_inputs_without_gradients_get_none() -> None:
