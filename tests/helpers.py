@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import linvit
 from linvit import Attention, Grid
-from linvit.registry import Registry
+from linvit.registry import Registry, attentions
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,6 +30,12 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
 def own_names(registry: Registry) -> list[str]:
     """The registered names that are linvit's own, whatever plug-ins are installed; nothing is imported."""
     return [name for name, (entry, *_) in registry.entries().items() if entry.owner == "linvit"]
+
+
+def token_mixers() -> list[str]:
+    """linvit's own attentions that have a matrix over tokens, and not one over channels."""
+    names = own_names(attentions)
+    return [name for name in names if attentions.get(name).channel_matrix is Attention.channel_matrix]
 
 
 def low_rank(name: str) -> dict[str, Any]:

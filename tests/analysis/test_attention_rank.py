@@ -10,7 +10,7 @@ from linvit import Attention, Grid, UserError
 from linvit.analysis import attention_matrix, attention_rank, rank
 from linvit.attention.linear import LinearAttention
 from linvit.registry import attentions
-from tests.helpers import inputs, low_rank, mechanism, own_names, randn
+from tests.helpers import inputs, low_rank, mechanism, own_names, randn, token_mixers
 
 GRID = Grid((4, 3), num_prefix=1)
 NEGLIGIBLE = 1e-10
@@ -24,7 +24,7 @@ def no_forward(*_: Any, **__: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "grid"),
     [
-        *((name, Grid((5, 7), num_prefix=2)) for name in own_names(attentions)),
+        *((name, Grid((5, 7), num_prefix=2)) for name in token_mixers()),
         *((name, Grid((6, 6), (3, 4), num_prefix=1)) for name in ("hydra", "linear", "linformer")),
     ],
     ids=str,

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from linvit import Attention, Grid
 from linvit.analysis import attention_matrix, attention_statistics
-from linvit.registry import attentions
-from tests.helpers import inputs, low_rank, mechanism, own_names, randn
+from tests.helpers import inputs, low_rank, mechanism, randn, token_mixers
 
 GRID = Grid((6, 5), num_prefix=1)
 RTOL = 1e-10
@@ -60,7 +59,7 @@ def naive(matrix: Tensor, grid: Grid, top: int) -> dict[str, float]:
     return found | {name: sum(many) / len(many) for name, many in each.items()}
 
 
-@pytest.mark.parametrize("name", own_names(attentions))
+@pytest.mark.parametrize("name", token_mixers())
 @pytest.mark.parametrize("spec", [low_rank, lambda name: name], ids=["low rank", "default"])
 def test_both_ways_give_the_numbers_of_the_dense_matrix(name: str, spec: Any) -> None:
     module = mechanism(spec(name), GRID)

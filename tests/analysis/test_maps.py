@@ -11,8 +11,7 @@ from linvit import UserError
 from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.observe import observable, observe
 from linvit.attention.hydra import HydraAttention
-from linvit.registry import attentions
-from tests.helpers import own_names, perturb, randn
+from tests.helpers import perturb, randn, token_mixers
 
 
 def calls_of(attention: Any, backbone: str = "deit_nano", side: int = 32, **options: Any) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def calls_of(attention: Any, backbone: str = "deit_nano", side: int = 32, **opti
     return observe(model.eval().double(), randn(1, 3, side, side))
 
 
-@pytest.mark.parametrize("name", own_names(attentions))
+@pytest.mark.parametrize("name", token_mixers())
 def test_a_map_is_the_row_of_the_matrix_and_the_share_in_the_output(name: str) -> None:
     call = calls_of(name)["blocks.1.attn"]
     found = query_map(call, Query(0.3, 0.9))  # row 2, column 7 of 8 x 8

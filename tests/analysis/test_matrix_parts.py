@@ -9,14 +9,13 @@ from linvit import Grid
 from linvit.analysis import attention_matrix, attention_statistics
 from linvit.analysis.matrix_parts import formed_matrix, matrix_parts
 from linvit.attention.focused import FocusedAttention
-from linvit.registry import attentions
-from tests.helpers import assert_near, inputs, mechanism, own_names
+from tests.helpers import assert_near, inputs, mechanism, token_mixers
 
 GRID = Grid((6, 5), num_prefix=1)
 
 
 @pytest.mark.parametrize("channel", [None, 2, "mean"])
-@pytest.mark.parametrize("spec", [*own_names(attentions), {"name": "focused", "dwc_kernel": 9}], ids=str)
+@pytest.mark.parametrize("spec", [*token_mixers(), {"name": "focused", "dwc_kernel": 9}], ids=str)
 def test_the_sum_of_the_parts_is_the_probed_matrix(spec: Any, channel: Any) -> None:
     module = mechanism(spec, GRID)
     given = inputs(module, GRID)

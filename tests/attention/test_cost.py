@@ -52,6 +52,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("inline", {"residual_kernel": 5, "feature_map": "relu"}, {"k": 5}),
     ("mala", {}, {"k": 5}),
     ("nala", {}, {"k": 5}),
+    ("xca", {}, {}),
     ("soft", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
     ("soft", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
     ("soft_norm", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),

@@ -52,6 +52,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
     "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "rala": SHARED_BY_ROTARY,
+    "xca": {"temperature": [0, -1]},
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
     "inline": {"residual_kernel": [-1, 2, 2.5]},
     "mala": SHARED_BY_ROTARY,

@@ -82,6 +82,21 @@ def test_a_backbone_without_a_run(photos, tmp_path):
     assert {float(row["rank"]) for row in rows(tmp_path / "analysis" / "statistics.csv")} == {1.0}
 
 
+def test_a_matrix_over_channels_is_called_that(photos, tmp_path):
+    options = ["--attention", "[xca, linear]", "--img_size", "32", "--count", "1"]
+    done = linvit("analyze", "--backbone", "{name: deit_nano, depth: 2}", *options, "--images", photos, cwd=tmp_path)
+    assert done.code == 0, done.err
+    parts = {(row["layer"], row["part"]) for row in rows(tmp_path / "analysis" / "statistics.csv")}
+    assert parts == {("blocks.0.attn", "channels"), ("blocks.1.attn", "")}
+    header, first, second = (line.split() for line in done.out.splitlines()[2:5])
+    assert header == ["layer", "rank", "tokens", "channels"]
+    assert (len(first), len(second)) == (3, 3)  # neither has both
+    assert "left out: blocks.0.attn: UserError: XCAttention mixes the channels of each token" in " ".join(
+        done.out.split()
+    )
+    assert "no matrix over tokens" in (tmp_path / "analysis" / "index.html").read_text(encoding="utf-8")
+
+
 def test_layers_that_take_too_long_are_named(tmp_path):
     spec = "{name: deit_nano, depth: 2}"
     options = ["--img_size", "32", "--count", "1", "--max_seconds", "1e-9"]

@@ -3,6 +3,7 @@
 from linvit.analysis.attention_matrix import attention_matrix
 from linvit.analysis.attention_rank import attention_rank
 from linvit.analysis.attention_statistics import attention_statistics
+from linvit.analysis.channel_matrix import channel_matrix
 from linvit.analysis.operations import Operations, attention_cost, count_operations, macs, num_parameters
 from linvit.analysis.rank import effective_rank, entropy, rank
 from linvit.analysis.recorder import Call, Recorder
@@ -15,6 +16,7 @@ __all__ = [
     "attention_matrix",
     "attention_rank",
     "attention_statistics",
+    "channel_matrix",
     "count_operations",
     "effective_rank",
     "entropy",

@@ -49,9 +49,15 @@ def attention_matrix(
         is not part of it.
 
     Raises:
-        UserError: If the mechanism can neither be probed nor has a matrix of its own.
+        UserError: If the mechanism can neither be probed nor has a matrix of its own, or mixes channels and no tokens.
     """
     name = type(mechanism).__name__
+    if mechanism.channel_matrix(q, k, grid) is not None:
+        raise UserError(
+            f"{name} mixes the channels of each token by a matrix A, {mechanism.head_dim} x {mechanism.head_dim} per "
+            f"head, and no tokens, so it has no matrix over tokens and no rank there; linvit.analysis.channel_matrix "
+            f"gives A"
+        )
     if not mechanism.probeable and not hasattr(mechanism, "attention_matrix"):
         raise UserError(
             f"{name} declares probeable = False and has no attention_matrix(q, k, v, grid), so its matrix cannot be "

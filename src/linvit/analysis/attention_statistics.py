@@ -79,5 +79,10 @@ def attention_statistics(
     else:
         matrix = formed_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x, channel=channel)
         spectrum, rows = singular_values(matrix), matrix[..., queries, :]
+    return spectral_statistics(spectrum, rtol) | row_statistics(rows, queries, grid, top)
+
+
+def spectral_statistics(spectrum: Tensor, rtol: float) -> dict[str, Tensor]:
+    """`SPECTRAL` by name, from singular values (..., r) in descending order."""
     numbers = (rank_of(spectrum, rtol), effective_rank_of(spectrum), stable_rank_of(spectrum), spectrum[..., 0])
-    return dict(zip(SPECTRAL, numbers, strict=True)) | row_statistics(rows, queries, grid, top)
+    return dict(zip(SPECTRAL, numbers, strict=True))

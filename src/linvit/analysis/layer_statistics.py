@@ -7,6 +7,7 @@ from torch import Tensor
 
 from linvit.analysis.attention_matrix import Channel
 from linvit.analysis.attention_statistics import SPECTRAL, attention_statistics
+from linvit.analysis.channel_matrix import CHANNELS, channel_matrix, channel_statistics
 from linvit.analysis.matrix_parts import matrix_parts
 from linvit.analysis.recorder import Call
 from linvit.analysis.rows import ROW_STATISTICS
@@ -20,6 +21,9 @@ def layer_statistics(
 ) -> dict[str, dict[str, Tensor]]:
     """Statistics of the whole matrix under the name "", and of each part; see `attention_statistics`.
 
+    Of a mechanism that mixes channels and no tokens there are those of its channel matrix alone, under the name
+    `CHANNELS`.
+
     Args:
         calls: What the layer received for each image; of windows the first one is measured.
         channel: Of a mechanism whose matrix differs per channel: the index of one, "mean", or None for each.
@@ -31,6 +35,11 @@ def layer_statistics(
     """
     found: dict[str, dict[str, list[Tensor]]] = {}
     for call in (call.first() for call in calls):
+        mixing = channel_matrix(call.mechanism, call.q, call.k, call.grid)
+        if mixing is not None:
+            for name, value in channel_statistics(mixing, rtol).items():
+                found.setdefault(CHANNELS, {}).setdefault(name, []).append(value.cpu())
+            continue
         for part, mechanism in {"": call.mechanism, **matrix_parts(call.mechanism)}.items():
             numbers = attention_statistics(
                 mechanism,

@@ -14,9 +14,9 @@ with fewer keys all of them, are at 1, where they do not compete.
 from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import elu_plus_one
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
@@ -65,7 +65,7 @@ class FlowAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
-        q, k = (x.sigmoid() if self.feature_map == "sigmoid" else F.elu(x) + 1 for x in (q, k))
+        q, k = (x.sigmoid() if self.feature_map == "sigmoid" else elu_plus_one(x) for x in (q, k))
         queries, keys = q.shape[-2], k.shape[-2]
         incoming = self._flow(q, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
         outgoing = self._flow(k, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)

@@ -201,13 +201,12 @@ def _print(found: Sequence[Found], folder: Path) -> None:
     index = STATISTICS.index("rank")
     for one in found:
         print(f"\n{one.subject.name}")
-        ranks = one.layers()
         parts = [part for part in dict.fromkeys(part for _, part, _, _ in one.rows) if part]
+        ranks = [one.layers(part) for part in ("", *parts)]  # of the whole matrix first
         rows = [("  layer", "rank", "tokens", *parts, "")]
-        for layer, values in ranks.items():
-            own = [one.layers(part).get(layer) for part in parts]
-            cells = ["" if numbers is None else f"{numbers[index]:.1f}" for numbers in own]
-            rows.append((f"  {layer}", f"{values[index]:.1f}", str(one.tokens[layer]), *cells, ""))
+        for layer in dict.fromkeys(layer for layer, *_ in one.rows):
+            whole, *own = (f"{of_part[layer][index]:.1f}" if layer in of_part else "" for of_part in ranks)
+            rows.append((f"  {layer}", whole, str(one.tokens[layer]), *own, ""))
         print("\n".join(line.rstrip() for line in table(rows)))
         for what, reason in one.left_out.items():
             print(reflow(f"  left out: {what}: {reason}"))

@@ -17,7 +17,8 @@ TABLE = (
     "entropy of the singular values (Roy & Vetterli 2007). Entropy: of the rows' magnitudes over log M, so that 1 is "
     "uniform attention. Top 5: share of the five largest weights. Distance: mean distance of the keys from the "
     "query's patch, in patches. Negative: share of the magnitudes that is negative. All are means over heads and "
-    "images; where matrices differ per channel, of channel 0; of windows, of the first one."
+    "images; where matrices differ per channel, of channel 0; of windows, of the first one. The part 'channels' is no "
+    "matrix over tokens: the mechanism (xca) mixes the channels of a head, and these are the numbers of that matrix."
 )
 
 
@@ -78,7 +79,7 @@ def _statistics(page: Page, one: Found) -> None:
                     f"{number['effective_rank']:.1f}",
                     f"{number['stable_rank']:.2f}",
                     f"{number['spectral_norm']:.3g}",
-                    f"{number['entropy'] / math.log(max(one.keys[layer], 2)):.3f}",
+                    f"{number['entropy'] / math.log(max(one.columns[layer], 2)):.3f}",
                     f"{number['top_share']:.3f}",
                     f"{number['attention_distance']:.2f}",
                     f"{number['negative_share']:.3f}",

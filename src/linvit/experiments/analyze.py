@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from linvit.analysis.channel_matrix import CHANNELS
 from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
@@ -59,7 +60,7 @@ class Found(NamedTuple):
         subject: The model.
         rows: Layer, part, head, and the numbers in the order of `STATISTICS`.
         tokens: Queries of each layer.
-        keys: Keys of each layer.
+        columns: Of each layer's matrix: its keys, or the channels of a head that its mechanism mixes.
         maps: Of each image.
         predictions: Of each image, in words.
         left_out: What could not be measured or drawn, with the reason.
@@ -68,7 +69,7 @@ class Found(NamedTuple):
     subject: Subject
     rows: list[tuple[str, str, int, list[float]]]
     tokens: dict[str, int]
-    keys: dict[str, int]
+    columns: dict[str, int]
     maps: list[Maps]
     predictions: list[str]
     left_out: dict[str, str]
@@ -110,7 +111,7 @@ def analyze(
         except Exception as error:  # a third party's mechanism may fail in any way
             left_out[layer] = f"{type(error).__name__}: {error}"
             continue
-        if "" not in found:
+        if not found.keys() & {"", CHANNELS}:
             left_out[layer] = f"it has more than {max_tokens} tokens and no thin factors; see --max_tokens"
         rows += [
             (layer, part, head, values)
@@ -118,13 +119,14 @@ def analyze(
             for head, values in enumerate(per_head(numbers))
         ]
     tokens = {layer: call.grid.num_queries for layer, call in calls[0].items()}
-    keys = {layer: call.grid.num_keys for layer, call in calls[0].items()}
+    columns = {layer: call.grid.num_keys for layer, call in calls[0].items()}
+    columns |= {layer: calls[0][layer].mechanism.head_dim for layer, part, *_ in rows if part == CHANNELS}
     maps, predictions = [], []
     for photo, of_image in zip(photos, calls, strict=True):
         words, mask = _prediction(subject, photo)
         predictions.append(words)
         maps.append(_maps(photo, of_image, query, max_tokens)._replace(caption=words or photo.name, beside=mask))
-    return Found(subject, rows, tokens, keys, maps, predictions, left_out | maps[0].left_out)
+    return Found(subject, rows, tokens, columns, maps, predictions, left_out | maps[0].left_out)
 
 
 def _maps(photo: Photo, calls: dict[str, Call], query: Query, max_tokens: int) -> Maps:

@@ -14,6 +14,7 @@ from linvit.analysis import effective_rank, entropy, rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
 from linvit.callbacks.attention.rank import rank_picture, read_table
+from linvit.experiments.compare.results import is_rank
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
 
 TOKENS, LAYER = 17, "blocks.0.attn"
@@ -115,6 +116,24 @@ def test_cadence_in_optimiser_steps(tmp_path, every, options, steps):
     memory, callback = Memory(), AttentionRank(every, max_share=None)
     fit(tiny_task(), tmp_path, 24, max_epochs=2, logger=memory, callbacks=[callback], **options)
     assert [step for step, _ in memory.values[f"rank/{LAYER}"]] == steps
+
+
+def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer(tmp_path):
+    memory = Memory()
+    task = tiny_task(backbone={**TINY, "depth": 2}, attention=["xca", "linear"])
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    fit(task, tmp_path, logger=[logger, memory], callbacks=[AttentionRank(1, max_share=None, channel="all")])
+    tags = [tag for tag in memory.values if "blocks.0.attn" in tag]
+    assert tags == ["rank/blocks.0.attn/channels"]
+    assert all(1 <= value <= HEAD_WIDTH for value in values(memory.values, tags[0]))
+    assert not is_rank(tags[0])
+    assert is_rank("rank/blocks.1.attn")
+    table = tmp_path / "run" / "attention_rank.csv"
+    assert {(row["layer"], row["part"]) for row in read_table(table)} == {
+        ("blocks.0.attn", "channels"),
+        ("blocks.1.attn", ""),
+    }
+    assert rank_picture(table).size[0] > 0
 
 
 class TestChannels:

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
 
+from linvit.analysis.channel_matrix import CHANNELS
 from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
@@ -32,7 +33,8 @@ class AttentionRank(Measurement):
     ranks are those of the factors and take milliseconds at thousands of tokens; otherwise the matrix is probed in
     float64. Linear attention stops at the head width; a depthwise convolution of the values lifts it to the number of
     tokens, so the ranks of both parts are logged, too (`rank/LAYER/kernel`, `rank/LAYER/convolution`). A map with a
-    non-finite entry is counted under `nonfinite/` instead.
+    non-finite entry is counted under `nonfinite/` instead. Of a mechanism that mixes channels and no tokens (xca), the
+    rank of its matrix over the channels is logged as `rank/LAYER/channels`, and nothing else.
 
     All of `linvit.analysis.attention_statistics`, per head and part, is written to attention_rank.csv in the run's
     folder, and the ranks of all layers over time to the picture attention_rank.png, and to TensorBoard.
@@ -132,7 +134,7 @@ class AttentionRank(Measurement):
         """The statistics of a layer's parts, (images, h) or (images, h, d) each."""
         channel = None if self.channel == "all" else self.channel
         found = layer_statistics(calls, channel=channel, rtol=self.rtol, max_tokens=self.max_tokens)
-        if "" not in found:
+        if not found.keys() & {"", CHANNELS}:
             tokens = max(calls[0].grid.num_queries, calls[0].grid.num_keys)
             rank_zero_warn(f"AttentionRank: {layer} has {tokens} tokens, over max_tokens={self.max_tokens}; left out")
         return found
@@ -170,11 +172,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def rank_picture(path: Path, name: str = "rank") -> Image.Image:
-    """The heat map of a table: layers by steps, mean over the heads of whole matrices."""
+    """The heat map of a table: layers by steps, mean over the heads of whole matrices, or of those over channels."""
     cells: dict[tuple[str, int], list[float]] = defaultdict(list)
     for row in read_table(path):
-        if not row["part"]:
-            cells[row["layer"], int(row["step"])].append(float(row[name]))
+        if row["part"] in ("", CHANNELS):
+            cells[f"{row['layer']} {row['part']}".rstrip(), int(row["step"])].append(float(row[name]))
     layers = list(dict.fromkeys(layer for layer, _ in cells))
     steps = sorted({step for _, step in cells})
     if len(steps) > COLUMNS:

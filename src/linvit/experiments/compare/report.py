@@ -98,7 +98,12 @@ def _how(results: Results, device: str) -> str:
             if costs
             else ""
         )
-        + (" Rank: of the attention matrix, mean over layers, heads and seeds, when last measured." if ranks else "")
+        + (
+            " Rank: of the attention matrix, mean over layers, heads and seeds, when last measured; a mechanism that "
+            "mixes channels and no tokens (xca) has none."
+            if ranks
+            else ""
+        )
     )
 
 

@@ -1,0 +1,58 @@
+"""Cross-covariance attention (XCiT): `o = v A^T` with `A = softmax(tau q'^T k')`, a matrix d x d over the channels.
+
+Every channel of q and k is brought to length 1 over the tokens, `q' = q / ||q||`. Attention runs between the channels
+of a head, so no token sees another but through A, in which all are summed.
+
+Paper: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", Sec. 3.1.
+Cost: `2 N C d` MACs. Rank: there is no matrix over tokens; A is of rank d at most.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import unit
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+from linvit.errors import check_number
+
+TOKENS = 2  # dimension of (B, h, N, d)
+
+
+class XCAttention(Attention):
+    """Cross-covariance attention, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: None or C / h (`narrow_keys` is False).
+        temperature: Initial factor tau on the logits of each head, which is learnt.
+    """
+
+    narrow_keys = False
+    fewer_keys = False
+    probeable = False
+    complexity = "O(N)"
+
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, temperature: float = 1.0
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("temperature", temperature, above=0)
+        self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), float(temperature)))
+
+    def no_weight_decay(self) -> set[str]:
+        """The temperature, as in the reference."""
+        return {"temperature"}
+
+    @recomputed
+    @full_precision
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, d) each -> (B, h, N, d)."""
+        return v @ self.channel_matrix(q, k, grid).mT
+
+    def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """A (B, h, d, d): how much each channel of the output takes of each channel of the values."""
+        q, k = (unit(x, 1e-12, dims=(TOKENS,)) for x in (q, k))
+        return (q.mT @ k * self.temperature.to(q.dtype)).softmax(-1)
