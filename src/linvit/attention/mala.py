@@ -36,6 +36,7 @@ class MALAAttention(RotaryLinearAttention):
         eps: Added to z in the quotient.
     """
 
+    complexity = "O(N)"
     extra_rank = 1
 
     def __init__(

@@ -44,6 +44,7 @@ class NaLaAttention(RotaryLinearAttention):
         eps: Added to the denominator.
     """
 
+    complexity = "O(N)"
     feature_ratio = 2
 
     def __init__(

@@ -35,6 +35,8 @@ class RALAAttention(RotaryLinearAttention):
         eps: Added to the denominator.
     """
 
+    complexity = "O(N)"
+
     def __init__(
         self,
         dim: int,
