@@ -15,6 +15,7 @@ M = TypeVar("M", bound=nn.Module)
 _LOW_RANK: dict[str, dict[str, Any]] = {
     "enhanced_linear": {"scales": ()},
     "focused": {"dwc": False},
+    "pola": {"dwc": False},
     "soft": {"conv_size": 0},
     "soft_norm": {"conv_size": 0},
     "nystrom": {"conv_kernel": 0, "num_landmarks": 4},

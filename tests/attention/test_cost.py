@@ -53,6 +53,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("mala", {}, {"k": 5}),
     ("nala", {}, {"k": 5}),
     ("xca", {}, {}),
+    ("pola", {}, {"k": 5}),
+    ("pola", {"dwc": False}, {"k": 0}),
     ("soft", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),
     ("soft", {"ratio": 2, "newton_iters": 3, "conv_size": 0}, {"R": 2, "m": 42, "T": 3, "s": 0}),
     ("soft_norm", {"ratio": 4}, {"R": 4, "m": 9, "T": 20, "s": 5}),

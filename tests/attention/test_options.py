@@ -10,6 +10,7 @@ import pytest
 import linvit
 from linvit import Grid, UserError
 from linvit.registry import attentions
+from linvit.signatures import parameters_of
 from tests.helpers import own_names
 
 NO_NUMBERS = [True, "3", math.nan, math.inf, -math.inf, [1]]
@@ -52,6 +53,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "nystrom": {"num_landmarks": [0, 2.5], "pinv_iters": [-1, 2.5], "conv_kernel": [-1, 2, 2.5]},
     "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "rala": SHARED_BY_ROTARY,
+    "pola": {"alpha": [-1], "dwc_kernel": [-1, 0, 2, 2.5], "eps": [-1e-6]},
     "xca": {"temperature": [0, -1]},
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
     "inline": {"residual_kernel": [-1, 2, 2.5]},
@@ -67,7 +69,8 @@ def numbers(name: str) -> set[str]:
     """The options of a mechanism whose type is a number, or a number or None."""
     classes = [owner for owner in attentions.get(name).__mro__ if issubclass(owner, linvit.Attention)]  # with **options
     parameters = (p for owner in classes for p in inspect.signature(owner).parameters.values())
-    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "key_dim"]
+    taken = parameters_of(attentions.get(name)).keys() - {"key_dim"}
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in taken]
     return {p.name for p in options if p.annotation in (int, float, int | None, float | None)}
 
 

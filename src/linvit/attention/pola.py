@@ -1,0 +1,137 @@
+"""Polarity-aware linear attention (PolaFormer): `o = [LA(Q, K, v_1), LA(Q', K, v_2)] + DWC(v)`, signs kept apart.
+
+`Q = [q+, q-]`, `Q' = [q-, q+]` and `K = [k+, k-]` with `x+ = relu(x)^p`, `x- = relu(-x)^p`: the first half of a head's
+values is mixed where queries and keys agree in sign, the second half where they differ. `LA` is linear attention,
+`Q (K^T v / M) / (Q mean K + eps)`, and the powers p are learnt.
+
+Paper: Meng et al. 2025, "PolaFormer: Polarity-aware Linear Attention for Vision Transformers" (ICLR). Follows the
+authors' code, with focused attention's scale, position encoding and convolution (DWC); the host gates the output.
+Cost: `2 (N + M) C dk + 4 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
+convolution).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.focused import FocusedAttention
+from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads, times
+from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+from linvit.errors import check_choice, check_number
+
+
+class PolaAttention(FocusedAttention):
+    """Linear attention on positive and negative parts, with learnt powers and a convolution of the values, O(N d^2).
+
+    A token whose query is 0 in all channels gets 0 from the linear attention: nothing is added to the features.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
+        key_dim: Channels of q and k per head; None means C / h.
+        alpha: The powers are `p = 1 + alpha sigmoid(power)`, one per channel of a head, `1 + alpha / 2` at first.
+        dwc_kernel: Side k of the depthwise kernel, odd.
+        dwc: Add the depthwise convolution of v, as in `focused`.
+        pos_enc: Add the learnable position encoding (1, M, C) to k. Prefix tokens get none.
+        learn_scale: Divide q and k by softplus of the learnable scale (1, 1, C).
+        eps: Added to the denominators.
+        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d" along the
+            flattened tokens (the reference) or "bilinear2d".
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input (the reference),
+            "silu" SiLU of one, "none" nothing.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        alpha: float = 4.0,
+        dwc_kernel: int = 5,
+        dwc: bool = True,
+        pos_enc: bool = True,
+        learn_scale: bool = True,
+        eps: float = 1e-6,
+        sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
+        gate: Literal["none", "linear", "silu"] = "linear",
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            grid,
+            key_dim=key_dim,
+            dwc_kernel=dwc_kernel,
+            dwc=dwc,
+            pos_enc=pos_enc,
+            learn_scale=learn_scale,
+            eps=eps,
+            sr_interp=sr_interp,
+            focus=False,
+            relu_eps=0.0,
+        )
+        check_number("alpha", alpha, at_least=0)
+        check_choice("gate", gate, ["none", "linear", "silu"])
+        self.alpha = alpha
+        self.gate = gate
+        self.channelwise = True
+        self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
+
+    @recomputed
+    @full_precision
+    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The linear attention of both halves of the values, (B, h, N, d)."""
+        q, k = self.features(q, k, grid)
+        context, total = key_sums(k, v, mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
+        half = self._first_half
+        same = apply_key_sums(q, context[..., :half], total, self.eps)
+        differing = apply_key_sums(q, self._exchanged(context[..., half:]), self._exchanged(total), self.eps)
+        return torch.cat([same, differing], dim=-1)
+
+    def _phi(self, x: Tensor) -> Tensor:
+        """The features [x+, x-] (B, h, N, 2 dk) of tokens (B, N, h dk); overwrites x."""
+        if self.scale is not None:
+            x = times(x, F.softplus(self.scale.to(x.dtype)).reciprocal())
+        x = split_heads(x, self.num_heads)
+        powered = x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid())
+        return torch.cat([powered.masked_fill(x < 0, 0), powered.masked_fill(x > 0, 0)], dim=-1)
+
+    @property
+    def _first_half(self) -> int:
+        """Channels of a head's values that are mixed where signs agree: the larger half."""
+        return (self.head_dim + 1) // 2
+
+    def _exchanged(self, features: Tensor) -> Tensor:
+        """[x-, x+] of [x+, x-], along dimension -2."""
+        return features.roll(self.key_dim, -2)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Those of linear attention for each channel; none with the convolution, whose matrix is no thin product."""
+        if self.dwc is not None:
+            return None
+        q, k = self.features(q, k, grid)
+        pairs = [linear_factors(x, k, self.eps, mean=True) for x in (q, self._exchanged(q.mT).mT)]
+        widths = (self._first_half, self.head_dim - self._first_half)
+        left, right = (
+            torch.cat([x.unsqueeze(2).expand(-1, -1, w, -1, -1) for x, w in zip(each, widths, strict=True)], dim=2)
+            for each in zip(*pairs, strict=True)
+        )  # (B, h, d, N, 2 dk), (B, h, d, M, 2 dk)
+        return left, right
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The linear attention and the convolution, whose matrices are one per channel each."""
+        return kernel_and_convolution(self, "dwc", depthwise=True)
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of tokens; without the convolution twice the width of a head's keys, if that is smaller."""
+        tokens = min(grid.num_queries, grid.num_keys)
+        return tokens if self.dwc is not None else min(tokens, 2 * self.key_dim)
