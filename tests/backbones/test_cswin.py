@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import linvit
-from linvit import UserError
+from linvit import Grid, UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.linear import LinearAttention
 from linvit.attention.softmax import SoftmaxAttention
@@ -16,7 +16,7 @@ from linvit.backbones.cswin import CSWin
 from linvit.weights.layouts.cswin import LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
-from tests.helpers import assert_near, assert_same_gradients, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 from tests.official import fill, images
 from tests.official.cswin import MODELS, cswin
 
@@ -407,6 +407,18 @@ def test_initial_values() -> None:
     mechanism = model.stages[0].blocks[0].attn.branches[0].mechanism
     assert mechanism.scale.eq(0).all()
     assert mechanism.positional_encoding.eq(0).all()
+
+
+def test_mechanisms_may_take_the_input_before_the_norm() -> None:
+    """Where InLine makes its kernels of it."""
+    options = {"attention": ["inline", "softmax", "softmax", "softmax"], "split_size": [None, 1, 1, 1]}
+    models = [perturb(small(**options, input_before_norm=chosen).double()) for chosen in (False, True)]
+    (without, block), grid = (model.stages[0].blocks[0] for model in models), Grid((4, 4))
+    x = randn(2, 16, block.norm1.weight.shape[0])
+    (branch,), layer = block.attn.branches, block.attn
+    mixed = x + layer.proj(branch(list(layer.qkv(block.norm1(x)).chunk(3, dim=-1)), x, grid))
+    assert_near(block(x, grid), mixed + block.mlp(block.norm2(mixed), grid), 1e-14)
+    assert relative_error(without(x, grid), block(x, grid)) > 1e-3
 
 
 def test_everything_with_axes_is_decayed() -> None:

@@ -311,10 +311,20 @@ def test_merging_joins_in_the_order_of_the_reference() -> None:
     assert_near(got, merging.proj(merging.norm(torch.cat(parts, 1).flatten(2).mT)), 1e-14)
 
 
+def test_every_block_may_have_a_window_of_its_own() -> None:
+    model = swin(attention=["agent", "softmax", "agent", "softmax"], window_size=[None, 8, 4, 2])
+    layers = [block.attn for stage in model.stages for block in stage.blocks]
+    assert [layer.whole_map for layer in layers] == [True, False, False, False]
+    assert [layer.window[0] for layer in layers] == [16, 8, 4, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window_size": [7, 7, 7]}, "window_size lists 3 sides for 2 stages. Give one for all, or 2 of them"),
+        (
+            {"window_size": [7, 7, 7]},
+            r"lists 3 sides for 4 blocks in 2 stages. Give one for all, 2 of them \(one per stage\), or 4",
+        ),
         ({"window_size": 0}, "a side of at least 1, such as 7, or null .* got 0"),
         ({"num_heads": [2]}, r"num_heads must list 2 values, one per stage; got \[2\]"),
         ({"num_heads": [5, 3]}, "dim 12 is not divisible by num_heads 5"),

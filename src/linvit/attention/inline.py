@@ -10,7 +10,7 @@ convolution. Rank: N per channel (dk + 1 without the convolution).
 
 The reference refuses keys on another grid than the queries; here they are averaged over their own number M, and their
 values are brought to the grid of the queries (bilinear) for the convolution. Its program for CSWin makes the kernels of
-the block's input before the norm.
+the block's input before the norm (CSWin's `input_before_norm`).
 """
 
 from collections.abc import Callable

@@ -2,7 +2,8 @@
 
 Papers: Dong et al. 2022, "CSWin Transformer: A General Vision Transformer Backbone with Cross-Shaped Windows". The
 FLatten presets follow Han et al. 2023, "FLatten Transformer": focused attention on the whole plane in the first two
-stages, softmax in stripes behind them, and depths that differ from CSWin's.
+stages, softmax in stripes behind them, and depths that differ from CSWin's. So do the Agent and InLine presets of Han
+et al. 2024, with their mechanisms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ class CSWin(Backbone):
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         proj_drop: Dropout after the output projection of each attention.
+        input_before_norm: Give mechanisms that take the layer's input that of the block, before its first norm, as the
+            authors of InLine do.
         feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
             (CSWin's dense models). The last stage's is the final norm.
     """
@@ -69,6 +72,7 @@ class CSWin(Backbone):
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        input_before_norm: bool = False,
         feature_norms: bool = False,
     ) -> None:
         count = len(depths)
@@ -99,6 +103,7 @@ class CSWin(Backbone):
                         feed_forward(ffn, dim, int(dim * mlp_ratio)),
                         rate,
                         norm_eps=1e-5,
+                        input_before_norm=input_before_norm,
                     )
                     for spec, rate in zip(specs[i], rates[i], strict=True)
                 ],
@@ -118,9 +123,27 @@ cswin_base_384 = preset(cswin_base, img_size=384, split_size=_wide_stripes)
 cswin_large = preset(CSWin, embed_dim=144, depths=(2, 4, 32, 2), num_heads=(6, 12, 24, 24))
 cswin_large_384 = preset(cswin_large, img_size=384, split_size=_wide_stripes)
 
-_flatten = partial(CSWin, attention=("focused", "focused", "softmax", "softmax"), split_size=(None, None, 7, 7))
-
-flatten_cswin_tiny = preset(_flatten, embed_dim=64, depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16))
-flatten_cswin_small = preset(_flatten, embed_dim=64, depths=(2, 4, 32, 2), num_heads=(2, 4, 8, 16))
-flatten_cswin_base = preset(_flatten, embed_dim=96, depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32))
+_focused = ("focused", "focused", "softmax", "softmax")
+_tiny = partial(CSWin, embed_dim=64, depths=(2, 4, 18, 1), num_heads=(2, 4, 8, 16), split_size=(None, None, 7, 7))
+_small = partial(_tiny, depths=(3, 6, 29, 2))
+_base = partial(CSWin, embed_dim=96, depths=(3, 6, 29, 2), num_heads=(4, 8, 16, 32), split_size=(None, None, 7, 7))
+flatten_cswin_tiny = preset(_tiny, attention=_focused)
+flatten_cswin_small = preset(_tiny, attention=_focused, depths=(2, 4, 32, 2))
+flatten_cswin_base = preset(_base, attention=_focused)
 flatten_cswin_base_384 = preset(flatten_cswin_base, img_size=384, split_size=(None, None, 12, 12))
+
+_agents = (
+    {"name": "agent", "agents": 9, "dwc_kernel": 0},
+    {"name": "agent", "agents": 16, "dwc_kernel": 0},
+    "softmax",
+    "softmax",
+)
+agent_cswin_tiny = preset(_tiny, attention=_agents)
+agent_cswin_small = preset(_small, attention=_agents)
+agent_cswin_base = preset(_base, attention=_agents)
+agent_cswin_base_384 = preset(agent_cswin_base, img_size=384, split_size=(None, None, 12, 12))
+
+_inline = ("inline", "inline", "softmax", "softmax")
+inline_cswin_tiny = preset(_tiny, attention=_inline, input_before_norm=True)
+inline_cswin_small = preset(_small, attention=_inline, input_before_norm=True)
+inline_cswin_base = preset(_base, attention=_inline, input_before_norm=True)

@@ -3,6 +3,8 @@
 Papers: Dosovitskiy et al. 2021 (ViT); Touvron et al. 2021, "Training data-efficient image transformers". The FLatten
 presets follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows
 Bolya et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
+The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
+presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images.
 
 The softmax models equal timm's `VisionTransformer`, parameter names included. The authors of FLatten published no DeiT
 code: the presets combine the layout of the nearest descendant with the published attention.
@@ -213,3 +215,11 @@ deit_base_384 = preset(deit_base, img_size=384)
 hydra_deit_base = preset(deit_base, attention=["softmax"] * 10 + ["hydra"] * 2)
 flatten_deit_tiny = preset(_mean, attention="focused", embed_dim=192, num_heads=3)
 flatten_deit_small = preset(_mean, attention="focused", embed_dim=384, num_heads=6)
+
+agent_deit_tiny = preset(deit_tiny, attention="agent")
+agent_deit_small = preset(deit_small, attention="agent")
+agent_deit_small_448 = preset(agent_deit_small, img_size=448)
+agent_deit_base = preset(deit_base, attention=[{"name": "agent", "agents": 81}] * 4 + ["softmax"] * 8)
+inline_deit_tiny = preset(DeiT, attention="inline", embed_dim=192, num_heads=6)
+inline_deit_small = preset(DeiT, attention="inline", img_size=288, embed_dim=320, num_heads=10)
+inline_deit_base = preset(DeiT, attention="inline", img_size=448, embed_dim=384, num_heads=12)

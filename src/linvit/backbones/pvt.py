@@ -1,11 +1,13 @@
 """PVT: a pyramid vision transformer whose keys and values are reduced in space, with any attention in its blocks.
 
 Paper: Wang et al. 2021, "Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions".
-The FLatten presets follow Han et al. 2023: focused attention in every block, no spatial reduction.
+The FLatten presets follow Han et al. 2023: focused attention in every block, no spatial reduction. So do the Agent and
+InLine presets of Han et al. 2024, the latter with twice as many heads.
 
 As in the reference code the patch embeddings' and reductions' LayerNorms have eps 1e-5, all others 1e-6. FLatten-PVT
-differs from its host: no class token, the mean of the patch tokens, and a final norm that is never applied. Its "PVT-B"
-is `flatten_pvt_large`. Published with `drop_path_rate` 0.1 (tiny, small) and 0.3 (medium, large).
+differs from its host: no class token, the mean of the patch tokens, and a final norm that is never applied (Agent-PVT
+and InLine-PVT have none). Its "PVT-B" is `flatten_pvt_large`. Published with `drop_path_rate` 0.1 (tiny, small) and 0.3
+(medium, large).
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +55,7 @@ class PVT(Backbone):
         class_token: Prepend a learnable class token in stage 4.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         final_norm: Apply the final norm. False keeps its parameters, which checkpoints contain, without applying or
-            training them.
+            training them; None has none.
         class_position: Without a class token, keep its row in the position embeddings of stage 4, which then acts on
             nothing: the reference for dense prediction has it, and so have its checkpoints.
     """
@@ -82,7 +84,7 @@ class PVT(Backbone):
         proj_drop: float = 0.0,
         class_token: bool = True,
         global_pool: str = "token",
-        final_norm: bool = True,
+        final_norm: bool | None = True,
         class_position: bool = False,
     ) -> None:
         ratios = (8, 4, 2, 1) if sr_ratios is None else sr_ratios
@@ -119,7 +121,7 @@ class PVT(Backbone):
             self.stages.append(Stage(dim, grid, embed, blocks, positions=True, spare_position=spare))
             in_chans = dim
         norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
-        self.complete(norm, pyramid_info(embed_dims))
+        self.complete(nn.Identity() if final_norm is None else norm, pyramid_info(embed_dims))
 
     def no_weight_decay(self) -> set[str]:
         """Returns names of parameters without weight decay: the class token alone."""
@@ -138,9 +140,8 @@ class IdleNorm(nn.LayerNorm):
         return x
 
 
-_flatten = partial(
+_mean = partial(
     PVT,
-    attention="focused",
     sr_ratios=(1, 1, 1, 1),
     class_token=False,
     global_pool="avg",
@@ -152,7 +153,21 @@ pvt_tiny = preset(PVT, depths=(2, 2, 2, 2))
 pvt_small = preset(PVT, depths=(3, 4, 6, 3))
 pvt_medium = preset(PVT, depths=(3, 4, 18, 3))
 pvt_large = preset(PVT, depths=(3, 8, 27, 3))
-flatten_pvt_tiny = preset(_flatten, depths=(2, 2, 2, 2))
-flatten_pvt_small = preset(_flatten, depths=(3, 4, 6, 3))
-flatten_pvt_medium = preset(_flatten, depths=(3, 4, 18, 3))
-flatten_pvt_large = preset(_flatten, depths=(3, 8, 27, 3))
+flatten_pvt_tiny = preset(_mean, attention="focused", depths=(2, 2, 2, 2))
+flatten_pvt_small = preset(_mean, attention="focused", depths=(3, 4, 6, 3))
+flatten_pvt_medium = preset(_mean, attention="focused", depths=(3, 4, 18, 3))
+flatten_pvt_large = preset(_mean, attention="focused", depths=(3, 8, 27, 3))
+
+_agents = tuple({"name": "agent", "agents": agents} for agents in (9, 16, 49, 49))
+_agent = partial(_mean, attention=_agents, final_norm=None)
+agent_pvt_tiny = preset(_agent, depths=(2, 2, 2, 2))
+agent_pvt_small = preset(_agent, depths=(3, 4, 6, 3))
+agent_pvt_medium = preset(_agent, depths=(3, 4, 18, 3))
+agent_pvt_medium_256 = preset(agent_pvt_medium, img_size=256)
+agent_pvt_large = preset(_agent, depths=(3, 8, 27, 3))
+
+_inline = partial(_mean, attention="inline", num_heads=(2, 4, 10, 16), final_norm=None)
+inline_pvt_tiny = preset(_inline, depths=(2, 2, 2, 2))
+inline_pvt_small = preset(_inline, depths=(3, 4, 6, 3))
+inline_pvt_medium = preset(_inline, depths=(3, 4, 18, 3))
+inline_pvt_large = preset(_inline, depths=(3, 8, 27, 3))

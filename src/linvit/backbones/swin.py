@@ -1,13 +1,15 @@
 """Swin: a pyramid of attention inside shifted windows, with any attention in its blocks.
 
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows". The FLatten presets
-follow Han et al. 2023: focused attention over the whole map in stages 1 and 2, softmax in windows in stages 3 and 4.
+follow Han et al. 2023: focused attention over the whole map in stages 1 and 2, softmax in windows in stages 3 and 4. So
+do the Agent and InLine presets of Han et al. 2024, but in all of stage 3 (tiny) or its first two blocks (base), too.
 
 Parameters and numbers are those of the reference codes; the patch merging that ends a stage there begins the next one
 here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -44,8 +46,8 @@ class Swin(Backbone):
         embed_dim: Channels C of stage 1; each further stage doubles them.
         depths: Blocks of each stage.
         num_heads: Heads of each stage.
-        window_size: Side of the windows, for all stages or as a list with one per stage. None (null) is the whole map,
-            whatever its size is, for mechanisms whose cost is linear.
+        window_size: Side of the windows, one for all or a list with one per stage or per block. None (null) is the
+            whole map, whatever its size is, for mechanisms whose cost is linear.
         window_dilation: Distance of a window's tokens in rows and columns, for all stages or as a list; see
             `WindowAttention`.
         mlp_ratio: Hidden width of the feed-forward layer over C.
@@ -86,7 +88,7 @@ class Swin(Backbone):
         dims = [embed_dim * 2**i for i in range(len(depths))]
         super().__init__(num_classes, dims[-1])
         specs, rates = specs_and_rates(attention, drop_path_rate, depths)
-        windows = window_sizes(window_size, len(depths))
+        windows = window_sizes(window_size, depths)
         dilations = [window_dilation] * len(depths) if isinstance(window_dilation, int) else window_dilation
         check_stages(len(depths), window_dilation=dilations)
 
@@ -100,7 +102,7 @@ class Swin(Backbone):
                         dim,
                         num_heads[i],
                         grid,
-                        window=windows[i],
+                        window=windows[i][j],
                         shifted=j % 2 == 1,
                         dilation=dilations[i],
                         attention=spec,
@@ -146,16 +148,18 @@ class PatchMerging(nn.Module):
         return self.proj(self.norm(merged)), size
 
 
-def window_sizes(given: int | Sequence[int | None] | None, stages: int) -> list[int | None]:
-    """Returns one window size per stage, given one for all or a list."""
-    if given is None or isinstance(given, int):
-        return [given] * stages
-    if len(given) != stages:
+def window_sizes(given: int | Sequence[int | None] | None, depths: Sequence[int]) -> list[list[int | None]]:
+    """Returns the window size of each block of each stage, given one for all, one per stage, or one per block."""
+    sides = [given] * len(depths) if given is None or isinstance(given, int) else list(given)
+    if len(sides) == len(depths):
+        sides = [side for side, depth in zip(sides, depths, strict=True) for _ in range(depth)]
+    if len(sides) != sum(depths):
         raise UserError(
-            f"window_size lists {len(given)} sides for {stages} stages. Give one for all, or {stages} of them; null is "
-            f"the whole map"
+            f"window_size lists {len(sides)} sides for {sum(depths)} blocks in {len(depths)} stages. Give one for all, "
+            f"{len(depths)} of them (one per stage), or {sum(depths)} (one per block); null is the whole map"
         )
-    return list(given)
+    rest = iter(sides)
+    return [list(islice(rest, depth)) for depth in depths]
 
 
 swin_tiny = preset(Swin, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24))
@@ -170,3 +174,16 @@ flatten_swin_tiny = preset(swin_tiny, attention=_focused, window_size=(None, Non
 flatten_swin_small = preset(swin_small, attention=_focused, window_size=(None, None, 7, 7))
 flatten_swin_base = preset(swin_base, attention=_focused, window_size=(None, None, 7, 7))
 flatten_swin_base_384 = preset(flatten_swin_base, img_size=384, window_size=(None, None, 12, 12))
+
+_agents = tuple({"name": "agent", "agents": agents} for agents in (9, 16, 49))
+_base_agents = (*[_agents[0]] * 2, *[_agents[1]] * 2, *[_agents[2]] * 2, *["softmax"] * 18)
+_base_windows = (*[None] * 6, *[7] * 18)
+agent_swin_tiny = preset(swin_tiny, attention=(*_agents, "softmax"), window_size=(None, None, None, 7))
+agent_swin_small = preset(swin_small, attention=(*_agents[:2], "softmax", "softmax"), window_size=(None, None, 7, 7))
+agent_swin_small_288 = preset(agent_swin_small, img_size=288, window_size=(None, None, 9, 9))
+agent_swin_base = preset(swin_base, attention=_base_agents, window_size=_base_windows)
+agent_swin_base_384 = preset(agent_swin_base, img_size=384, window_size=(*[None] * 6, *[12] * 18))
+
+inline_swin_tiny = preset(swin_tiny, attention=(*["inline"] * 3, "softmax"), window_size=(None, None, None, 7))
+inline_swin_small = preset(swin_small, attention=(*["inline"] * 2, *["softmax"] * 2), window_size=(None, None, 7, 7))
+inline_swin_base = preset(swin_base, attention=(*["inline"] * 6, *["softmax"] * 18), window_size=_base_windows)

@@ -202,15 +202,23 @@ class StripeAttention(nn.Module):
         mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
         return mechanism.projections
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the tokens of `grid`."""
+    def forward(self, x: Tensor, grid: Grid, before_norm: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the tokens of `grid`.
+
+        Args:
+            x: Tokens (B, N, C), row by row.
+            grid: Their grid.
+            before_norm: What a mechanism that takes the layer's input gets in the place of x (B, N, C).
+        """
         count = len(self.branches)
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)
         parts = [list(projected[i::count]) for i in range(count)]  # of each branch
+        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
+        given = stemmed if before_norm is None or not mechanism.takes_input else before_norm
         mixed = [
             branch(own, part, grid)
-            for branch, own, part in zip(self.branches, parts, stemmed.chunk(count, dim=-1), strict=True)
+            for branch, own, part in zip(self.branches, parts, given.chunk(count, dim=-1), strict=True)
         ]
         out = normed_and_gated(torch.cat(mixed, dim=-1), x, self.out_norm, self.gate)
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
