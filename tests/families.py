@@ -13,7 +13,7 @@ SUPPLIED = {"model": "test_resnet"}  # values for options without a default
 HEAD_WIDTH = 8
 NARROW = dict.fromkeys(("width", "fpn_width", "auxiliary_width", "fc_width"), 8)
 NARROW |= {"proposals": [40, 20], "roi_samples": 16, "max_detections": 10}
-WIDTHS_AND_DEPTHS = {"embed_dim", "embed_dims", "depth", "depths", "num_heads"}
+SIZES = {"embed_dim", "embed_dims", "depth", "depths", "num_heads", "mlp_ratio", "head_width", "layer_scale"}
 
 
 def family(name: str) -> Callable[..., Any]:
@@ -39,6 +39,8 @@ def small(name: str, **supplied: Any) -> dict[str, Any]:
         if key in ("embed_dim", "embed_dims"):
             first = isinstance(default, int) and not isinstance(heads, int)  # stage's alone; the others follow it
             spec[key] = _channels(heads[0] if first else heads)
+        elif key == "head_width":
+            spec[key] = HEAD_WIDTH
         elif key in ("depth", "depths") and not _one_spec_per_block(attention, default):
             spec[key] = 2 if isinstance(default, int) else [1] * len(default)
     return spec
@@ -70,7 +72,7 @@ def _own_options(name: str) -> dict[str, Any]:
     """What a name sets otherwise than its constructor does, sizes aside."""
     defaults = parameters_of(family(name))
     options = parameters_of(backbones.get(name))
-    return {key: value for key, value in options.items() if key not in WIDTHS_AND_DEPTHS and value != defaults[key]}
+    return {key: value for key, value in options.items() if key not in SIZES and value != defaults[key]}
 
 
 def _heads(name: str) -> int:

@@ -14,7 +14,7 @@ from linvit.registry import attentions, backbones, heads
 from linvit.signatures import parameters_of
 from linvit.testing import Verdict, check_attention, check_backbone, check_head, parametrize_with_checks
 from linvit.testing.backbone.members import ARGUMENTS
-from tests.families import WIDTHS_AND_DEPTHS, families, kinds, narrow, small
+from tests.families import SIZES, families, kinds, narrow, small
 from tests.helpers import inputs, low_rank, mechanism, own_names
 from tests.testing.helpers import attention_lines
 
@@ -72,7 +72,7 @@ def test_every_kind_of_backbone_in_full(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families().values(), ids=families())
 def test_one_of_every_family_at_its_own_size(name: str) -> None:
-    spec = {key: value for key, value in small(name).items() if key not in WIDTHS_AND_DEPTHS}
+    spec = {key: value for key, value in small(name).items() if key not in SIZES}
     report = check_backbone(spec, quick=True)
     assert report.passed, f"\n{report}"
 

@@ -29,7 +29,7 @@ SHARED_BY_SOFT = {
 SHARED_BY_ROTARY = {"lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]}
 
 BEYOND: dict[str, dict[str, list[float]]] = {
-    "softmax": {"qk_scale": [0], "attn_drop": [-0.1, 1.1]},
+    "softmax": {"qk_scale": [0], "attn_drop": [-0.1, 1.1], "lepe_kernel": [-1, 2, 2.5]},
     "linear": {"eps": [-1e-6], "relu_eps": [-1e-6]},
     "focused": {
         "focusing_factor": [0.5],

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Grid
+from tests.attention.rotary_formula import lepe, rotated
 from tests.golden_files import Golden, attention_layer, both_precisions, check_layer_gradients, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, randn
 
@@ -51,6 +52,16 @@ def test_qk_norm_is_a_layer_norm_per_head(fused: bool) -> None:
         F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias) for x, norm in ((q, module.q_norm), (k, module.k_norm))
     )
     assert_near(given(module, GRID), naive(q, k, v, module.scale), 1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_formula_with_positions_and_convolution(fused: bool) -> None:
+    """The softmax attention of RAVLT's stages 3 and 4."""
+    module = mechanism({"name": "softmax", "rotary": True, "lepe_kernel": 3, "fused": fused}, GRID)
+    given = inputs(module, GRID, grad=True)
+    q, k = rotated(given.q, GRID, GRID.size), rotated(given.k, GRID, GRID.keys_size)
+    want = naive(q, k, given.v, module.scale) + lepe(module, given.v, GRID)
+    assert_same_gradients(given(module, GRID), want, [*given.tensors, *module.parameters()], 1e-10)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -16,6 +16,7 @@ from tests.official import conv, fill, linear, norm
 from tests.official.cswin import cswin, flatten_cswin
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import pvt_v2
+from tests.official.ravlt import ravlt
 from tests.official.soft import soft
 from tests.official.swin import swin
 
@@ -115,6 +116,9 @@ PVT = {"embed_dims": [16, 32, 40, 48], "depths": [1, 1, 2, 1], "num_heads": [1, 
 SWIN = {"embed_dim": 24, "depths": [1, 2, 2, 1], "num_heads": [1, 2, 4, 8]}
 CSWIN = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [2, 4, 8, 16]}
 SOFT = {"embed_dims": [16, 32, 48, 64], "depths": [1, 1, 2, 1], "num_heads": [1, 2, 3, 4]}
+RAVLT = {"embed_dims": [16, 32, 48, 64], "num_heads": [2, 2, 3, 4], "depths": [1, 1, 2, 1], "head_width": 24}
+RAVLT_SIZES = [RAVLT["embed_dims"], RAVLT["num_heads"], RAVLT["depths"]]
+RAVLTS = {"rala": "ravlt_t", "nala": "nalaformer_xt"}
 FAKES = {
     "deit": Fake("deit_tiny", {"depth": 2, "embed_dim": 48}, partial(deit, 48, 2, 196), save_model, "deit"),
     "flatten_deit": Fake(
@@ -149,6 +153,10 @@ FAKES = {
         "flatten_cswin_tiny", CSWIN, partial(flatten_cswin, 16, CSWIN["depths"], 8), save_flatten, "cswin"
     ),
     "soft": Fake("soft_tiny", SOFT, lambda: soft(*soft_sizes()), save_timm, "soft"),
+    **{
+        kind: Fake(name, RAVLT, partial(ravlt, *RAVLT_SIZES, kind=kind, projection=24), save_model, "ravlt")
+        for kind, name in RAVLTS.items()
+    },
     "soft_norm": Fake("soft_norm_tiny", SOFT, lambda: soft(*soft_sizes()), save_timm, "soft"),
 }
 

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 import linvit
 from linvit.attention.ops.tables import grid_from_count, resize_table
+from linvit.layers.output_gate import OutputGate
 from linvit.weights.layouts.families import LAYOUTS
 from linvit.weights.load import load_pretrained
 from tests.helpers import perturb, randn
@@ -185,6 +186,9 @@ class TestAttention:
         layers = [name for name in before if name.endswith("qkv.weight")]
         assert layers
         assert set(layers) <= set(report.loaded)
+        for gate in (module for module in model.modules() if isinstance(module, OutputGate)):
+            x = randn(2, 9, gate.in_features, dtype=torch.float32)
+            torch.testing.assert_close(gate(x, x), x)  # open
 
     def test_focused_into_softmax(self, official):
         report = load_pretrained(create(FAKES["flatten_pvt"].spec, attention="softmax"), official("flatten_pvt"))

@@ -1,15 +1,23 @@
 """Softmax attention: `o = softmax(q k^T / sqrt(d) + bias) v`.
 
 Paper: Vaswani et al. 2017, "Attention Is All You Need", Eq. 1. The baseline of every comparison.
-Cost: `N M (h dk + C)` MACs, O(N) memory with the fused kernel. Rank: up to N.
+Cost: `N M (h dk + C)` MACs, O(N) memory with the fused kernel; `lepe_kernel` adds `k^2 N C`. Rank: up to N.
+
+With `rotary`, `lepe_kernel` and `gate` it is the softmax attention of RAVLT, MAViT, NaLaFormer and PolaFormer++:
+`o = softmax(rot(q) rot(k)^T / sqrt(d)) v + conv(v)`, with a gate by the host.
 """
+
+from typing import Literal, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
-from linvit.errors import check_number
+from linvit.attention.ops.rotary import check_rotary, rotate
+from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.errors import check_choice, check_number
 
 
 class SoftmaxAttention(Attention):
@@ -23,6 +31,11 @@ class SoftmaxAttention(Attention):
         qk_scale: Factor on the logits; None means 1 / sqrt(key_dim).
         qk_norm: LayerNorm on every head's queries and keys.
         attn_drop: Dropout rate on the attention weights.
+        rotary: Turn queries and keys by their rows and columns (see `linvit.attention.ops.rotary`); key_dim must then
+            be a multiple of 4.
+        lepe_kernel: Side of the kernels of a depthwise convolution of the values, which is added; 0 is none.
+        gate: What the host multiplies the output by; see `linvit.Attention`.
+        out_norm: The host's norm before it; see `linvit.Attention`.
         fused: Use `torch.nn.functional.scaled_dot_product_attention`; False writes the formula out.
     """
 
@@ -39,21 +52,40 @@ class SoftmaxAttention(Attention):
         qk_scale: float | None = None,
         qk_norm: bool = False,
         attn_drop: float = 0.0,
+        rotary: bool = False,
+        lepe_kernel: int = 0,
+        gate: Literal["none", "linear", "silu"] = "none",
+        out_norm: Literal["none", "ln"] = "none",
         fused: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         if qk_scale is not None:
             check_number("qk_scale", qk_scale, above=0, note=", or null for 1 / sqrt(key_dim)")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
+        check_choice("gate", gate, ["none", "linear", "silu"])
+        check_choice("out_norm", out_norm, ["none", "ln"])
         self.scale = self.key_dim**-0.5 if qk_scale is None else qk_scale
         self.q_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()
         self.attn_drop = attn_drop
+        if rotary:
+            check_rotary(dim, num_heads, self.key_dim)
+        self.rotary = rotary
+        self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
+        self.channelwise = self.lepe is not None
+        self.gate, self.out_norm = gate, out_norm
         self.fused = fused
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d); `bias` broadcasts to (B, h, N, M)."""
+        if self.lepe is None:
+            return self._attend(q, k, v, grid, bias)
+        return self.convolved(v, grid) + self._attend(q, k, v, grid, bias)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None) -> Tensor:
         q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary:
+            q, k = rotate(q, k, grid)
         dropout = self.attn_drop if self.training else 0.0
         if self.fused:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
@@ -66,3 +98,14 @@ class SoftmaxAttention(Attention):
         if bias is not None:
             logits = logits + bias
         return F.dropout(logits.softmax(-1), dropout) @ v
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        return convolve_values(cast("nn.Conv2d", self.lepe), v, grid)
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """Softmax attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
+        parts = kernel_and_convolution(self, "lepe", depthwise=True)
+        if parts:
+            parts["kernel"].channelwise = False
+        return parts

@@ -69,7 +69,7 @@ class Backbone(nn.Module):
             initialise: The part that gets a vision transformer's initial values; None is the whole model.
         """
         self.norm = norm
-        self.head = classifier(self.num_features, self.num_classes)
+        self.head = classifier(self.head_hidden_size, self.num_classes)
         self.feature_info = feature_info
         init_vit(self if initialise is None else initialise)
         tie_mechanisms(self)
@@ -182,7 +182,7 @@ class Backbone(nn.Module):
             self.check_pool(global_pool)
             self.global_pool = global_pool
         self.num_classes = num_classes
-        self.head = classifier(self.num_features, num_classes)
+        self.head = classifier(self.head_hidden_size, num_classes)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switches gradient checkpointing, which saves memory and computes activations of blocks twice."""

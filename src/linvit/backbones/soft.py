@@ -14,7 +14,6 @@ parameters; the README says 24 million, which is 1-3-7-4 (24,110,092). For a che
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
+from linvit.layers.patch_embed import ConvEmbed
 from linvit.registry import Spec, preset
 
 
@@ -127,27 +127,6 @@ class SOFTStage(Stage):
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """Leaves the positions as they are."""
         return state
-
-
-class ConvEmbed(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): 3 x 3 convolutions, each with BatchNorm and ReLU.
-
-    Args:
-        widths: Channels, before the first and after each convolution.
-        strides: Of the convolutions. A side that a stride does not divide is rounded up.
-    """
-
-    def __init__(self, widths: Sequence[int], strides: Sequence[int]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for (into, out), stride in zip(pairwise(widths), strides, strict=True):
-            layers += [nn.Conv2d(into, out, 3, stride, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
-        self.proj = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Returns tokens and their patch grid."""
-        x = self.proj(x)  # (B, dim, H', W')
-        return x.flatten(2).mT, (x.shape[2], x.shape[3])
 
 
 class PostNormBlock(nn.Module):

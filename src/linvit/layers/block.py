@@ -1,9 +1,11 @@
-"""The pre-norm transformer block of all families but SOFT."""
+"""The pre-norm transformer block of all families but SOFT, also with convolutions for positions."""
 
+import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.layers.residual_conv import ResidualConv
 
 
 class Block(nn.Module):
@@ -42,3 +44,62 @@ class Block(nn.Module):
         extra = {"before_norm": x} if self.input_before_norm else {}
         x = x + self.drop_path1(self.attn(self.norm1(x), grid, **extra))
         return x + self.drop_path2(self.mlp(self.norm2(x), grid))  # type: ignore[no-any-return]
+
+
+class CPEBlock(Block):
+    """A `Block` with conditional positional encodings, a 3 x 3 depthwise convolution before attention: `x + conv(x)`.
+
+    Args:
+        dim: Channels C.
+        attn: Token mixer, called with tokens and grid.
+        mlp: Feed-forward layer, called with tokens and grid.
+        drop_path: Rate of stochastic depth.
+        norm_eps: Of both LayerNorms.
+        second: Another such encoding between attention and feed-forward layer.
+        layer_scale: Initial value of a learnable factor per channel on each branch; None is no factor.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        mlp: nn.Module,
+        drop_path: float,
+        norm_eps: float,
+        *,
+        second: bool = False,
+        layer_scale: float | None = None,
+    ) -> None:
+        super().__init__(dim, attn, mlp, drop_path, norm_eps)
+        self.cpe1 = ResidualConv(dim)
+        self.cpe2 = ResidualConv(dim) if second else None
+        self.scale1, self.scale2 = (
+            nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = self.cpe1(x, grid)
+        x = x + self.drop_path1(self.scale1(self.attn(self.norm1(x), grid)))
+        if self.cpe2 is not None:
+            x = self.cpe2(x, grid)
+        return x + self.drop_path2(self.scale2(self.mlp(self.norm2(x), grid)))  # type: ignore[no-any-return]
+
+
+class LayerScale(nn.Module):
+    """A learnable factor per channel (Touvron et al. 2021, "Going deeper with Image Transformers", Sec. 2).
+
+    Unlike timm's it is no vector, (1, C), since the references decay it like weights.
+
+    Args:
+        dim: Channels C.
+        init: Initial value of the factors.
+    """
+
+    def __init__(self, dim: int, init: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(init * torch.ones(1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return x * self.gamma

@@ -1,4 +1,7 @@
-"""Patch embedding: a strided convolution that turns an image or a feature plane into tokens."""
+"""Patch embedding: strided convolutions that turn an image or a feature plane into tokens."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,3 +46,32 @@ class PatchEmbed(nn.Module):
             x = F.pad(x, (0, right, 0, below))
         x = self.proj(x)  # (B, dim, H', W')
         return self.norm(x.flatten(2).mT), (x.shape[2], x.shape[3])
+
+
+class ConvEmbed(nn.Module):
+    """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): 3 x 3 convolutions with BatchNorm and activation.
+
+    Args:
+        widths: Channels, before the first and after each convolution.
+        strides: Of the convolutions. A side that a stride does not divide is rounded up.
+        act: Builds the activation behind each BatchNorm.
+        last_act: Have it behind the last one, too.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        strides: Sequence[int],
+        act: Callable[[], nn.Module] = nn.ReLU,
+        last_act: bool = True,
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for (into, out), stride in zip(pairwise(widths), strides, strict=True):
+            layers += [nn.Conv2d(into, out, 3, stride, padding=1), nn.BatchNorm2d(out), act()]
+        self.proj = nn.Sequential(*layers if last_act else layers[:-1])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Returns tokens and their patch grid."""
+        x = self.proj(x)  # (B, dim, H', W')
+        return x.flatten(2).mT, (x.shape[2], x.shape[3])

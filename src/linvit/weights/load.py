@@ -11,6 +11,8 @@ from linvit.attention.base import Attention
 from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
+from linvit.layers.conv_stem import ConvStem
+from linvit.layers.output_gate import OutputGate
 from linvit.weights.layouts.families import LAYOUTS, NETWORKS, OWN
 from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read, split
@@ -30,9 +32,9 @@ def load_pretrained(
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
     of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
-    another attention than the file, the projections are loaded and the attention's own parameters stay as they are. A
-    network of a backbone and a head takes weights of the like, or those of its backbone alone; a backbone takes its
-    part of a network.
+    another attention than the file, the projections are loaded, the attention's own parameters stay as they are, and a
+    gate that the file does not have lets everything pass. A network of a backbone and a head takes weights of the like,
+    or those of its backbone alone; a backbone takes its part of a network.
 
     Args:
         model: A backbone, or a network such as `linvit.create_segmentor` makes.
@@ -70,6 +72,9 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
     if bad := not_finite(model, {"state_dict": values}):
         raise UserError(f"{weights.source} holds weights that are not finite; nothing was changed: {some(bad)}")
     model.load_state_dict(values, strict=False)
+    for name, module in model.named_modules():
+        if isinstance(module, OutputGate) and f"{name}.weight" in report.initialised:
+            module.open()
     return report
 
 
@@ -175,10 +180,10 @@ def _no_head(model: nn.Module, state: Mapping[str, Tensor], classifiers: tuple[s
 
 
 def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
-    """The names of all parameters of those mechanisms of which the file has no parameter."""
+    """The names of all parameters of those mechanisms, stems, norms and gates of which the file has no parameter."""
     found: set[str] = set()
     for prefix, module in model.named_modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | ConvStem | OutputGate) or prefix.endswith(".out_norm"):
             names = {f"{prefix}.{name}" for name in module.state_dict()}
             if not names & state.keys():
                 found |= names

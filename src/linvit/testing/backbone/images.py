@@ -114,7 +114,22 @@ class Subject:
             torch.manual_seed(seed)
             built = self.create(size, **context)
         disturb(built)
-        return built.to(dtype).eval()
+        built.to(dtype).eval()
+        settle(built, images(size or self.size, in_chans=context.get("in_chans", 3), dtype=dtype))
+        return built
+
+
+@torch.no_grad()
+def settle(model: nn.Module, x: Tensor) -> None:
+    """Gives each BatchNorm the statistics of images, as training does; with those it begins with, biases drown them."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
+    if norms:
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.train().momentum = 1.0
+        model(x)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.eval().momentum = momentum
 
 
 def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:

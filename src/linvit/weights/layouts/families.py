@@ -9,6 +9,7 @@ from linvit.weights.layouts import (
     mmseg,
     pvt,
     pvt_v2,
+    ravlt,
     soft,
     swin,
     torchvision_rcnn,
@@ -25,6 +26,7 @@ LAYOUTS: tuple[Layout, ...] = (
     swin.SWIN_MMSEG,
     cswin.LAYOUT,
     soft.LAYOUT,
+    ravlt.LAYOUT,
 )
 NETWORKS: tuple[Layout, ...] = (
     mmseg.LAYOUT,

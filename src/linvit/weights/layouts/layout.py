@@ -61,3 +61,8 @@ class Layout:
 def count_from_zero(template: str) -> Callable[[re.Match[str]], str]:
     """A replacement whose `{}` is the match's first group less one: official stages count from one."""
     return lambda match: template.format(int(match[1]) - 1)
+
+
+def flat(kernel: Tensor) -> Tensor:
+    """The weight (C', C) of a 1 x 1 convolution (C', C, 1, 1); what has fewer axes stays as it is."""
+    return kernel.flatten(1) if kernel.ndim == 4 else kernel

@@ -1,14 +1,6 @@
 """Key layout of MAResU-Net's official code: the whole network, whose encoder is torchvision's ResNet-34."""
 
-from torch import Tensor
-
-from linvit.weights.layouts.layout import Layout, count_from_zero
-
-
-def flat(kernel: Tensor) -> Tensor:
-    """The weight (C', C) of a 1 x 1 convolution (C', C, 1, 1); biases stay as they are."""
-    return kernel.flatten(1) if kernel.ndim == 4 else kernel
-
+from linvit.weights.layouts.layout import Layout, count_from_zero, flat
 
 LAYOUT = Layout(
     name="maresunet",

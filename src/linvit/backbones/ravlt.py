@@ -1,0 +1,193 @@
+"""RAVLT, MAViT, NaLaFormer and PolaFormer++: a convolutional pyramid, linear attention in its first two stages.
+
+Papers: Fan et al. 2025, "Breaking the Low-Rank Dilemma of Linear Attention" (RALA, the `ravlt` models); Fan et al.
+2025, "Rectifying Magnitude Neglect in Linear Attention" (MALA, `mavit`); Meng et al. 2026, "Norm x Direction: Restoring
+the Missing Query Norm in Vision Linear Attention" (NaLa, `nalaformer`); Meng et al., PolaFormer++ (`pola_pp`).
+
+The four repositories share one network and differ in the attention of stages 1 and 2. Stages 3 and 4 have softmax with
+rotary positions, a depthwise convolution of the values and an output gate. Published with `drop_path_rate` 0.1 (t, xt,
+b0 to b2), 0.15 (s, b3), 0.4 (b, b4) and 0.55 (l, b5). NaLaFormer's table calls its xt a model of 8 million parameters;
+its code, which linvit has, makes 6.1 million.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.softmax import SoftmaxAttention
+from linvit.backbones.base import Backbone, check_stages
+from linvit.backbones.blocks import specs_and_rates
+from linvit.backbones.features import pyramid_info
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.image_size import image_size
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.batch_norm import BatchNormLinear
+from linvit.layers.block import CPEBlock
+from linvit.layers.patch_embed import ConvEmbed
+from linvit.layers.residual_conv import ResidualConv
+from linvit.registry import Spec, preset
+
+SOFTMAX = {"name": "softmax", "rotary": True, "lepe_kernel": 5, "gate": "linear"}
+NALA_SOFTMAX = {**SOFTMAX, "gate": "silu", "out_norm": "ln"}
+
+
+class RAVLT(Backbone):
+    """RAVLT: four stages of strides 4, 8, 16 and 32, with convolutions at their beginning, in blocks and in MLPs.
+
+    Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        embed_dims: Channels C of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Hidden width of the MLPs over C.
+        head_width: Channels between the last stage and the classifier: a linear layer with BatchNorm and SiLU on every
+            token, before their mean.
+        layer_scale: Of each stage, the initial value of the learnable factors on the branches of its blocks.
+        second_cpe: A second convolution for positions in each block, before the MLP (NaLaFormer).
+        torch_init: Leave the linear layers at PyTorch's initial values, as the codes of NaLaFormer and PolaFormer++ do.
+        qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        feature_norms: Give each feature a LayerNorm (the reference for dense prediction).
+            `forward_intermediates(norm=True)` applies them; the classifier does not see them.
+    """
+
+    dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = ("rala", "rala", SOFTMAX, SOFTMAX),
+        drop_path_rate: float = 0.0,
+        embed_dims: Sequence[int] = (64, 128, 256, 512),
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (1, 2, 4, 8),
+        mlp_ratio: float = 3.5,
+        head_width: int = 1024,
+        layer_scale: Sequence[float] = (1, 1, 1, 1),
+        second_cpe: bool = False,
+        torch_init: bool = False,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        feature_norms: bool = False,
+    ) -> None:
+        check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, layer_scale=layer_scale)
+        super().__init__(num_classes, embed_dims[-1])
+        self.head_hidden_size = head_width
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
+
+        self.stages = nn.ModuleList()
+        for i, size in enumerate(stage_grids(image_size(img_size))):
+            dim, grid = embed_dims[i], Grid(size)
+            blocks = [
+                CPEBlock(
+                    dim,
+                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop),
+                    ConvMlp(dim, int(dim * mlp_ratio)),
+                    rate,
+                    norm_eps=1e-6,
+                    second=second_cpe,
+                    layer_scale=layer_scale[i],
+                )
+                for spec, rate in zip(specs[i], rates[i], strict=True)
+            ]
+            widths, strides = ([embed_dims[i - 1]], [2]) if i else ([in_chans, *[dim // 2] * 3], [2, 1, 1, 2])
+            embed = ConvEmbed([*widths, dim], strides, act=nn.GELU, last_act=False)
+            self.stages.append(Stage(dim, grid, embed, blocks))
+        self.final_proj = nn.Sequential(BatchNormLinear(embed_dims[-1], head_width, bias=True), nn.SiLU())
+        self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for dim in embed_dims if feature_norms)
+        self.complete(nn.Identity(), pyramid_info(embed_dims), initialise=nn.Identity() if torch_init else None)
+        init_convs(self)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Returns logits (B, num_classes) of tokens (B, N, C), or pooled features (B, head_width) if `pre_logits`."""
+        return super().forward_head(self.final_proj(x), pre_logits)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] | None = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the modules that features at `indices` do not need; see `Backbone.prune_intermediate_layers`."""
+        if prune_head:
+            self.final_proj = nn.Sequential()
+            self.head_hidden_size = self.num_features
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
+
+
+class ConvMlp(nn.Module):
+    """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C).
+
+    Args:
+        dim: Channels C.
+        hidden: Hidden width.
+    """
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.act = nn.GELU()
+        self.conv = ResidualConv(hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return self.fc2(self.conv(self.act(self.fc1(x)), grid))  # type: ignore[no-any-return]
+
+
+def init_convs(module: nn.Module) -> None:
+    """Gives convolutions the initial values of linear layers, those of the references' attentions too.
+
+    Other mechanisms keep their own initial values.
+    """
+    if isinstance(module, Attention) and not isinstance(module, RotaryLinearAttention | SoftmaxAttention):
+        return
+    if isinstance(module, nn.Conv2d):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for child in module.children():
+        init_convs(child)
+
+
+MALA = ("mala", "mala", SOFTMAX, SOFTMAX)
+NALA = ("nala", "nala", NALA_SOFTMAX, NALA_SOFTMAX)
+
+ravlt_t = preset(RAVLT)
+ravlt_s = preset(RAVLT, embed_dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(1, 2, 5, 8))
+ravlt_b = preset(
+    RAVLT,
+    embed_dims=(96, 192, 384, 512),
+    depths=(4, 6, 12, 6),
+    num_heads=(1, 2, 6, 8),
+    layer_scale=(1, 1, 1e-6, 1e-6),
+)
+ravlt_l = preset(
+    RAVLT,
+    embed_dims=(96, 192, 448, 640),
+    depths=(4, 7, 19, 8),
+    num_heads=(1, 2, 7, 10),
+    layer_scale=(1e-6, 1e-6, 1e-6, 1e-6),
+)
+
+mavit_t = preset(ravlt_t, attention=MALA, head_width=2048)
+mavit_s = preset(ravlt_s, attention=MALA, head_width=2048)
+mavit_b = preset(ravlt_b, attention=MALA, head_width=2048)
+mavit_l = preset(ravlt_l, attention=MALA, head_width=2560)
+
+_nalaformer = partial(RAVLT, attention=NALA, second_cpe=True, torch_init=True)
+nalaformer_xt = preset(_nalaformer, embed_dims=(32, 64, 128, 384), depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 12))
+nalaformer_t = preset(_nalaformer, mlp_ratio=4.0)
+nalaformer_s = preset(_nalaformer, **ravlt_s.keywords)
+nalaformer_b = preset(_nalaformer, **ravlt_b.keywords, mlp_ratio=4.0)
+nalaformer_l = preset(_nalaformer, **ravlt_l.keywords)
