@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.official import conv, fill, linear, norm
+from tests.official.agent import agent_cswin, agent_deit, agent_pvt, agent_swin
 from tests.official.cswin import cswin, flatten_cswin
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import pvt_v2
@@ -158,6 +159,27 @@ FAKES = {
         for kind, name in RAVLTS.items()
     },
     "soft_norm": Fake("soft_norm_tiny", SOFT, lambda: soft(*soft_sizes()), save_timm, "soft"),
+    **{
+        f"{kind}_{family}": Fake(
+            f"{kind}_{family}_tiny", options, partial(shapes, kind, **options), save_flatten, family
+        )
+        for kind in ("agent", "inline")
+        for family, options, shapes in (
+            ("pvt", PVT, agent_pvt),
+            ("swin", SWIN, agent_swin),
+            ("cswin", CSWIN, agent_cswin),
+        )
+    },
+    **{
+        f"{kind}_deit": Fake(
+            f"{kind}_deit_tiny",
+            {"depth": 2, "embed_dim": 48, "num_heads": 6},
+            partial(agent_deit, kind, 48, 2, 6, deit(48, 2, 196)),
+            save_flatten,
+            "deit",
+        )
+        for kind in ("agent", "inline")
+    },
 }
 
 

@@ -8,9 +8,9 @@ Cost: `n (N + M) (h dk + C) + k^2 P C` MACs with n agents and a kernel of side k
 channel (n without the convolution).
 
 Each bias is the sum of a table of places, `bias_size` x `bias_size`, interpolated (bilinear) to the grid, and of one
-number per row and per column. The reference has the latter for one size only; here they are interpolated (linear), too.
-Its class token is a query and a key but no part of an agent, and so are all prefix tokens here, which share one bias.
-In CSWin it has LePE, which is the host's, in the place of the convolution: `dwc_kernel=0`.
+number per row and per column. These the reference interpolates (linear) when it loads weights of another size; here
+they follow the grid of every call. Its class token is a query and a key but no part of an agent, and so are all prefix
+tokens here, which share one bias. In CSWin LePE, the host's, takes the place of the convolution: `dwc_kernel=0`.
 """
 
 import math

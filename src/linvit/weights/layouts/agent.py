@@ -13,8 +13,8 @@ def agents_before_places(tensor: Tensor) -> Tensor:
     return table.movedim(-1, 1) if table.ndim > 2 else table
 
 
-RENAMES: tuple[Rename, ...] = ((r"\.(?:mechanism\.)?((?:a[nhwc]|[nhwc]a)_bias)$", r".mechanism.tables.\1"),)
+RENAMES: tuple[Rename, ...] = ((r"(?<!tables)\.(?:mechanism\.)?((?:a[nhwc]|[nhwc]a)_bias)$", r".mechanism.tables.\1"),)
 CONVERSIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
-    (r".*\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
-    (r".*\.[hwc]a_bias", agents_before_places),
+    (r".*(?<!tables)\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
+    (r".*(?<!tables)\.[hwc]a_bias", agents_before_places),
 )
