@@ -24,6 +24,8 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
     "rala": {"lepe_kernel": 0},
     "inline": {"residual_kernel": 0},
     "mala": {"lepe_kernel": 0},
+    "mlla": {"lepe_kernel": 0},
+    "pola_pp": {"lepe_kernel": 0},
     "nala": {"lepe_kernel": 0},
 }
 

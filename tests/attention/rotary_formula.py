@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit import Attention, Grid
+from linvit import Attention, AttentionLayer, Grid
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from tests.attention.soft_formula import naive_local
 from tests.golden_files import Golden
@@ -69,3 +69,28 @@ def check_core(golden: Golden, mechanism: type[Attention], dtype: torch.dtype, *
     given = golden.inputs(dtype)
     golden.check_call(module(*given, grid), given)
     golden.check_parameters(module, lambda name: name)
+
+
+def check_layer(golden: Golden, attention: str, dtype: torch.dtype) -> None:
+    """Holds the layer around a mechanism to the reference's module on planes (B, C, H, W), parameters included."""
+    official, leaves = golden.constructor, golden.leaves(dtype)
+    (plane,) = given = golden.inputs(dtype)
+    grid = Grid(plane.shape[2:])
+    layer = AttentionLayer(official["dim"], official["num_heads"], grid, attention=attention).to(dtype)
+    names = {"lepe": "mechanism.lepe", "ln": "out_norm", "out_proj": "proj", "s1": "mechanism.s1", "s2": "mechanism.s2"}
+    state = {}
+    for name, leaf in leaves.items():
+        module, dot, kind = name.partition(".")
+        if module in ("qkvo", "qkvg"):  # a 1x1 convolution, or a linear layer
+            rows = leaf.flatten(1) if leaf.ndim > 1 else leaf
+            state[f"qkv.{kind}"], state[f"gate.{kind}"] = rows.split(
+                [3 * layer.proj.in_features, layer.proj.in_features]
+            )
+        else:
+            state[names.get(module, module) + dot + kind] = (
+                leaf.flatten(1) if module == "proj" and leaf.ndim > 1 else leaf
+            )
+    assert set(state) == set(layer.state_dict())
+    out = torch.func.functional_call(layer, state, (plane.flatten(2).mT, grid))
+    golden.check_call(out.mT.unflatten(2, grid.size), given)
+    golden.check_leaves(leaves)

@@ -51,6 +51,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
     ("inline", {}, {"k": 3}),
     ("inline", {"residual_kernel": 5, "feature_map": "relu"}, {"k": 5}),
     ("mala", {}, {"k": 5}),
+    ("mlla", {}, {"k": 3}),
+    ("pola_pp", {}, {"k": 5}),
     ("nala", {}, {"k": 5}),
     ("xca", {}, {}),
     ("pola", {}, {"k": 5}),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from linvit import Grid
 from linvit.attention.nala import NaLaAttention
-from tests.attention.rotary_formula import GRIDS, check_core, lepe, rotated
+from tests.attention.rotary_formula import GRIDS, check_core, check_layer, lepe, rotated
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
 
@@ -45,6 +45,12 @@ def test_equals_formula_with_narrow_keys() -> None:
 @of_case("nala_core")
 def test_equals_reference(golden: Golden, dtype: torch.dtype) -> None:
     check_core(golden, NaLaAttention, dtype)
+
+
+@both_precisions
+@of_case("nala")
+def test_equals_reference_with_projections_and_gate(golden: Golden, dtype: torch.dtype) -> None:
+    check_layer(golden, "nala", dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -58,6 +58,8 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
     "inline": {"residual_kernel": [-1, 2, 2.5]},
     "mala": SHARED_BY_ROTARY,
+    "mlla": SHARED_BY_ROTARY,
+    "pola_pp": SHARED_BY_ROTARY,
     "nala": {**SHARED_BY_ROTARY, "power": [1.5], "key_power": [0.5]},
     "soft": SHARED_BY_SOFT,
     "soft_norm": SHARED_BY_SOFT,

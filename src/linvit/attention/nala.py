@@ -16,14 +16,13 @@ another grid, which the reference does not have, stand where their patches are.
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import divisor, length
+from linvit.attention.ops.functional import by_sign, divisor, length
 from linvit.attention.ops.rotary import rotate
 from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class NaLaAttention(RotaryLinearAttention):
@@ -67,7 +66,6 @@ class NaLaAttention(RotaryLinearAttention):
         )
         check_number("power", power, at_least=2, note=", since half of it is the least exponent")
         check_number("key_power", key_power, at_least=1)
-        check_choice("out_norm", out_norm, ["none", "ln"])
         self.power = power
         self.key_power = key_power
         self.out_norm = out_norm
@@ -75,14 +73,8 @@ class NaLaAttention(RotaryLinearAttention):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
         power = self.power * (0.5 + length(q).tanh())
-        return _by_sign(q, (q / divisor(q, 1e-12)).abs() ** power), _by_sign(k, k.abs() ** self.key_power)
+        return by_sign(q, (q / divisor(q, 1e-12)).abs() ** power), by_sign(k, k.abs() ** self.key_power)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions, each half like a whole head."""
         return rotate(q, k, grid, width=self.key_dim) if self.rotary else (q, k)
-
-
-def _by_sign(x: Tensor, size: Tensor) -> Tensor:
-    """Entries' sizes (..., d) in the first half of (..., 2 d) where x is positive, and in the second elsewhere."""
-    positive = x > 0
-    return torch.cat([size * positive, size * ~positive], dim=-1)

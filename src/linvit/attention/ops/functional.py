@@ -1,5 +1,6 @@
 """Mathematics that several mechanisms use, without parameters and in the precision of the inputs."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,8 +19,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """`elu(x) + 1` as `exp(x)` below 0, of which the sum with -1 and 1 leaves no digit below -16 in float32."""
-    return x.clamp(min=0).add_(x.clamp(max=0).exp_())
+    """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
+    # The derivative at 0 is that of the first term, 1.
+    return F.threshold(x, -torch.finfo(x.dtype).tiny, 0.0).add_(F.hardtanh(x, -math.inf, 0.0).exp_())
+
+
+def by_sign(x: Tensor, size: Tensor) -> Tensor:
+    """Sizes of entries, (..., d), in the first half of (..., 2 d) where x is positive and in the second elsewhere."""
+    positive = x > 0
+    return torch.cat([size * positive, size * ~positive], dim=-1)
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import convolve_values, value_conv
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 Gate = Literal["none", "linear", "silu"]
 
@@ -51,7 +51,6 @@ class RotaryLinearAttention(Attention):
         eps: float,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("gate", gate, ["none", "linear", "silu"])
         check_number("eps", eps, at_least=0)
         if rotary:
             check_rotary(dim, num_heads, self.key_dim, multiple=self.width_multiple)

@@ -1,0 +1,79 @@
+"""Mamba-like linear attention (MLLA): `o = rot(q') (rot(k')^T v / M) / (q' mean(k') + eps) + lepe(v)`, v the input.
+
+`q' = elu(q) + 1`, `k' = elu(k) + 1`. The values are the input of the projections itself. Rotary position embeddings
+(rot) turn the numerator alone and run over all C channels before the head split: the first heads turn with the row,
+the last with the column. A depthwise convolution of the values (lepe) brings the rank of the map to N. The host puts a
+linear layer, a convolution and SiLU before the projections, and multiplies the output by a SiLU gate.
+
+Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear Attention Perspective" (NeurIPS). Follows the authors'
+code.
+Cost: `(N + M) C dk + N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the convolution).
+Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
+
+The reference takes square images of one size. It computes `elu(x) + 1` as a sum, which has no digit left below -16 in
+float32; here it is `exp(x)`. Prefix tokens do not turn.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import elu_plus_one
+from linvit.attention.ops.rotary import check_rotary, rotate
+from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.errors import check_choice
+
+
+class MLLAAttention(RotaryLinearAttention):
+    """Linear attention of the layer's input with a rotated numerator and a depthwise convolution, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h.
+        rotary: What the frequencies of rotation run over: "all_heads" is all channels, a multiple of 4 in heads of even
+            width; "per_head" those of each head, a multiple of 4, as in RALA; "none" leaves rotation out.
+        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
+        stem: What the host does to its input before it projects: "conv_silu" or "none".
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
+        eps: Added to the denominator.
+    """
+
+    complexity = "O(N)"
+    projections = "qk"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        rotary: Literal["all_heads", "per_head", "none"] = "all_heads",
+        lepe_kernel: int = 3,
+        stem: Literal["none", "conv_silu"] = "conv_silu",
+        gate: Gate = "silu",
+        eps: float = 1e-6,
+    ) -> None:
+        check_choice("rotary", rotary, ["all_heads", "per_head", "none"])
+        super().__init__(
+            dim, num_heads, grid, key_dim=key_dim, rotary=False, lepe_kernel=lepe_kernel, gate=gate, eps=eps
+        )
+        self.stem = stem
+        self.rotary, self.across_heads = rotary != "none", rotary == "all_heads"
+        if self.rotary:
+            even = self.across_heads and dim % 4 == num_heads % 2 == 0
+            check_rotary(dim, num_heads, self.key_dim, multiple=2 if even else 4, option="rotary='none'")
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """`elu(q) + 1` and `elu(k) + 1`."""
+        return elu_plus_one(q), elu_plus_one(k)
+
+    def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Features turned by their positions."""
+        if not self.across_heads:
+            return super().rotated(q, k, grid)
+        return rotate(q, k, grid, width=self.num_heads * self.key_dim, last=False)

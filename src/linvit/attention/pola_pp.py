@@ -1,0 +1,108 @@
+"""PolaFormer++ attention: `o_i = rot(Q_i) (rot(K)^T v_i / M) / (Q_i mean(K) + eps) + lepe(v_i)` for two halves i of v.
+
+`K = exp([relu(k), relu(-k)]) - 1`; `Q_1 = exp(sigmoid(s_1) [relu(q), relu(-q)]) - 1` pairs entries of the same sign and
+`Q_2 = exp(sigmoid(s_2) [relu(-q), relu(q)]) - 1` those of opposite sign, with learnable s_1, s_2. Each map acts on one
+half of the channels of a head. Rotary position embeddings (rot) turn the numerators alone, a depthwise convolution of
+the values (lepe) brings the rank of the maps to N, and the host multiplies the output by a linear gate.
+
+Paper: Meng et al., "PolaFormer++", the successor of "PolaFormer: Polarity-aware Linear Attention for Vision
+Transformers" (ICLR 2025). Follows the authors' code.
+Cost: `2 (N + M) C dk + 4 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
+convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
+
+In the reference exp overflows at entries of 88. Here K is divided by the exponential of the largest entry of each
+channel, and Q_i, multiplied by that, by its own largest entry in each token, of which the quotient knows nothing.
+Prefix tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import by_sign
+from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+
+
+class PolaPPAttention(RotaryLinearAttention):
+    """Linear attention of exponential features by sign, one map per half of a head's channels, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid (unused: nothing here has a fixed length).
+        key_dim: Channels of q and k per head; None means C / h. Even, unless `rotary` is False.
+        rotary: Rotate the features in the numerators.
+        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
+        eps: Added to the denominators.
+    """
+
+    complexity = "O(N)"
+    feature_ratio = 2
+    width_multiple = 2
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        rotary: bool = True,
+        lepe_kernel: int = 5,
+        gate: Gate = "linear",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
+        )
+        self.channelwise = True
+        self.s1 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
+        self.s2 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The two maps on their halves, in float32 or float64."""
+        queries, k, denominators = self._terms(q, k, grid)
+        contexts = (k.mT @ v / k.shape[-2]).tensor_split(2, -1)  # the first is the wider if d is odd
+        halves = zip(queries, contexts, denominators, strict=True)
+        return torch.cat([q @ context / denominator for q, context, denominator in halves], dim=-1)
+
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`rot(Q_i) / (Q_i mean(K) + eps)` for the channels of half i, and `rot(K) / M` for all."""
+        queries, k, denominators = self._terms(q, k, grid)
+        half = (torch.arange(self.head_dim) >= (self.head_dim + 1) // 2).long()  # of every channel
+        left = (queries / denominators)[half].movedim(0, 2)  # (B, h, d, N, 2 dk)
+        return left, (k / k.shape[-2]).unsqueeze(2).expand(-1, -1, self.head_dim, -1, -1)
+
+    def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated Q_i (2, B, h, N, 2 dk) and K (B, h, M, 2 dk), and denominators (2, B, h, N, 1), scaled."""
+        size = k.abs()
+        largest = by_sign(k, size).amax(-2, keepdim=True).detach()  # (B, h, 1, 2 dk)
+        first, second = largest.chunk(2, -1)
+        k = by_sign(k, (size - torch.where(k > 0, first, second)).exp() * -torch.expm1(-size))
+
+        q = torch.stack([q, -q])  # (2, B, h, N, dk)
+        slopes = torch.stack([self.s1, self.s2]).to(q.dtype).sigmoid().chunk(2, -1)
+        size, zero = q.abs() * torch.where(q > 0, slopes[0], slopes[1]), q == 0  # which has neither sign
+        exponent, rest = size + torch.where(q > 0, first, second), -torch.expm1(-size)
+        top = exponent.masked_fill(zero, 0).amax(-1, keepdim=True).detach()  # (2, B, h, N, 1)
+        features = by_sign(q, (exponent - top).masked_fill(zero, 0).exp() * rest)
+        eps = (self.eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
+        denominators = features @ k.mean(-2, keepdim=True).mT + eps
+        if not self.rotary:
+            return features, k, denominators
+        # Rotation mixes the entries of a pair, so these are scaled alike: Q by up to the quotient, which has no bound.
+        pairs = largest.unflatten(3, (-1, 2))
+        gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(3)
+        scale = denominators.detach()
+        first, second = gap.chunk(2, -1)
+        exponent = exponent + torch.where(q > 0, first, second) - (top + scale.log())
+        features = by_sign(q, exponent.clamp(max=80).masked_fill(zero, 0).exp() * rest)
+        turned, k = self.rotated(features.flatten(0, 1), k * (-gap).exp(), grid)
+        return turned.unflatten(0, (2, -1)), k, denominators / scale
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The linear attention, whose matrix is one per half of a head's channels, and the convolution."""
+        return kernel_and_convolution(self, "lepe", depthwise=True)
