@@ -5,8 +5,8 @@
 half of the channels of a head. Rotary position embeddings (rot) turn the numerators alone, a depthwise convolution of
 the values (lepe) brings the rank of the maps to N, and the host multiplies the output by a linear gate.
 
-Paper: Meng et al., "PolaFormer++", the successor of "PolaFormer: Polarity-aware Linear Attention for Vision
-Transformers" (ICLR 2025). Follows the authors' code.
+Paper: Meng et al. 2025, "PolaFormer: Polarity-aware Linear Attention for Vision Transformers"; this is its authors'
+next mechanism, PolaFormer++. Follows their code.
 Cost: `2 (N + M) C dk + 4 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
 convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
 
