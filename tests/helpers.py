@@ -15,7 +15,9 @@ M = TypeVar("M", bound=nn.Module)
 _LOW_RANK: dict[str, dict[str, Any]] = {
     "enhanced_linear": {"scales": ()},
     "focused": {"dwc": False},
+    "slab": {"dwc": False},
     "pola": {"dwc": False},
+    "mhla": {"lepe_kernel": 0, "blocks": 1},
     "soft": {"conv_size": 0},
     "soft_norm": {"conv_size": 0},
     "nystrom": {"conv_kernel": 0, "num_landmarks": 4},

@@ -28,15 +28,13 @@ SHARED_BY_SOFT = {
 
 SHARED_BY_ROTARY = {"lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]}
 
+OF_FOCUSED = {"focusing_factor": [0.5], "dwc_kernel": [-1, 0, 2, 2.5], "relu_eps": [-1e-6], "eps": [-1e-6]}
+
 BEYOND: dict[str, dict[str, list[float]]] = {
     "softmax": {"qk_scale": [0], "attn_drop": [-0.1, 1.1], "lepe_kernel": [-1, 2, 2.5]},
     "linear": {"eps": [-1e-6], "relu_eps": [-1e-6]},
-    "focused": {
-        "focusing_factor": [0.5],
-        "dwc_kernel": [-1, 0, 2, 2.5],
-        "relu_eps": [-1e-6],
-        "eps": [-1e-6],
-    },
+    "focused": OF_FOCUSED,
+    "slab": OF_FOCUSED,
     "hydra": {"eps": [-1e-6], "constant": [0, -2]},
     "efficient": {"key_ratio": [0, -1]},
     "enhanced_linear": {"head_dim": [0, 2.5], "heads_ratio": [0, -1], "eps": [0, 1e-60]},
@@ -54,6 +52,7 @@ BEYOND: dict[str, dict[str, list[float]]] = {
     "agent": {"agents": [0, 2.5], "bias_size": [0, 2.5], "dwc_kernel": [-1, 2, 2.5]},
     "rala": SHARED_BY_ROTARY,
     "pola": {"alpha": [-1], "dwc_kernel": [-1, 0, 2, 2.5], "eps": [-1e-6]},
+    "mhla": {"blocks": [0, 2.5], "lepe_kernel": [-1, 2, 2.5], "eps": [-1e-6]},
     "xca": {"temperature": [0, -1]},
     "flow": {"eps": [-1e-6], "eps_out": [-1e-6]},
     "inline": {"residual_kernel": [-1, 2, 2.5]},

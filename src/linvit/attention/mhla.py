@@ -1,0 +1,196 @@
+"""Token-level multi-head linear attention (MHLA): `o_i = Q_i (sum_j W_ij S_j) / (Q_i sum_j W_ij t_j) + lepe(v)`.
+
+The grid is cut into blocks. `S_j = K_j^T v_j` and `t_j = sum K_j` are the sums of linear attention over the keys of
+block j, and the learnt W says how much the queries of block i take of each. So the parts of an image mix different
+keys, and the rank grows with the blocks. Q and K are `relu + 1e-6` of q and k after an RMSNorm over all channels.
+
+Paper: Zhang et al. 2026, "MHLA: Restoring Expressivity of Linear Attention via Token-Level Multi-Head" (ICLR).
+Cost: `(2 N + T^2) (C + h) dk + s^2 P C` MACs for T blocks of equal size and a convolution of side s. Rank: N per
+channel (T dk without the convolution).
+
+Here the number of blocks is fixed, 4 x 4, where the authors' code fixes their side, 4 tokens. At its 16 x 16 tokens
+that is the same; elsewhere the cost stays linear and W of one size. Where a side of the grid does not divide, the last
+blocks are smaller. Prefix tokens, which the authors do not have, are a block of their own; it gives to each of the n
+others, and takes from it, with weight 1 / n, the mean of W at first.
+"""
+
+import math
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.blocks import even_blocks, resize_weights
+from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.errors import check_choice, check_number
+
+RELU_EPS = 1e-6  # added to the features
+NORM_EPS = torch.finfo(torch.float32).eps
+
+INITIAL = {
+    "linear": lambda distance, largest: 1 - distance / largest,
+    "cos": lambda distance, largest: (math.pi / 4 * distance / largest).cos(),
+    "exp": lambda distance, largest: (-distance).exp(),
+    "local": lambda distance, largest: (distance <= 1.5).to(distance),
+    "gaussian": lambda distance, largest: (-((3 * distance / largest) ** 2) / 2).exp(),
+}
+"""Initial W from the distances of blocks, in blocks, and the largest of them."""
+
+
+class MHLAttention(Attention):
+    """Linear attention with learnt weights between blocks of the grid, O(N d^2).
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the shape of W, which is resized (bilinear) for other numbers of blocks.
+        key_dim: Channels of q and k per head; None means C / h.
+        blocks: Blocks per column and per row of the grid, at most; fewer where it has not as many patches.
+        init: Initial W, by the distance D of blocks, whose largest is L: "linear" `1 - D / L`, "cos" `cos(pi D / 4 L)`,
+            "exp" `exp(-D)`, "local" 1 up to D = 1.5, all divided by the sums of their columns; "gaussian"
+            `exp(-(3 D / L)^2 / 2)`, not divided.
+        qk_norm: RMSNorm of q and of k over all channels.
+        lepe_kernel: Side of the depthwise convolution of the values; 0 leaves it out.
+        denominator: "own": each query by the sums that its block takes, so that rows sum to 1 (the paper's formula).
+            "reference": as the authors' code, `sum_j W_ij (q_jw . t_j)` with the queries at the same place w of all
+            blocks that have this place, and own ones for the prefix.
+        eps: Added to the denominator.
+    """
+
+    fewer_keys = False
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        blocks: int = 4,
+        init: Literal["linear", "cos", "exp", "local", "gaussian"] = "linear",
+        qk_norm: bool = True,
+        lepe_kernel: int = 5,
+        denominator: Literal["own", "reference"] = "own",
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        check_number("blocks", blocks, at_least=1, whole=True)
+        check_choice("init", init, INITIAL)
+        check_choice("denominator", denominator, ["own", "reference"])
+        check_number("eps", eps, at_least=0)
+        self.blocks = blocks
+        self.own_queries = denominator == "own"
+        self.eps = eps
+        self.weights = nn.Parameter(initial_weights(even_blocks(grid.size, blocks).counts, init))  # W (G, H, G, H)
+        width = self.key_dim * num_heads
+        self.q_norm, self.k_norm = (nn.RMSNorm(width, eps=NORM_EPS) if qk_norm else None for _ in "qk")
+        self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
+        self.channelwise = self.lepe is not None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
+        if self.lepe is None:
+            return self._kernel(q, k, v, grid)
+        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
+        return self.convolved(v, grid) + self._kernel(q, k, v, grid)
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the values, (B, h, N, d) -> (B, h, N, d); 0 for prefix tokens."""
+        return convolve_values(cast("nn.Conv2d", self.lepe), v, grid)
+
+    @recomputed
+    @full_precision
+    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The linear attention."""
+        numerator, denominator = self._quotient(self._features(q, self.q_norm), self._features(k, self.k_norm), v, grid)
+        return numerator / denominator
+
+    def _features(self, x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+        """`relu + 1e-6` of normed q or k, (B, h, N, dk) -> (B, h, N, dk)."""
+        if norm is not None:
+            rows = F.rms_norm(join_heads(x), norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+            x = split_heads(rows, self.num_heads)
+        return x.relu() + RELU_EPS
+
+    def _quotient(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
+        prefix, blocks = grid.num_prefix, even_blocks(grid.size, self.blocks)
+        v = F.pad(v, (0, 1), value=1.0)  # the sums of the last channel are t
+        queries, keys, values = (blocks.cut(x[:, :, prefix:]) for x in (q, k, v))  # (B, h, G, w, ...)
+        sums = keys.mT @ values  # S and t of each block, (B, h, G, dk, d + 1)
+        if prefix:
+            first = k[:, :, :prefix].mT @ v[:, :, :prefix]
+            sums = torch.cat([first.unsqueeze(2), sums], dim=2)  # (B, h, T, dk, d + 1)
+        weights = self._all_weights(grid).to(q.dtype)
+        taken = (weights @ sums.flatten(3)).view_as(sums)
+        start = int(prefix > 0)
+        out = queries @ taken[:, :, start:]  # (B, h, G, w, d + 1)
+        if not self.own_queries:
+            totals = sums[..., -1:]  # t (B, h, T, dk, 1)
+            each = (queries @ totals[:, :, start:]).squeeze(-1)  # q_jw . t_j (B, h, G, w)
+            shared = weights[start:, start:] @ each
+            if prefix:
+                shared = shared + weights[1:, :1] * (queries @ totals[:, :, :1]).squeeze(-1)
+            out = torch.cat([out[..., :-1], shared.unsqueeze(-1)], dim=-1)
+        out = blocks.join(out)
+        if prefix:
+            out = torch.cat([q[:, :, :prefix] @ taken[:, :, 0], out], dim=2)
+        return out[..., :-1], out[..., -1:] + self.eps
+
+    def _all_weights(self, grid: Grid) -> Tensor:
+        """W (T, T) at a grid, with the row and column of the block of prefix tokens first."""
+        weights = resize_weights(self.weights, even_blocks(grid.size, self.blocks).counts).flatten(2).flatten(0, 1)
+        return F.pad(weights, (1, 0, 1, 0), value=1 / len(weights)) if grid.num_prefix else weights
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """W of a checkpoint, for the blocks of the nominal grid."""
+        if "weights" in state and state["weights"].ndim == 4:
+            state["weights"] = resize_weights(state["weights"], (self.weights.shape[0], self.weights.shape[1]))
+        return state
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Every query weighed for each block, and every key at its own block; none if they are no thinner than wide."""
+        if self.lepe is not None or self.rank_bound(grid) == grid.num_queries:
+            return None
+        q, k = self._features(q, self.q_norm), self._features(k, self.k_norm)
+        _, denominator = self._quotient(q, k, k[..., :0], grid)
+        weights, numbers = self._all_weights(grid).to(q.dtype), even_blocks(grid.size, self.blocks).numbers(q.device)
+        if grid.num_prefix:
+            numbers = F.pad(numbers + 1, (grid.num_prefix, 0))
+        places = torch.eye(len(weights), dtype=q.dtype, device=q.device)[numbers]  # (N, T)
+        left = weights[numbers][..., None] * (q / denominator).unsqueeze(-2)  # (B, h, N, T, dk)
+        right = places[..., None] * k.unsqueeze(-2)
+        return left.flatten(3), right.flatten(3)  # (B, h, N, T dk)
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
+        parts = kernel_and_convolution(self, "lepe", depthwise=True)
+        if parts:
+            parts["kernel"].channelwise = False
+        return parts
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of tokens; without the convolution that of blocks times the width of a head's keys, if smaller."""
+        bound, counts = super().rank_bound(grid), even_blocks(grid.size, self.blocks).counts
+        if self.lepe is not None:
+            return bound
+        return min(bound, (math.prod(counts) + (grid.num_prefix > 0)) * self.key_dim)
+
+
+def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
+    """W (G, H, G, H) of blocks in G rows and H columns; see `MHLAttention`."""
+    places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.float32) for count in counts))
+    distance = torch.cdist(places, places)
+    weights = INITIAL[init](distance, distance.max().clamp_min(1))
+    if init != "gaussian":
+        weights = weights / weights.sum(0)
+    table: Tensor = weights.unflatten(1, counts).unflatten(0, counts)
+    return table

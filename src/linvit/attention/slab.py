@@ -1,0 +1,56 @@
+"""Simplified linear attention (SLAB): `o = relu(q) (relu(k)^T v) / (relu(q) sum relu(k) + eps) + DWC(v)`.
+
+Focused linear attention without the focusing, without a scale, and with nothing added to the features.
+
+Paper: Guo et al. 2024, "SLAB: Efficient Transformers with Simplified Linear Attention and Progressive
+Re-parameterized Batch Normalization" (ICML). Its models have a norm of their own, too, which is not here.
+Cost: `(N + M) C dk + N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (d without the convolution).
+"""
+
+from typing import Any, Literal
+
+from linvit.attention.base import Grid
+from linvit.attention.focused import FocusedAttention
+
+
+class SimplifiedLinearAttention(FocusedAttention):
+    """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults.
+
+    Args:
+        dim: Channels C over all heads.
+        num_heads: Heads h.
+        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
+        key_dim: Channels of q and k per head; None means C / h.
+        focus: Apply focused attention's f_p.
+        learn_scale: Divide q and k by softplus of a learnable scale.
+        relu_eps: Added to the relu features.
+        denominator: "sum" over the keys or "mean".
+        options: The other options of `focused`, with the same defaults.
+    """
+
+    complexity = "O(N)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        key_dim: int | None = None,
+        focus: bool = False,
+        learn_scale: bool = False,
+        relu_eps: float = 0.0,
+        denominator: Literal["mean", "sum"] = "sum",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            grid,
+            key_dim=key_dim,
+            focus=focus,
+            learn_scale=learn_scale,
+            relu_eps=relu_eps,
+            denominator=denominator,
+            **options,
+        )
