@@ -2,6 +2,9 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -36,22 +39,46 @@ class BadImageError(Exception):
         self.reason = reason
 
 
-def read(
-    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
-) -> Tensor:
-    """Loads and decodes an image to 8-bit RGB (3, H, W).
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file that was loaded and whose header was checked, but which is not decoded.
+
+    Attributes:
+        data: The file.
+        name: What messages call the image.
+        path: Where it is, or was; None if that is not known.
+    """
+
+    data: bytes
+    name: str
+    path: str | None
+
+    def decode(self, exif_orientation: bool = True) -> Tensor:
+        """Decodes it to 8-bit RGB (3, H, W).
+
+        Args:
+            exif_orientation: Whether to turn the image as its EXIF entry says.
+
+        Raises:
+            BadImageError: If it is no whole image.
+        """
+        with _bad_images(self.name):
+            return decode(self.data, exif_orientation)
+
+
+def image_file(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: bool = False) -> ImageFile:
+    """Loads an image file and checks its header.
 
     Args:
         stored: The image.
         name: What messages call it; see `name_of`.
         max_pixels: An image with more is refused before it is decoded, WebP and JPEG 2000 with more than half as many.
-        exif_orientation: Whether to turn the image as its EXIF entry says.
         on_hub: Whether the image belongs to a set of the hub, and may lie there.
 
     Raises:
-        BadImageError: If it cannot be read, is no whole image, or is too large or too thin.
+        BadImageError: If it cannot be read, is no image, or is too large or too thin.
     """
-    try:
+    with _bad_images(name):
         data = load(stored, max_pixels, on_hub)
         with open_image(data) as picture:
             width, height = picture.size
@@ -62,7 +89,21 @@ def read(
             raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
-        return decode(data, exif_orientation)
+    return ImageFile(data, name, _parts(stored)[1])
+
+
+def read(
+    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
+) -> Tensor:
+    """Loads and decodes an image to 8-bit RGB (3, H, W); see `image_file` and `ImageFile.decode`."""
+    return image_file(stored, name, max_pixels, on_hub).decode(exif_orientation)
+
+
+@contextmanager
+def _bad_images(name: str) -> Iterator[None]:
+    """Turns what goes wrong with an image into a `BadImageError`."""
+    try:
+        yield
     except MemoryError:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...

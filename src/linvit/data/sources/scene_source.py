@@ -32,7 +32,7 @@ class SceneReader(Reader):
         """The columns that say which scene it is."""
         return rows.with_format("arrow")
 
-    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
+    def sample(self, row: Mapping[str, Any], number: int, seed: int) -> dict[str, Any]:
         """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
         split = row["split"]
         fresh = seed if self.options.fresh and split == SPLITS[0] else 0

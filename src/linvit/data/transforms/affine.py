@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from torch import Tensor
 
-from linvit.data.transforms.pixel_ops import to_8_bits
-
+BITS = 22  # of fractions in int32: 255 * 1.25, the largest sum of an interpolation, needs 9, and one is the sign
 Matrix = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the output's (x, y) shows what was at (a x + b y + c, d x + e y + f); PIL's convention."""
 
@@ -49,9 +49,9 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
     if (a, b, c, e) == (1, 0, 0, 1):
         return _move_rows(image.mT, d * (np.arange(width) + 0.5) + f, bicubic, fill).mT.contiguous()
     mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())  # (H, W, 3)
+    picture = Image.merge("RGB", [Image.fromarray(plane) for plane in image.numpy()])  # faster than from (H, W, 3)
     turned = picture.transform((width, height), Image.Transform.AFFINE, matrix, mode, fillcolor=tuple(fill))
-    return torch.from_numpy(np.array(turned)).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.stack([np.asarray(plane) for plane in turned.split()]))
 
 
 def warp_mask(mask: Tensor, matrix: Matrix, fill: int) -> Tensor:
@@ -76,46 +76,39 @@ def warp_boxes(boxes: Tensor, matrix: Matrix) -> Tensor:
 
 def _move_rows(image: Tensor, by: np.ndarray, bicubic: bool, fill: Sequence[int]) -> Tensor:
     """Moves the rows of an image (3, H, W): row y of the result shows at x what was at x + by[y]."""
-    width = image.shape[2]
+    channels, height, width = image.shape
     whole = np.floor(by)
-    reach = min(int(np.abs(whole).max()), width) + 2
-    left, right = image[:, :, :1], image[:, :, -1:]  # beyond the border the outermost pixel is repeated
-    padded = torch.cat([left.expand(-1, -1, reach), image, right.expand(-1, -1, reach)], -1)
-    near = _cut_rows(padded, whole.clip(-width, width) + (reach - 1), width + 3).float()  # one left to two right
-    part = torch.from_numpy((by - whole).astype(np.float32))[:, None]  # (H, 1)
-    moved = (_cubic if bicubic else _linear)(near, part)
-    frame = np.zeros((4, 1, 3 * width), np.uint8)  # the fill about a hole as wide as the image, and a mask of that
-    frame[:3] = np.reshape(fill, (3, 1, 1))
-    frame[:, :, width:-width] = np.reshape([0, 0, 0, 255], (4, 1, 1))
-    wide = torch.from_numpy(frame).expand(-1, len(by), -1)
-    shown = _cut_rows(wide, np.floor(by + 0.5).clip(-width, width) + width, width)
-    return to_8_bits(moved).bitwise_and_(shown[3]).bitwise_or_(shown[:3])
+    weights = _weights(by - whole, bicubic)  # (taps, H, 1)
+    taps = len(weights)
+    # All rows in one line, with two more of the outermost pixels at either side; what is cut from beyond is not shown.
+    line = np.empty(2 * width + channels * height * (width + 4), np.uint8)
+    rows = line[width:-width].reshape(channels, height, width + 4)
+    rows[..., 2:-2], rows[..., :2], rows[..., -2:] = image, image[..., :1], image[..., -1:]
+    starts = width + np.arange(channels * height).reshape(channels, height) * (width + 4)
+    near = _cut(line, starts + whole.clip(-width, width) + (3 - taps // 2), width + taps - 1).int()
+    moved = near[..., :width] * weights[0]
+    for tap in range(1, taps):
+        moved.addcmul_(near[..., tap : tap + width], weights[tap])
+    moved = moved.bitwise_right_shift_(BITS).clamp_(0, 255).to(torch.uint8)
+    hole = np.zeros(3 * width, np.uint8)
+    hole[width:-width] = 255  # where the image is seen; the fill is on either side of it
+    seen = _cut(hole, np.floor(by + 0.5).clip(-width, width) + width, width)
+    colour = torch.tensor(fill, dtype=torch.uint8).view(3, 1, 1)
+    return moved.bitwise_xor_(colour).bitwise_and_(seen).bitwise_xor_(colour)
 
 
-def _cut_rows(image: Tensor, first: np.ndarray, width: int) -> Tensor:
-    """Cuts `width` values from each row of (C, H, W), beginning at `first` (H,); numpy copies row by row."""
-    cut = image.unfold(-1, width, 1).numpy()[:, np.arange(len(first)), first.astype(int)]
-    return torch.from_numpy(cut)
+def _cut(line: np.ndarray, starts: np.ndarray, width: int) -> Tensor:
+    """Cuts `width` values from a line at each of `starts`, (...) to (..., width); numpy copies run by run."""
+    return torch.from_numpy(sliding_window_view(line, width)[starts.astype(np.intp)])
 
 
-def _linear(near: Tensor, d: Tensor) -> Tensor:
-    """Interpolates linearly between the second and the third of four neighbours; see `_cubic`."""
-    v2, v3 = near[..., 1:-2], near[..., 2:-1]
-    return (v3 - v2).mul_(d).add_(v2)
+def _weights(d: np.ndarray, bicubic: bool) -> Tensor:
+    """Weights of the 4 or 2 neighbours of a place at d (H,), from 0 to 1, between the two in the middle.
 
-
-def _cubic(near: Tensor, d: Tensor) -> Tensor:
-    """Interpolates by Keys' kernel with a = -1, PIL's choice, at d between the second and third of four neighbours.
-
-    Like PIL's it is written in differences of neighbours, so that equal ones are reproduced exactly: the sum of four
-    rounded weights is not 1, and a value a little below a whole number would lose a level.
-
-    Args:
-        near: Values (3, H, W + 3); the neighbours of place x are at x to x + 3.
-        d: (H, 1), from 0 to 1.
+    Keys' kernel has a = -1, PIL's choice. The weights are whole numbers, int32 (4 or 2, H, 1), and their sum is
+    2**BITS, so that equal neighbours are reproduced exactly.
     """
-    v1, v2, v3, v4 = near[..., :-3], near[..., 1:-2], near[..., 2:-1], near[..., 3:]
-    first, last = v1 - v2, v3 - v4
-    quadratic = first.mul(2).add_(last)
-    cubic = first.add_(last).neg_()
-    return cubic.mul_(d).add_(quadratic).mul_(d).add_(v3 - v1).mul_(d).add_(v2)
+    others = [((2 - d) * d - 1) * d, 0 * d, ((1 - d) * d + 1) * d, (d - 1) * d * d] if bicubic else [0 * d, d]
+    weights = np.rint(np.stack(others) * 2**BITS).astype(np.int32)
+    weights[len(others) // 2 - 1] = 2**BITS - weights.sum(0)
+    return torch.from_numpy(weights)[..., None]
