@@ -64,6 +64,10 @@ def flatten(batch, peak, start, end, warmup, cooldown, drop_path, clip, ema=None
     return Recipe(batch, peak, start, end, warmup, 300, cooldown, "step", 1, weight_decay, drop_path, clip, ema)
 
 
+def ravlt(drop_path):
+    return deit(drop_path, ema=0.99992)
+
+
 PUBLISHED = {
     **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
     "deit_base_384": Recipe(64, 5e-6, 1e-6, 5e-6, 5, 30, 0, "epoch", 1, 1e-8, 0.0, None, 0.99996),
@@ -101,9 +105,15 @@ PUBLISHED = {
     "flatten_cswin_small": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.4, None, 0.99984),
     "flatten_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, 0.99982, weight_decay=0.1),
     "flatten_cswin_base_384": Recipe(32, 2.5e-6, 2.5e-6, 2.5e-7, 0, 20, 10, "step", 1, 1e-8, 0.7, None, 0.99982),
+    **{f"nalaformer_{size}": ravlt(0.1) for size in ("xt", "t")},
+    **{f"{family}_s": ravlt(0.15) for family in ("ravlt", "mavit", "nalaformer")},
+    "nalaformer_b": ravlt(0.4),
+    "nalaformer_l": ravlt(0.55),
 }
 MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
+RAVLT = {"ravlt", "mavit", "nalaformer"}
+REPEATED = {"deit", "pvt"} | RAVLT  # families that see each image three times
 NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "DeiT": {"pos_embed", "cls_token"},
     "PVT": {"stages.3.cls_token"},
@@ -111,9 +121,15 @@ NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "Swin": {"relative_position_bias_table"},
     "CSWin": set(),
     "SOFT": {"stages.3.cls_token"},
+    "RAVLT": set(),
 }
 
-published = pytest.mark.parametrize("name", PUBLISHED)
+SLOW = {"nalaformer_t", "nalaformer_b", "nalaformer_l", "pola_pp_b1", "pola_pp_b2", "pola_pp_b4", "mlla_small"}
+"""Large ones whose settings differ little from those of quick ones."""
+
+published = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PUBLISHED]
+)
 
 
 @cache
@@ -147,7 +163,13 @@ def test_a_recipe_without_a_source_says_so(name):
 @pytest.mark.parametrize("name", IMAGENET)
 def test_the_published_batch_is_that_of_the_heading(name):
     hardware = heading(name)["Hardware"]
-    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin")  # the others: float16, by Apex or by autocast
+    of_float32 = (
+        "soft",
+        "flatten_swin",
+        "flatten_pvt",
+        "flatten_cswin",
+        "pola_pp",
+    )  # the others: float16, by Apex or by autocast
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
     total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
     assert total == devices * images
@@ -209,11 +231,12 @@ def test_settings(name):
     assert augmentation["crop_scale"] == [0.08, 1.0]
     assert augmentation["hflip"] == 0.5
     family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name else "deit"
-    flattened = name.startswith("flatten_") and family != "deit"
+    flattened = (name.startswith("flatten_") and family != "deit") or family == "pola"
     assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
     assert augmentation["erase_after_mixing"] == (family in ("cswin", "soft") and not flattened)
     assert not data["exif_orientation"]
-    assert data["repeated_aug"] == (3 if family in ("deit", "pvt") and not flattened else 1)
+    assert data["repeated_aug"] == (3 if family in REPEATED and not flattened else 1)
+    assert content["trainer"]["sync_batchnorm"] == (family in RAVLT)
     assert data["img_size"] == (384 if name.endswith("384") else 224)
     whole = {"cswin_base_384": 1.0, "swin_base_384": 1.0, "flatten_swin_base_384": 1.0}
     assert data["crop_mode"] == ("squash" if flattened or name == "swin_base_384" else "center")
