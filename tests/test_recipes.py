@@ -68,6 +68,10 @@ def ravlt(drop_path):
     return deit(drop_path, ema=0.99992)
 
 
+def pola_pp(batch, peak, start, end, drop_path):
+    return flatten(batch, peak, start, end, 20, 0, drop_path, 5.0, 0.99982)
+
+
 PUBLISHED = {
     **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
     "deit_base_384": Recipe(64, 5e-6, 1e-6, 5e-6, 5, 30, 0, "epoch", 1, 1e-8, 0.0, None, 0.99996),
@@ -109,6 +113,12 @@ PUBLISHED = {
     **{f"{family}_s": ravlt(0.15) for family in ("ravlt", "mavit", "nalaformer")},
     "nalaformer_b": ravlt(0.4),
     "nalaformer_l": ravlt(0.55),
+    **{f"pola_pp_b{i}": pola_pp(256, 2e-3, 2e-6, 4e-7, 0.1) for i in range(3)},
+    "pola_pp_b3": pola_pp(128, 1e-3, 1e-6, 2e-7, 0.15),
+    "pola_pp_b4": flatten(128, 1e-3, 2e-7, 2e-5, 5, 10, 0.4, 1.0, 0.99982),
+    "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999),
+    "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995),
+    "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995),
 }
 MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
@@ -122,6 +132,7 @@ NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "CSWin": set(),
     "SOFT": {"stages.3.cls_token"},
     "RAVLT": set(),
+    "MLLA": set(),
 }
 
 SLOW = {"nalaformer_t", "nalaformer_b", "nalaformer_l", "pola_pp_b1", "pola_pp_b2", "pola_pp_b4", "mlla_small"}
@@ -163,13 +174,8 @@ def test_a_recipe_without_a_source_says_so(name):
 @pytest.mark.parametrize("name", IMAGENET)
 def test_the_published_batch_is_that_of_the_heading(name):
     hardware = heading(name)["Hardware"]
-    of_float32 = (
-        "soft",
-        "flatten_swin",
-        "flatten_pvt",
-        "flatten_cswin",
-        "pola_pp",
-    )  # the others: float16, by Apex or by autocast
+    # The others: float16, by Apex or by autocast.
+    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
     total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
     assert total == devices * images

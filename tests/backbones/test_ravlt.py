@@ -19,7 +19,7 @@ from tests.official import fill, images
 from tests.official.ravlt import ravlt as official
 
 SIZES = {"embed_dims": (16, 32, 48, 64), "num_heads": (2, 2, 3, 4), "depths": (1, 1, 2, 1)}
-KINDS = {"rala": "ravlt_t", "mala": "mavit_t", "nala": "nalaformer_xt"}
+KINDS = {"rala": "ravlt_t", "mala": "mavit_t", "nala": "nalaformer_xt", "pola_pp": "pola_pp_b0"}
 
 
 def small(name: str = "ravlt_t", **options: Any) -> RAVLT:
@@ -44,6 +44,8 @@ def load_official(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         ("mala", (96, 64), [17.4550854283, 93.43620135, -34.4669195695], 239.019467467),
         ("nala", (64, 64), [70.0041249708, 144.089177736, 87.7799076111], -177.974904415),
         ("nala", (96, 64), [135.357894297, 134.556449102, -87.0445213356], -56.1193171651),
+        ("pola_pp", (64, 64), [67.5636252085, 77.1392619554, 31.1795975073], 126.043831739),
+        ("pola_pp", (96, 64), [27.8687040471, 93.3586820097, -39.4940041752], 281.814367309),
     ],
 )
 def test_gives_the_reference_values(kind: str, size: tuple[int, int], first: list[float], total: float) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.official import conv, fill, linear, norm
 from tests.official.agent import agent_cswin, agent_deit, agent_pvt, agent_swin
 from tests.official.cswin import cswin, flatten_cswin
+from tests.official.mlla import mlla
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import pvt_v2
 from tests.official.ravlt import ravlt
@@ -119,7 +120,8 @@ CSWIN = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [2, 4, 8, 16]}
 SOFT = {"embed_dims": [16, 32, 48, 64], "depths": [1, 1, 2, 1], "num_heads": [1, 2, 3, 4]}
 RAVLT = {"embed_dims": [16, 32, 48, 64], "num_heads": [2, 2, 3, 4], "depths": [1, 1, 2, 1], "head_width": 24}
 RAVLT_SIZES = [RAVLT["embed_dims"], RAVLT["num_heads"], RAVLT["depths"]]
-RAVLTS = {"rala": "ravlt_t", "nala": "nalaformer_xt"}
+MLLA = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4]}
+RAVLTS = {"rala": "ravlt_t", "nala": "nalaformer_xt", "pola_pp": "pola_pp_b0"}
 FAKES = {
     "deit": Fake("deit_tiny", {"depth": 2, "embed_dim": 48}, partial(deit, 48, 2, 196), save_model, "deit"),
     "flatten_deit": Fake(
@@ -158,6 +160,7 @@ FAKES = {
         kind: Fake(name, RAVLT, partial(ravlt, *RAVLT_SIZES, kind=kind, projection=24), save_model, "ravlt")
         for kind, name in RAVLTS.items()
     },
+    "mlla": Fake("mlla_tiny", MLLA, partial(mlla, 16, MLLA["depths"]), save_flatten, "mlla"),
     "soft_norm": Fake("soft_norm_tiny", SOFT, lambda: soft(*soft_sizes()), save_timm, "soft"),
     **{
         f"{kind}_{family}": Fake(

@@ -162,6 +162,7 @@ def init_convs(module: nn.Module) -> None:
 
 MALA = ("mala", "mala", SOFTMAX, SOFTMAX)
 NALA = ("nala", "nala", NALA_SOFTMAX, NALA_SOFTMAX)
+POLA_PP = ("pola_pp", "pola_pp", SOFTMAX, SOFTMAX)
 
 ravlt_t = preset(RAVLT)
 ravlt_s = preset(RAVLT, embed_dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(1, 2, 5, 8))
@@ -191,3 +192,11 @@ nalaformer_t = preset(_nalaformer, mlp_ratio=4.0)
 nalaformer_s = preset(_nalaformer, **ravlt_s.keywords)
 nalaformer_b = preset(_nalaformer, **ravlt_b.keywords, mlp_ratio=4.0)
 nalaformer_l = preset(_nalaformer, **ravlt_l.keywords)
+
+_pola_pp = partial(RAVLT, attention=POLA_PP, head_width=2048, torch_init=True)
+pola_pp_b0 = preset(_pola_pp, embed_dims=(32, 64, 128, 384), depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 12))
+pola_pp_b1 = preset(_pola_pp, embed_dims=(32, 64, 192, 384), depths=(2, 2, 4, 2), num_heads=(1, 2, 6, 12))
+pola_pp_b2 = preset(_pola_pp)
+pola_pp_b3 = preset(_pola_pp, **ravlt_s.keywords)
+pola_pp_b4 = preset(_pola_pp, **ravlt_b.keywords)
+pola_pp_b5 = preset(_pola_pp, **{**ravlt_l.keywords, "head_width": 2560})

@@ -5,6 +5,7 @@ from linvit.weights.layouts import (
     deit,
     macunet,
     maresunet,
+    mlla,
     mmdet,
     mmseg,
     pvt,
@@ -27,6 +28,7 @@ LAYOUTS: tuple[Layout, ...] = (
     cswin.LAYOUT,
     soft.LAYOUT,
     ravlt.LAYOUT,
+    mlla.LAYOUT,
 )
 NETWORKS: tuple[Layout, ...] = (
     mmseg.LAYOUT,

@@ -1,0 +1,143 @@
+"""MLLA: a pyramid of linear attention in blocks with a convolution before attention and a gate behind it.
+
+Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear Attention Perspective", whose final version calls the model
+MILA. The convolution and the gate are the attention's: `mlla` declares them, and its layer has them.
+
+Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from linvit.attention.base import Grid
+from linvit.backbones.base import Backbone, check_stages
+from linvit.backbones.blocks import specs_and_rates
+from linvit.backbones.features import pyramid_info
+from linvit.backbones.stage import Stage, stage_grids
+from linvit.image_size import image_size
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.block import CPEBlock
+from linvit.layers.mlp import Mlp
+from linvit.registry import Spec, preset
+
+
+class MLLA(Backbone):
+    """MLLA: four stages of strides 4, 8, 16 and 32, each with twice the channels of the one before.
+
+    Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up. The reference
+    for classification takes images of one size alone.
+
+    Args:
+        in_chans: Image channels.
+        num_classes: Classes; 0 for features.
+        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
+        attention: One spec for all blocks, or a list with one per stage or one per block.
+        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
+        embed_dim: Channels C of stage 1; each further stage doubles them.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Hidden width of the MLPs over C.
+        qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
+            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
+            not see them.
+    """
+
+    dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        img_size: int | Sequence[int] = 224,
+        attention: Spec | Sequence[Spec] = "mlla",
+        drop_path_rate: float = 0.0,
+        embed_dim: int = 64,
+        depths: Sequence[int] = (2, 4, 8, 4),
+        num_heads: Sequence[int] = (2, 4, 8, 16),
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        feature_norms: bool = False,
+    ) -> None:
+        check_stages(len(depths), num_heads=num_heads)
+        dims = [embed_dim * 2**i for i in range(len(depths))]
+        super().__init__(num_classes, dims[-1])
+        specs, rates = specs_and_rates(attention, drop_path_rate, depths)
+
+        self.stages = nn.ModuleList()
+        for i, size in enumerate(stage_grids(image_size(img_size), [4] + [2] * (len(depths) - 1))):
+            dim, grid = dims[i], Grid(size)
+            blocks = [
+                CPEBlock(
+                    dim,
+                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop),
+                    Mlp(dim, int(dim * mlp_ratio)),
+                    rate,
+                    norm_eps=1e-5,
+                    second=True,
+                )
+                for spec, rate in zip(specs[i], rates[i], strict=True)
+            ]
+            self.stages.append(Stage(dim, grid, ConvMerging(dims[i - 1]) if i else ResidualStem(in_chans, dim), blocks))
+        self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
+        self.complete(nn.LayerNorm(dims[-1]), pyramid_info(dims))
+
+
+class ResidualStem(nn.Module):
+    """Five convolutions with BatchNorm, two of them on a residual path; (B, C, H, W) -> tokens (B, N, dim) and grid.
+
+    Args:
+        in_chans: Channels C.
+        dim: Channels of the tokens.
+    """
+
+    def __init__(self, in_chans: int, dim: int) -> None:
+        super().__init__()
+        half = dim // 2
+        self.conv1 = nn.Sequential(*_normed(in_chans, half, 3, stride=2), nn.ReLU())
+        self.conv2 = nn.Sequential(*_normed(half, half, 3), nn.ReLU(), *_normed(half, half, 3))
+        self.conv3 = nn.Sequential(*_normed(half, 4 * dim, 3, stride=2), nn.ReLU(), *_normed(4 * dim, dim, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Returns tokens and their patch grid."""
+        x = self.conv1(x)
+        x = self.conv3(x + self.conv2(x))  # (B, dim, H', W')
+        return x.flatten(2).mT, (x.shape[2], x.shape[3])
+
+
+def _normed(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return nn.Conv2d(into, out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(out)
+
+
+class ConvMerging(nn.Module):
+    """(B, C, H, W) -> tokens (B, N, 2 C) and their grid: strided depthwise convolution of 8 C channels, BatchNorm.
+
+    Args:
+        dim: Channels C.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        wide = 8 * dim
+        self.conv = nn.Sequential(
+            nn.Conv2d(dim, wide, 1),
+            nn.ReLU(),
+            nn.Conv2d(wide, wide, 3, 2, padding=1, groups=wide),
+            nn.ReLU(),
+            nn.Conv2d(wide, 2 * dim, 1),
+            nn.BatchNorm2d(2 * dim),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Returns tokens and their patch grid."""
+        x = self.conv(x)  # (B, 2 C, H', W')
+        return x.flatten(2).mT, (x.shape[2], x.shape[3])
+
+
+mlla_tiny = preset(MLLA)
+mlla_small = preset(MLLA, depths=(3, 6, 21, 6))
+mlla_base = preset(MLLA, embed_dim=96, depths=(3, 6, 21, 6), num_heads=(3, 6, 12, 24))
