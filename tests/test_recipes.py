@@ -20,7 +20,7 @@ from linvit.tasks import ClassificationTask
 from linvit.tasks.schedule import run_schedule
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 from tests.cli.runs import linvit
-from tests.test_configs import IMAGENET, ROOT, heading
+from tests.test_configs import IMAGENET, ROOT, heading, slow_if_one_of_many
 
 TRAINING_IMAGES = 1_281_167
 DEVICES = 8
@@ -72,6 +72,7 @@ def pola_pp(batch, peak, start, end, drop_path):
     return flatten(batch, peak, start, end, 20, 0, drop_path, 5.0, 0.99982)
 
 
+SMALL_PVTS = [(kind, size) for kind in ("agent", "inline") for size in ("tiny", "small")]
 PUBLISHED = {
     **{f"deit_{size}": deit(0.1, ema=0.99996) for size in ("tiny", "small", "base")},
     "deit_base_384": Recipe(64, 5e-6, 1e-6, 5e-6, 5, 30, 0, "epoch", 1, 1e-8, 0.0, None, 0.99996),
@@ -119,7 +120,32 @@ PUBLISHED = {
     "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999),
     "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995),
     "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995),
+    "agent_deit_tiny": flatten(512, 4e-3, 4e-6, 4e-5, 20, 0, 0.0, 5.0),
+    "agent_deit_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.1, 5.0),
+    "agent_deit_small_448": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.1, 5.0),
+    "agent_deit_base": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.3, 5.0),
+    "inline_deit_tiny": flatten(512, 4e-3, 4e-6, 4e-5, 20, 0, 0.1, 5.0),
+    "inline_deit_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.1, 5.0),
+    "inline_deit_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.1, 5.0),
+    **{f"{kind}_pvt_{size}": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None) for kind, size in SMALL_PVTS},
+    **{f"{kind}_pvt_medium": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.3, 1.0) for kind in ("agent", "inline")},
+    **{f"{kind}_pvt_large": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0) for kind in ("agent", "inline")},
+    "agent_pvt_medium_256": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
+    **{f"{kind}_swin_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0) for kind in ("agent", "inline")},
+    **{f"{kind}_swin_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.3, 5.0) for kind in ("agent", "inline")},
+    "agent_swin_small_288": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0),
+    **{f"{kind}_swin_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0) for kind in ("agent", "inline")},
+    "agent_swin_base_384": Recipe(32, 1e-5, 1e-8, 1e-7, 5, 30, 0, "step", 1, 1e-8, 0.5, 5.0),
+    "agent_cswin_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.2, None, 0.99984),
+    "agent_cswin_small": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.4, None, 0.99984),
+    "agent_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, 0.99992, weight_decay=0.1),
+    "agent_cswin_base_384": Recipe(32, 2.5e-6, 2.5e-6, 2.5e-7, 0, 20, 10, "step", 1, 1e-8, 0.7, None, 0.9998),
+    "inline_cswin_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.2, None, round(0.9996 ** (1024 / 4096), 5)),
+    "inline_cswin_small": flatten(128, 1e-3, 2e-6, 2e-5, 20, 10, 0.4, None, round(0.9996 ** (1024 / 4096), 5)),
+    "inline_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, round(0.9996 ** (512 / 4096), 5), 0.1),
 }
+SIZES = {"inline_deit_small": 288, "inline_deit_base": 448}  # of images; others end in it, or have 224
+SQUASHED = ("flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp", "agent", "inline")  # of one program
 MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
 RAVLT = {"ravlt", "mavit", "nalaformer"}
@@ -135,12 +161,7 @@ NO_DECAY = {  # parameters of more than one dimension that are not decayed
     "MLLA": set(),
 }
 
-SLOW = {"nalaformer_t", "nalaformer_b", "nalaformer_l", "pola_pp_b1", "pola_pp_b2", "pola_pp_b4", "mlla_small"}
-"""Large ones whose settings differ little from those of quick ones."""
-
-published = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PUBLISHED]
-)
+published = pytest.mark.parametrize("name", [*map(slow_if_one_of_many, PUBLISHED)])
 
 
 @cache
@@ -171,11 +192,11 @@ def test_a_recipe_without_a_source_says_so(name):
     assert "its settings are not published" in text
 
 
-@pytest.mark.parametrize("name", IMAGENET)
+@pytest.mark.parametrize("name", [*map(slow_if_one_of_many, IMAGENET)])
 def test_the_published_batch_is_that_of_the_heading(name):
     hardware = heading(name)["Hardware"]
     # The others: float16, by Apex or by autocast.
-    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp")
+    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp", "agent")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
     total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
     assert total == devices * images
@@ -237,14 +258,17 @@ def test_settings(name):
     assert augmentation["crop_scale"] == [0.08, 1.0]
     assert augmentation["hflip"] == 0.5
     family = name.removeprefix("flatten_").partition("_")[0] if "deit" not in name else "deit"
-    flattened = (name.startswith("flatten_") and family != "deit") or family == "pola"
+    flattened = name.startswith(SQUASHED)
     assert augmentation["interpolation"] == ("random" if family in ("cswin", "soft") and not flattened else "bicubic")
     assert augmentation["erase_after_mixing"] == (family in ("cswin", "soft") and not flattened)
     assert not data["exif_orientation"]
     assert data["repeated_aug"] == (3 if family in REPEATED and not flattened else 1)
     assert content["trainer"]["sync_batchnorm"] == (family in RAVLT)
-    assert data["img_size"] == (384 if name.endswith("384") else 224)
-    whole = {"cswin_base_384": 1.0, "swin_base_384": 1.0, "flatten_swin_base_384": 1.0}
+    sized = re.search(r"_(\d{3})$", name)
+    assert data["img_size"] == (int(sized[1]) if sized else SIZES.get(name, 224))
+    whole = dict.fromkeys(
+        ["cswin_base_384", "swin_base_384", "flatten_swin_base_384", "agent_swin_base_384", "agent_swin_small_288"], 1.0
+    )
     assert data["crop_mode"] == ("squash" if flattened or name == "swin_base_384" else "center")
     assert data["crop_pct"] == whole.get(name, 0.9 if family in ("cswin", "soft") and not flattened else 0.875)
 

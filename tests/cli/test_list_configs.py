@@ -19,7 +19,10 @@ def test_every_one_is_listed(capsys):
 def test_a_wildcard(capsys):
     assert main(["configs", "--filter", "*swin_tiny"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  imagenet")]
-    assert listed == [f"imagenet/{name}_tiny" for name in ("cswin", "flatten_cswin", "flatten_swin", "swin")]
+    assert listed == [
+        f"imagenet/{name}swin_tiny"
+        for name in ("agent_c", "agent_", "c", "flatten_c", "flatten_", "inline_c", "inline_", "")
+    ]
     assert main(["configs", "--filter", "nothing*"]) == 0
     assert capsys.readouterr().out == f"configs\n  none of {len(names())} is like 'nothing*'\n"
 
