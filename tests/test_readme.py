@@ -14,9 +14,11 @@ import yaml
 import linvit
 from linvit.cli import HELP, VERBS
 from linvit.cli.configs import find
+from linvit.registry import attentions
 from tests.cli.runs import linvit as command_line
 from tests.data.coco import write_coco
 from tests.data.images import image_folder
+from tests.helpers import own_names
 from tests.official import fill
 from tests.official.swin import SIZES, swin
 from tests.weights.files import save_flatten
@@ -109,6 +111,11 @@ def test_a_command_is_understood(line, place):
         assert done.code == 0, done.err
     else:
         assert program in {"git", "cd", "source", "pip", "tensorboard", "python"}
+
+
+def test_every_attention_is_named():
+    named = PAGES["README.md"].partition("- **Attentions**:")[2].partition("- **Backbones**:")[0]
+    assert {name for name in own_names(attentions) if f"`{name}`" not in named} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
