@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import by_sign
 from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.rotary import rotate_tokens
 from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
 
 
@@ -64,45 +65,50 @@ class PolaPPAttention(RotaryLinearAttention):
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two maps on their halves, in float32 or float64."""
-        queries, k, denominators = self._terms(q, k, grid)
-        contexts = (k.mT @ v / k.shape[-2]).tensor_split(2, -1)  # the first is the wider if d is odd
-        halves = zip(queries, contexts, denominators, strict=True)
-        return torch.cat([q @ context / denominator for q, context, denominator in halves], dim=-1)
+        maps, k = self._terms(q, k, grid)
+        contexts = (k.mT @ v).tensor_split(2, -1)  # the first is the wider if d is odd
+        halves = [q @ context / denominator for (q, denominator), context in zip(maps, contexts, strict=True)]
+        return torch.cat(halves, dim=-1)
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`rot(Q_i) / (Q_i mean(K) + eps)` for the channels of half i, and `rot(K) / M` for all."""
-        queries, k, denominators = self._terms(q, k, grid)
-        half = (torch.arange(self.head_dim) >= (self.head_dim + 1) // 2).long()  # of every channel
-        left = (queries / denominators)[half].movedim(0, 2)  # (B, h, d, N, 2 dk)
-        return left, (k / k.shape[-2]).unsqueeze(2).expand(-1, -1, self.head_dim, -1, -1)
+        maps, k = self._terms(q, k, grid)
+        left = torch.stack([q / denominator for q, denominator in maps], dim=2)  # (B, h, 2, N, 2 dk)
+        half = torch.arange(self.head_dim, device=q.device) >= (self.head_dim + 1) // 2  # of every channel
+        return left[:, :, half.long()], k.unsqueeze(2).expand(-1, -1, self.head_dim, -1, -1)
 
-    def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated Q_i (2, B, h, N, 2 dk) and K (B, h, M, 2 dk), and denominators (2, B, h, N, 1), scaled."""
+    def _terms(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Rotated Q_i (B, h, N, 2 dk) with denominators (B, h, N, 1) for both i, and rotated K (B, h, M, 2 dk).
+
+        All are scaled as said above, and K is not divided by M.
+        """
+        plus = k.detach().amax(-2, keepdim=True).clamp(min=0)  # the largest entries, (B, h, 1, dk)
+        minus = k.detach().amin(-2, keepdim=True).clamp(max=0).neg()
         size = k.abs()
-        largest = by_sign(k, size).amax(-2, keepdim=True).detach()  # (B, h, 1, 2 dk)
-        first, second = largest.chunk(2, -1)
-        k = by_sign(k, (size - torch.where(k > 0, first, second)).exp() * -torch.expm1(-size))
+        k = by_sign((size - _chosen(k, plus, minus)).exp() * -torch.expm1(-size), k)
+        total, eps = k.sum(-2, keepdim=True).mT, self.eps * k.shape[-2]
 
-        q = torch.stack([q, -q])  # (2, B, h, N, dk)
-        slopes = torch.stack([self.s1, self.s2]).to(q.dtype).sigmoid().chunk(2, -1)
-        size, zero = q.abs() * torch.where(q > 0, slopes[0], slopes[1]), q == 0  # which has neither sign
-        exponent, rest = size + torch.where(q > 0, first, second), -torch.expm1(-size)
-        top = exponent.masked_fill(zero, 0).amax(-1, keepdim=True).detach()  # (2, B, h, N, 1)
-        features = by_sign(q, (exponent - top).masked_fill(zero, 0).exp() * rest)
-        eps = (self.eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
-        denominators = features @ k.mean(-2, keepdim=True).mT + eps
-        if not self.rotary:
-            return features, k, denominators
-        # Rotation mixes the entries of a pair, so these are scaled alike: Q by up to the quotient, which has no bound.
-        pairs = largest.unflatten(3, (-1, 2))
-        gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(3)
-        scale = denominators.detach()
-        first, second = gap.chunk(2, -1)
-        exponent = exponent + torch.where(q > 0, first, second) - (top + scale.log())
-        features = by_sign(q, exponent.clamp(max=80).masked_fill(zero, 0).exp() * rest)
-        turned, k = self.rotated(features.flatten(0, 1), k * (-gap).exp(), grid)
-        return turned.unflatten(0, (2, -1)), k, denominators / scale
+        # Rotation mixes the entries of a pair, so these are scaled alike; the quotient may then exceed any bound.
+        pairs = torch.cat([plus, minus], dim=-1).unflatten(-1, (-1, 2))
+        gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(-2)  # (B, h, 1, 2 dk)
+        k = rotate_tokens(k * (-gap).exp(), grid, keys=True) if self.rotary else k
+        maps, size = [], q.abs()
+        for x, s in ((q, self.s1), (-q, self.s2)):
+            power = size * _chosen(x, *s.to(q.dtype).sigmoid().chunk(2, -1))
+            exponent = power + _chosen(x, plus, minus)
+            top = exponent.detach().amax(-1, keepdim=True)  # (B, h, N, 1)
+            features = by_sign((exponent - top).exp() * -torch.expm1(-power), x)
+            denominator = features @ total + (eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
+            if self.rotary:
+                features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)
+            maps.append((features, denominator))
+        return maps, k
 
     def matrix_parts(self) -> dict[str, Attention]:
         """The linear attention, whose matrix is one per half of a head's channels, and the convolution."""
         return kernel_and_convolution(self, "lepe", depthwise=True)
+
+
+def _chosen(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """`first` where x is positive, `second` where it is negative, and their mean where it is 0."""
+    return torch.addcmul((first + second) / 2, (first - second) / 2, x.detach().sign())

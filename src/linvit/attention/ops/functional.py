@@ -24,10 +24,10 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.threshold(x, -torch.finfo(x.dtype).tiny, 0.0).add_(F.hardtanh(x, -math.inf, 0.0).exp_())
 
 
-def by_sign(x: Tensor, size: Tensor) -> Tensor:
-    """Sizes of entries, (..., d), in the first half of (..., 2 d) where x is positive and in the second elsewhere."""
-    positive = x > 0
-    return torch.cat([size * positive, size * ~positive], dim=-1)
+def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
+    """Sizes of the entries of x, (..., d), in the first half of (..., 2 d) where x is positive, else in the second."""
+    first = sizes * F.relu(x.detach().sign())  # products: several times as fast as masks on a CPU
+    return torch.cat([first, sizes - first], dim=-1)
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:

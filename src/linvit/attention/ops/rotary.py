@@ -30,12 +30,15 @@ def rotate(q: Tensor, k: Tensor, grid: Grid, *, width: int | None = None, last: 
         last: Frequencies are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer);
             False leaves out the last, `10000^-(i / (width / 4))` (MLLA).
     """
-    width = q.shape[-1] if width is None else width
-    turned = []
-    for x, size in ((q, grid.size), (k, grid.keys_size)):
-        table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
-        turned.append(_turn(x, *(_per_head(entries, x) for entries in table)))
-    return turned[0], turned[1]
+    return rotate_tokens(q, grid, width=width, last=last), rotate_tokens(k, grid, keys=True, width=width, last=last)
+
+
+def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
+    """Queries, or keys, (B, h, N, d) turned by their positions; see `rotate`."""
+    width = x.shape[-1] if width is None else width
+    size = grid.keys_size if keys else grid.size
+    table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
+    return _turn(x, *(_per_head(entries, x) for entries in table))
 
 
 def rotary_table(
