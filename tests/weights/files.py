@@ -16,6 +16,7 @@ from tests.official import conv, fill, linear, norm
 from tests.official.agent import agent_cswin, agent_deit, agent_pvt, agent_swin
 from tests.official.cswin import cswin, flatten_cswin
 from tests.official.mlla import mlla
+from tests.official.pola import pola_pvt, pola_swin
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import pvt_v2
 from tests.official.ravlt import ravlt
@@ -151,6 +152,8 @@ FAKES = {
     "swin": Fake("swin_tiny", SWIN, partial(swin, **SWIN), save_model, "swin"),
     "swin_timm": Fake("swin_tiny", SWIN, partial(swin, **SWIN, timm=True), save_bare, "swin (timm)"),
     "flatten_swin": Fake("flatten_swin_tiny", SWIN, partial(swin, **SWIN, focused_stages=2), save_flatten, "swin"),
+    "pola_pvt": Fake("pola_pvt_tiny", PVT, partial(pola_pvt, **PVT), save_flatten, "pvt"),
+    "pola_swin": Fake("pola_swin_tiny", SWIN, partial(pola_swin, **SWIN), save_flatten, "swin"),
     "cswin": Fake("cswin_tiny", CSWIN, partial(cswin, 16, CSWIN["depths"]), save_timm, "cswin"),
     "flatten_cswin": Fake(
         "flatten_cswin_tiny", CSWIN, partial(flatten_cswin, 16, CSWIN["depths"], 8), save_flatten, "cswin"

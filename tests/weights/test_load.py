@@ -348,3 +348,20 @@ def test_numbers_are_in_the_right_place(official):
     other.load_state_dict(FAKES["deit"].state())
     x = randn(1, 3, 224, 224).float()
     assert torch.equal(model(x), other(x))
+
+
+@pytest.mark.parametrize("family", ["pola_pvt", "pola_swin"])
+def test_the_rows_of_a_gate_are_the_last_of_what_they_are_joined_with(official, family):
+    model, state = create(FAKES[family].spec), FAKES[family].state()
+    load_pretrained(model, official(family))
+    layer = model.stages[0].blocks[0].attn
+    dim = layer.gate.in_features
+    if family == "pola_pvt":
+        start, rows = (
+            "block1.0.attn",
+            {"qg": [layer.qkv.weight[:dim], layer.gate.weight], "kv": [layer.qkv.weight[dim:]]},
+        )
+    else:
+        start, rows = "layers.0.blocks.0.attn", {"qkvg": [layer.qkv.weight, layer.gate.weight]}
+    for name, parts in rows.items():
+        assert torch.equal(torch.cat(parts), state[f"{start}.{name}.weight"])

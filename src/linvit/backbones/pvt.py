@@ -2,7 +2,7 @@
 
 Paper: Wang et al. 2021, "Pyramid Vision Transformer: A Versatile Backbone for Dense Prediction without Convolutions".
 The FLatten presets follow Han et al. 2023: focused attention in every block, no spatial reduction. So do the Agent and
-InLine presets of Han et al. 2024, the latter with twice as many heads.
+InLine presets of Han et al. 2024, the latter with twice as many heads, and the PolaFormer presets of Meng et al. 2025.
 
 As in the reference code the patch embeddings' and reductions' LayerNorms have eps 1e-5, all others 1e-6. FLatten-PVT
 differs from its host: no class token, the mean of the patch tokens, and a final norm that is never applied (Agent-PVT
@@ -171,3 +171,8 @@ inline_pvt_tiny = preset(_inline, depths=(2, 2, 2, 2))
 inline_pvt_small = preset(_inline, depths=(3, 4, 6, 3))
 inline_pvt_medium = preset(_inline, depths=(3, 4, 18, 3))
 inline_pvt_large = preset(_inline, depths=(3, 8, 27, 3))
+
+pola_pvt_tiny = preset(_mean, attention="pola", depths=(2, 2, 2, 2))
+pola_pvt_small = preset(_mean, attention="pola", depths=(3, 4, 6, 3))
+pola_pvt_medium = preset(_mean, attention="pola", depths=(3, 4, 18, 3))
+pola_pvt_large = preset(_mean, attention="pola", depths=(3, 8, 27, 3))

@@ -2,7 +2,8 @@
 
 Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows". The FLatten presets
 follow Han et al. 2023: focused attention over the whole map in stages 1 and 2, softmax in windows in stages 3 and 4. So
-do the Agent and InLine presets of Han et al. 2024, but in all of stage 3 (tiny) or its first two blocks (base), too.
+do the PolaFormer presets of Meng et al. 2025, and the Agent and InLine presets of Han et al. 2024, but in all of stage
+3 (tiny) or its first two blocks (base), too.
 
 Parameters and numbers are those of the reference codes; the patch merging that ends a stage there begins the next one
 here, as in timm. Published with `drop_path_rate` 0.2 (tiny), 0.3 (small) and 0.5 (base).
@@ -187,3 +188,8 @@ agent_swin_base_384 = preset(agent_swin_base, img_size=384, window_size=(*[None]
 inline_swin_tiny = preset(swin_tiny, attention=(*["inline"] * 3, "softmax"), window_size=(None, None, None, 7))
 inline_swin_small = preset(swin_small, attention=(*["inline"] * 2, *["softmax"] * 2), window_size=(None, None, 7, 7))
 inline_swin_base = preset(swin_base, attention=(*["inline"] * 6, *["softmax"] * 18), window_size=_base_windows)
+
+_pola = ("pola", "pola", "softmax", "softmax")
+pola_swin_tiny = preset(swin_tiny, attention=_pola, window_size=(None, None, 7, 7))
+pola_swin_small = preset(swin_small, attention=_pola, window_size=(None, None, 7, 7))
+pola_swin_base = preset(swin_base, attention=_pola, window_size=(None, None, 7, 7))

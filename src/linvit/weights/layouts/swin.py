@@ -1,4 +1,4 @@
-"""Key layouts of Swin: the reference's (also of FLatten, Agent, InLine, dense prediction), timm's, mmsegmentation's."""
+"""Key layouts of Swin: the reference's (FLatten's, Agent's, InLine's, PolaFormer's), timm's and mmsegmentation's."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ _OURS: tuple[Rename, ...] = (
     (r"^layers\.(\d+)\.downsample\.", r"stages.\1.embed."),
     (r"\.embed\.reduction\.", ".embed.proj."),
     (r"^layers\.", "stages."),
-    (r"\.attn\.(scale|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
+    (r"\.attn\.(scale|power|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
     (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
     (r"^norm3\.", "norm."),
     *agent.RENAMES,
@@ -20,7 +20,11 @@ _SWIN_V2 = r".*\.attn\.logit_scale"
 
 SWIN = Layout(
     name="swin",
-    marks=(r"layers\.0\.blocks\.0\.attn\.qkv\.weight", r"layers\.0\.downsample\.reduction\.weight"),
+    marks=(
+        r"patch_embed\.proj\.weight",
+        r"layers\.0\.blocks\.0\.attn\.qkvg?\.weight",
+        r"layers\.0\.downsample\.reduction\.weight",
+    ),
     renames=(
         # The reference ends a stage with the merging of its patches; ours begins the next one with it.
         (r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),
