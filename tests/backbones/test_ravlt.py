@@ -10,11 +10,9 @@ from torch import Tensor, nn
 import linvit
 from linvit import UserError
 from linvit.backbones.ravlt import RAVLT
-from linvit.layers.residual_conv import ResidualConv
 from linvit.optim import parameter_groups
 from linvit.weights.layouts.ravlt import LAYOUT
 from linvit.weights.projections import fit_projections
-from tests.helpers import randn
 from tests.official import fill, images
 from tests.official.ravlt import ravlt as official
 
@@ -95,16 +93,6 @@ def test_factors_on_the_branches_are_decayed_as_in_the_reference() -> None:
     gammas = [parameter for name, parameter in model.named_parameters() if name.endswith("gamma")]
     assert len(gammas) == 10
     assert all(id(gamma) in decayed for gamma in gammas)
-
-
-def test_a_convolution_of_residuals_passes_the_prefix_by() -> None:
-    conv = ResidualConv(4).double()
-    grid = linvit.Grid((3, 5), num_prefix=2)
-    x = randn(2, 17, 4)
-    out = conv(x, grid)
-    assert torch.equal(out[:, :2], x[:, :2])
-    plane = nn.functional.conv2d(grid.plane(x), conv.weight, conv.bias, padding=1, groups=4)
-    torch.testing.assert_close(grid.plane(out), grid.plane(x) + plane)
 
 
 def test_features_for_dense_tasks_are_normed_without_the_head() -> None:

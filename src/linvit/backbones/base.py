@@ -63,6 +63,8 @@ class Backbone(nn.Module):
     ) -> None:
         """Ends a constructor: adds final norm and classifier, sets initial values, and ties mechanisms.
 
+        A constructor whose `forward_head` makes other channels of the last feature sets `head_hidden_size` before.
+
         Args:
             norm: The final norm.
             feature_info: See the class; `pyramid_info` writes that of a pyramid.
