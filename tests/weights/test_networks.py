@@ -19,8 +19,10 @@ from linvit.weights.layouts.swin import SWIN_MMSEG
 from tests.golden_files import Golden, of_case
 from tests.helpers import assert_near, randn
 from tests.official import fill
-from tests.official.mmseg import dense_pvt, dense_swin, renamed_swin, semantic_fpn, upernet
-from tests.weights.files import FAKES, PVT, SWIN
+from tests.official.mlla import mlla
+from tests.official.mmseg import dense_pvt, dense_swin, renamed_swin, semantic_fpn, under_backbone, upernet
+from tests.official.ravlt import ravlt
+from tests.weights.files import FAKES, MLLA, PVT, RAVLT, RAVLT_SIZES, SWIN
 
 CLASSES = 5
 UPERNET = {"name": "upernet", "width": 8, "auxiliary_width": 6}
@@ -35,6 +37,12 @@ class TheirConfig:
 def state_of(family: str) -> dict[str, Tensor]:
     if family == "pvt":
         return fill(dense_pvt(PVT) | semantic_fpn(PVT["embed_dims"], CLASSES, 6, 8))
+    if family == "ravlt":
+        backbone = under_backbone(ravlt(*RAVLT_SIZES, dense=True))
+        return fill(backbone | semantic_fpn(RAVLT["embed_dims"], CLASSES, 6, 8))
+    if family == "mlla":
+        backbone = under_backbone(mlla(16, MLLA["depths"], dense=True))
+        return fill(backbone | upernet([16, 32, 64, 128], CLASSES, 8, 6))
     state = fill(dense_swin(SWIN) | upernet(SWIN_CHANNELS, CLASSES, 8, 6))
     if family == "swin":
         return state
@@ -53,6 +61,10 @@ def create(family: str, classes: int = CLASSES, **options: Any) -> Segmentor:
     torch.manual_seed(0)
     if family == "pvt":
         return linvit.create_segmentor({"name": "pvt_tiny", **PVT}, SEMANTIC_FPN, classes, **options)
+    if family == "ravlt":
+        return linvit.create_segmentor({"name": "ravlt_t", **RAVLT}, SEMANTIC_FPN, classes, **options)
+    if family == "mlla":
+        return linvit.create_segmentor({"name": "mlla_tiny", **MLLA}, UPERNET, classes, **options)
     return linvit.create_segmentor({"name": "swin_tiny", **SWIN}, UPERNET, classes, **options)
 
 
@@ -64,7 +76,7 @@ def expected(family: str) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-LAYOUTS = {"pvt": "mmsegmentation, pvt", "swin": "mmsegmentation, swin"}
+LAYOUTS = {family: f"mmsegmentation, {family}" for family in ("pvt", "swin", "ravlt", "mlla")}
 LAYOUTS["swin_renamed"] = "mmsegmentation, swin (mmsegmentation)"
 
 
