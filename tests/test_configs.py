@@ -75,9 +75,11 @@ ALIKE = {"nalaformer_t", "nalaformer_b", "nalaformer_l", "pola_pp_b1", "pola_pp_
 
 
 def slow_if_one_of_many(name):
-    """Large recipes whose settings differ little from those of quick ones; of Agent's and InLine's all but tiny."""
+    """Large recipes whose settings differ little from those of quick ones; of three papers all but tiny."""
     stem = Path(name).stem
-    many = stem in ALIKE or (stem.startswith(("agent_", "inline_")) and not stem.endswith("_tiny"))
+    many = stem in ALIKE or (
+        stem.startswith(("agent_", "inline_", "pola_pvt_", "pola_swin_")) and not stem.endswith("_tiny")
+    )
     return pytest.param(name, marks=pytest.mark.slow) if many else name
 
 

@@ -120,6 +120,13 @@ PUBLISHED = {
     "mlla_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0, 0.9999),
     "mlla_small": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.3, 5.0, 0.99995),
     "mlla_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0, 0.99995),
+    "pola_pvt_tiny": flatten(128, 1e-3, 2e-6, 2e-5, 5, 10, 0.1, None),
+    "pola_pvt_small": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.1, None),
+    "pola_pvt_medium": flatten(64, 5e-4, 1e-6, 1e-5, 5, 10, 0.3, 1.0),
+    "pola_pvt_large": flatten(32, 2.5e-4, 5e-7, 5e-6, 5, 10, 0.3, 1.0),
+    "pola_swin_tiny": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.2, 5.0),
+    "pola_swin_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.3, 5.0),
+    "pola_swin_base": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.5, 5.0),
     "agent_deit_tiny": flatten(512, 4e-3, 4e-6, 4e-5, 20, 0, 0.0, 5.0),
     "agent_deit_small": flatten(128, 1e-3, 1e-6, 1e-5, 20, 0, 0.1, 5.0),
     "agent_deit_small_448": flatten(64, 5e-4, 5e-7, 5e-6, 20, 0, 0.1, 5.0),
@@ -145,7 +152,7 @@ PUBLISHED = {
     "inline_cswin_base": flatten(64, 5e-4, 1e-6, 1e-5, 20, 10, 0.5, None, round(0.9996 ** (512 / 4096), 5), 0.1),
 }
 SIZES = {"inline_deit_small": 288, "inline_deit_base": 448}  # of images; others end in it, or have 224
-SQUASHED = ("flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp", "agent", "inline")  # of one program
+SQUASHED = ("flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent", "inline")  # of one program
 MIXED = {"cswin_base_384": (0.1, 0.1), "cswin_large": (0.01, 0.3)}  # alphas of mixup and CutMix, of others 0.8 and 1
 GUESSED = {"cswin_large_384"}  # its configuration says that no source settles it
 RAVLT = {"ravlt", "mavit", "nalaformer"}
@@ -196,7 +203,7 @@ def test_a_recipe_without_a_source_says_so(name):
 def test_the_published_batch_is_that_of_the_heading(name):
     hardware = heading(name)["Hardware"]
     # The others: float16, by Apex or by autocast.
-    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola_pp", "agent")
+    of_float32 = ("soft", "flatten_swin", "flatten_pvt", "flatten_cswin", "pola", "agent")
     assert ("--trainer.precision=32-true" in hardware) == Path(name).name.startswith(of_float32)
     total, devices, images = map(int, re.search(r"(\d+): (\d+) devices with (\d+) images", hardware).groups())
     assert total == devices * images
@@ -281,7 +288,7 @@ def test_timm_is_told_of_the_same_evaluation(name):
 
 @published
 def test_what_is_not_decayed(name):
-    """Vectors, and the names that the paper's program lists; FLatten's 3-D tables are decayed."""
+    """Vectors, and the names that the paper's program lists; FLatten's and PolaFormer's 3-D tables are decayed."""
     task = task_of(name)
     names = {id(parameter): name for name, parameter in task.network.named_parameters()}
     found = {True: set(), False: set()}
@@ -294,4 +301,4 @@ def test_what_is_not_decayed(name):
     assert all(shapes[name] > 1 for name in found[True])
     tables = [name for name in shapes if name.endswith(("positional_encoding", "mechanism.scale"))]
     assert set(tables) <= found[True]
-    assert bool(tables) == name.startswith("flatten_")
+    assert bool(tables) == name.startswith(("flatten_", "pola_pvt_", "pola_swin_"))
