@@ -13,6 +13,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from torch import Tensor
 
+from linvit.data.transforms.pixel_ops import from_pil, to_pil
+
 BITS = 22  # of fractions in int32: 255 * 1.25, the largest sum of an interpolation, needs 9, and one is the sign
 Matrix = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the output's (x, y) shows what was at (a x + b y + c, d x + e y + f); PIL's convention."""
@@ -49,9 +51,9 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
     if (a, b, c, e) == (1, 0, 0, 1):
         return _move_rows(image.mT, d * (np.arange(width) + 0.5) + f, bicubic, fill).mT.contiguous()
     mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
-    picture = Image.merge("RGB", [Image.fromarray(plane) for plane in image.numpy()])  # faster than from (H, W, 3)
-    turned = picture.transform((width, height), Image.Transform.AFFINE, matrix, mode, fillcolor=tuple(fill))
-    return torch.from_numpy(np.stack([np.asarray(plane) for plane in turned.split()]))
+    return from_pil(
+        to_pil(image).transform((width, height), Image.Transform.AFFINE, matrix, mode, fillcolor=tuple(fill))
+    )
 
 
 def warp_mask(mask: Tensor, matrix: Matrix, fill: int) -> Tensor:

@@ -79,8 +79,7 @@ def equalize(images: Tensor, amount: Amount) -> Tensor:
     """Flattens the histogram of each channel; the amount does not matter."""
     if images.device.type != "cpu" or len(images) > 1:
         return v2.equalize(images)  # type: ignore[no-any-return]
-    planes = [np.asarray(ImageOps.equalize(Image.fromarray(plane))) for plane in images[0].numpy()]
-    return torch.from_numpy(np.stack(planes))[None]  # PIL takes a third of the time of torchvision
+    return from_pil(ImageOps.equalize(to_pil(images[0])))[None]  # takes half the time of torchvision's
 
 
 def grayscale(images: Tensor, amount: Amount) -> Tensor:
@@ -88,7 +87,6 @@ def grayscale(images: Tensor, amount: Amount) -> Tensor:
     return luma(images).to(torch.uint8).expand_as(images).contiguous()
 
 
-@by_table
 def posterize(images: Tensor, amount: Amount) -> Tensor:
     """Keeps the uppermost `amount` bits."""
     return images & torch.as_tensor(256 - 2.0 ** (8 - amount), device=images.device).to(torch.uint8)
@@ -189,6 +187,16 @@ def hue(images: Tensor, amount: Amount) -> Tensor:
         fall = (place + (1 + start / 6)).frac_().sub_(1 / 3).abs_().mul_(-6).add_(2).clamp_(0, 1)
         turned.append(torch.addcmul(value, span, fall, value=-1))
     return to_8_bits(torch.cat(turned, -3))
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """Converts an 8-bit image (3, H, W) on a CPU to PIL's; plane by plane, which is faster than by way of (H, W, 3)."""
+    return Image.merge("RGB", [Image.fromarray(plane) for plane in image.numpy()])
+
+
+def from_pil(picture: Image.Image) -> Tensor:
+    """Converts PIL's RGB image to an 8-bit one (3, H, W)."""
+    return torch.from_numpy(np.stack([np.asarray(plane) for plane in picture.split()]))
 
 
 def luma(images: Tensor) -> Tensor:
