@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Grid
+from linvit import Grid, UserError
 from linvit.attention.pola_pp import PolaPPAttention
 from tests.attention.rotary_formula import GRIDS, check_core, check_layer, lepe, rotated
 from tests.golden_files import Golden, both_precisions, of_case
@@ -54,8 +54,10 @@ def test_small_and_large_entries_in_float32(rotary: bool, scale: float) -> None:
     assert_near(given(module, grid), want, 1e-4)
 
 
-def test_odd_heads_have_a_larger_first_half() -> None:
+def test_odd_heads_do_not_turn_and_have_a_larger_first_half() -> None:
     grid = Grid((2, 3))
+    with pytest.raises(UserError, match=r"need a multiple of 2 channels per head; dim 15 with num_heads 3 has 5\."):
+        mechanism("pola_pp", grid, dim=15, num_heads=3)
     module = mechanism({"name": "pola_pp", "rotary": False}, grid, dim=15, num_heads=3)
     given = inputs(module, grid)
     assert_near(given(module, grid), naive(module, given.q, given.k, given.v, grid), 1e-12)

@@ -140,7 +140,7 @@ class AgentAttention(Attention):
 
     def matrix_parts(self) -> dict[str, Attention]:
         """The attention through the agents, whose matrix is one per head, and the convolution, if there is one."""
-        parts = kernel_and_convolution(self, "dwc")
+        parts = kernel_and_convolution(self, "dwc", depthwise=True)
         if parts:
             parts["kernel"].channelwise = False
         return parts

@@ -71,7 +71,7 @@ class PolaPPAttention(RotaryLinearAttention):
         return torch.cat(halves, dim=-1)
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """`rot(Q_i) / (Q_i mean(K) + eps)` for the channels of half i, and `rot(K) / M` for all."""
+        """`rot(Q_i) / (Q_i sum(K) + M eps)` for the channels of half i, and `rot(K)` for all."""
         maps, k = self._terms(q, k, grid)
         left = torch.stack([q / denominator for q, denominator in maps], dim=2)  # (B, h, 2, N, 2 dk)
         half = torch.arange(self.head_dim, device=q.device) >= (self.head_dim + 1) // 2  # of every channel
@@ -88,10 +88,10 @@ class PolaPPAttention(RotaryLinearAttention):
         k = by_sign((size - _chosen(k, plus, minus)).exp() * -torch.expm1(-size), k)
         total, eps = k.sum(-2, keepdim=True).mT, self.eps * k.shape[-2]
 
-        # Rotation mixes the entries of a pair, so these are scaled alike; the quotient may then exceed any bound.
-        pairs = torch.cat([plus, minus], dim=-1).unflatten(-1, (-1, 2))
-        gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(-2)  # (B, h, 1, 2 dk)
-        k = rotate_tokens(k * (-gap).exp(), grid, keys=True) if self.rotary else k
+        if self.rotary:  # which mixes the entries of a pair: these are scaled alike
+            pairs = torch.cat([plus, minus], dim=-1).unflatten(-1, (-1, 2))
+            gap = (pairs.amax(-1, keepdim=True) - pairs).flatten(-2)  # (B, h, 1, 2 dk)
+            k = rotate_tokens(k * (-gap).exp(), grid, keys=True)
         maps, size = [], q.abs()
         for x, s in ((q, self.s1), (-q, self.s2)):
             power = size * _chosen(x, *s.to(q.dtype).sigmoid().chunk(2, -1))
@@ -100,7 +100,7 @@ class PolaPPAttention(RotaryLinearAttention):
             features = by_sign((exponent - top).exp() * -torch.expm1(-power), x)
             denominator = features @ total + (eps * (-top).exp()).clamp(min=torch.finfo(q.dtype).tiny)
             if self.rotary:
-                features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)
+                features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)  # e^88 is the end of float32
             maps.append((features, denominator))
         return maps, k
 
