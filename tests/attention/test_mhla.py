@@ -102,24 +102,22 @@ def load(module: MHLAttention, official: dict[str, Tensor]) -> None:
 @both_precisions
 @of_case("mhla")
 def test_layer_equals_the_authors(golden: Golden, dtype: torch.dtype) -> None:
-    """They norm the layer's input once more; a block of a backbone has done so."""
+    """They norm the layer's input once more."""
     (x,) = given = golden.inputs(dtype)
-    p, grid = golden.parameters(), Grid((8, 8))
+    grid = Grid((8, 8))
     attention = {"name": "mhla", "blocks": 2, "denominator": "reference"}
-    layer = AttentionLayer(16, 2, grid, attention=attention, qkv_bias=False).to(dtype)
-    norm = torch.nn.LayerNorm(16).to(dtype)
-    norm.load_state_dict({kind: p.pop(f"norm.{kind}") for kind in ("weight", "bias")})
-    layer.qkv.weight.data = p.pop("to_qkv.weight").to(dtype)
-    layer.proj.load_state_dict({kind: p.pop(f"to_out.0.{kind}") for kind in ("weight", "bias")})
-    load(layer.mechanism, p)
-    golden.check_call(layer(norm(x), grid), given)
-    names = {"norm": norm, "to_qkv": layer.qkv, "to_out.0": layer.proj}
-    for name in golden.named("grad_param."):
-        official = name.removeprefix("grad_param.")
-        part, _, kind = official.rpartition(".")
-        owner = names.get(part)
-        parameter = layer.mechanism.get_parameter(ours(official)) if owner is None else owner.get_parameter(kind)
-        golden.check(name, parameter.grad.view_as(golden.tensors[name]))
+    layer = AttentionLayer(16, 2, grid, attention=attention, qkv_bias=False, input_norm=True).to(dtype)
+
+    def of_layer(official: str) -> str:
+        for theirs, name in {"norm.": "input_norm.", "to_qkv.": "qkv.", "to_out.0.": "proj."}.items():
+            if official.startswith(theirs):
+                return official.replace(theirs, name)
+        return f"mechanism.{ours(official)}"
+
+    state = {of_layer(name): tensor for name, tensor in golden.parameters().items()}
+    layer.load_state_dict({name: t.view_as(layer.get_parameter(name)) for name, t in state.items()})
+    golden.check_call(layer(x, grid), given)
+    golden.check_parameters(layer, of_layer)
 
 
 def test_rows_sum_to_one_and_the_rank_grows_with_the_blocks() -> None:

@@ -5,8 +5,8 @@ block j, and the learnt W says how much the queries of block i take of each. So 
 keys, and the rank grows with the blocks. Q and K are `relu + 1e-6` of q and k after an RMSNorm over all channels.
 
 Paper: Zhang et al. 2026, "MHLA: Restoring Expressivity of Linear Attention via Token-Level Multi-Head" (ICLR).
-Cost: `(2 N + T^2) (C + h) dk + s^2 P C` MACs for T blocks of equal size and a convolution of side s. Rank: N per
-channel (T dk without the convolution).
+Cost: `N C dk + (N + T^2) (C + h) dk + s^2 P C` MACs for T blocks of equal size and a convolution of side s. Rank: N
+per channel (T dk without the convolution).
 
 Here the number of blocks is fixed, 4 x 4, where the authors' code fixes their side, 4 tokens. At its 16 x 16 tokens
 that is the same; elsewhere the cost stays linear and W of one size. Where a side of the grid does not divide, the last
@@ -123,27 +123,32 @@ class MHLAttention(Attention):
     def _quotient(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
         prefix, blocks = grid.num_prefix, even_blocks(grid.size, self.blocks)
-        v = F.pad(v, (0, 1), value=1.0)  # the sums of the last channel are t
         queries, keys, values = (blocks.cut(x[:, :, prefix:]) for x in (q, k, v))  # (B, h, G, w, ...)
-        sums = keys.mT @ values  # S and t of each block, (B, h, G, dk, d + 1)
-        if prefix:
-            first = k[:, :, :prefix].mT @ v[:, :, :prefix]
-            sums = torch.cat([first.unsqueeze(2), sums], dim=2)  # (B, h, T, dk, d + 1)
-        weights = self._all_weights(grid).to(q.dtype)
-        taken = (weights @ sums.flatten(3)).view_as(sums)
+        sums, totals = keys.mT @ values, keys.sum(-2, keepdim=True).mT  # S (B, h, G, dk, d) and t (B, h, G, dk, 1)
         start = int(prefix > 0)
-        out = queries @ taken[:, :, start:]  # (B, h, G, w, d + 1)
-        if not self.own_queries:
-            totals = sums[..., -1:]  # t (B, h, T, dk, 1)
-            each = (queries @ totals[:, :, start:]).squeeze(-1)  # q_jw . t_j (B, h, G, w)
-            shared = weights[start:, start:] @ each
-            if prefix:
-                shared = shared + weights[1:, :1] * (queries @ totals[:, :, :1]).squeeze(-1)
-            out = torch.cat([out[..., :-1], shared.unsqueeze(-1)], dim=-1)
-        out = blocks.join(out)
-        if prefix:
-            out = torch.cat([q[:, :, :prefix] @ taken[:, :, 0], out], dim=2)
-        return out[..., :-1], out[..., -1:] + self.eps
+        if start:
+            first = k[:, :, :prefix].unsqueeze(2)  # (B, h, 1, p, dk)
+            sums = torch.cat([first.mT @ v[:, :, :prefix].unsqueeze(2), sums], dim=2)  # (B, h, T, dk, d)
+            totals = torch.cat([first.sum(-2, keepdim=True).mT, totals], dim=2)
+        weights = self._all_weights(grid).to(q.dtype)
+
+        def taken(each: Tensor) -> Tensor:
+            """What the queries of each token take of sums (B, h, T, dk, n), (B, h, N, n)."""
+            mixed = (weights @ each.flatten(3)).view_as(each)
+            of_patches = blocks.join(queries @ mixed[:, :, start:])
+            return torch.cat([q[:, :, :prefix] @ mixed[:, :, 0], of_patches], dim=2) if start else of_patches
+
+        if self.own_queries:
+            out = taken(torch.cat([sums, totals], dim=-1))
+            return out[..., :-1], out[..., -1:] + self.eps
+        each = (queries @ totals[:, :, start:]).squeeze(-1)  # q_jw . t_j (B, h, G, w)
+        shared = weights[start:, start:] @ each
+        if start:
+            shared = shared + weights[1:, :1] * (queries @ totals[:, :, :1]).squeeze(-1)
+        denominator = blocks.join(shared.unsqueeze(-1))
+        if start:
+            denominator = torch.cat([taken(totals)[:, :, :prefix], denominator], dim=2)
+        return taken(sums), denominator + self.eps
 
     def _all_weights(self, grid: Grid) -> Tensor:
         """W (T, T) at a grid, with the row and column of the block of prefix tokens first."""

@@ -4,7 +4,9 @@ Papers: Dosovitskiy et al. 2021 (ViT); Touvron et al. 2021, "Training data-effic
 presets follow Han et al. 2023: focused attention in every block, no class token, mean pooling. The Hydra preset follows
 Bolya et al. 2022: Hydra attention in the last two of twelve blocks, its most accurate setting.
 The Agent presets follow Han et al. 2024 ("Agent Attention"): in all blocks, or in the first four (base). The InLine
-presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images.
+presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and base are narrower, for larger images. The
+MHLA presets are those of Zhang et al. 2026: MHLA in every block, no class token, mean pooling, and a second norm before
+each attention. Their program pads images of 224 to 256 with zeros; here images are of 256.
 
 The softmax models equal timm's `VisionTransformer`, parameter names included. The authors of FLatten published no DeiT
 code: the presets combine the layout of the nearest descendant with the published attention.
@@ -52,6 +54,7 @@ class DeiT(Backbone):
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         proj_drop: Dropout after the output projection of each attention.
+        input_norm: A LayerNorm before every attention beside the block's own, as in MHLA's models.
         rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
         class_token: Prepend a learnable class token.
         distilled: Add the distillation token behind the class token, with a classifier of its own; the logits are the
@@ -76,6 +79,7 @@ class DeiT(Backbone):
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        input_norm: bool = False,
         rel_pos_bias: bool = False,
         class_token: bool = True,
         distilled: bool = False,
@@ -103,6 +107,7 @@ class DeiT(Backbone):
                     attention=spec,
                     qkv_bias=qkv_bias,
                     proj_drop=proj_drop,
+                    input_norm=input_norm,
                     rel_pos_bias=rel_pos_bias,
                 ),
                 feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
@@ -223,3 +228,10 @@ agent_deit_base = preset(deit_base, attention=[{"name": "agent", "agents": 81}] 
 inline_deit_tiny = preset(DeiT, attention="inline", embed_dim=192, num_heads=6)
 inline_deit_small = preset(DeiT, attention="inline", img_size=288, embed_dim=320, num_heads=10)
 inline_deit_base = preset(DeiT, attention="inline", img_size=448, embed_dim=384, num_heads=12)
+
+_mhla = partial(
+    _mean, attention={"name": "mhla", "denominator": "reference"}, img_size=256, qkv_bias=False, input_norm=True
+)
+mhla_deit_tiny = preset(_mhla, embed_dim=192, num_heads=3)
+mhla_deit_small = preset(_mhla, embed_dim=384, num_heads=6)
+mhla_deit_base = preset(_mhla, embed_dim=768, num_heads=12)

@@ -32,6 +32,7 @@ class AttentionLayer(nn.Module):
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
         sr_required: Refuse a mechanism that needs as many keys as queries. False leaves the reduction out for it.
+        input_norm: LayerNorm of the input, behind that of a block (MHLA).
         rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
             not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
 
@@ -58,6 +59,7 @@ class AttentionLayer(nn.Module):
         sr_ratio: int = 1,
         sr_pool: int = 0,
         sr_required: bool = True,
+        input_norm: bool = False,
         rel_pos_bias: bool = False,
     ) -> None:
         super().__init__()
@@ -73,6 +75,7 @@ class AttentionLayer(nn.Module):
             sr_ratio=sr_ratio,
             sr_pool=sr_pool,
             sr_required=sr_required,
+            input_norm=input_norm,
             rel_pos_bias=rel_pos_bias,
         )
         check_number("proj_drop", proj_drop, at_least=0, at_most=1)
@@ -91,6 +94,7 @@ class AttentionLayer(nn.Module):
         host = {} if key_dim is None else {"key_dim": key_dim}
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, **host)
 
+        self.input_norm = nn.LayerNorm(dim) if input_norm else None
         self.stem = input_stem(self.mechanism, dim)
         # One fused projection, unless keys and values come from other tokens than the queries.
         self.widths = projection_widths(self.mechanism)
@@ -140,6 +144,8 @@ class AttentionLayer(nn.Module):
                 f"got {x.shape[1]} tokens for a grid of {grid.size[0]}x{grid.size[1]} patches and {grid.num_prefix} "
                 f"prefix tokens = {grid.num_queries}; pass the Grid that the tokens were made with"
             )
+        if self.input_norm is not None:
+            x = self.input_norm(x)
         return self.project(self.mix(self.stemmed(x, grid), grid, bias), x)
 
     def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
