@@ -27,7 +27,7 @@ from linvit.attention.ops.functional import (
     linear_factors,
     resize_tokens,
     split_heads,
-    times,
+    times_plus,
 )
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
@@ -128,12 +128,10 @@ class FocusedAttention(Attention):
     def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
         q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
-        shift: Tensor | float = self.relu_eps
         if self.positional_encoding is not None:
             encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.keys_size)
-            encoding = F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
-            shift = encoding + self.relu_eps
-        return self._phi(q + self.relu_eps), self._phi(k + shift)
+            k = k + F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
+        return self._phi(q), self._phi(k)
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The position encoding of a checkpoint for the nominal grid (bicubic)."""
@@ -143,10 +141,9 @@ class FocusedAttention(Attention):
         return state
 
     def _phi(self, x: Tensor) -> Tensor:
-        """The feature map (B, h, N, dk) of tokens (B, N, h dk) with relu_eps already added; overwrites x."""
-        x = torch.threshold_(x, self.relu_eps, self.relu_eps)  # relu(x) + eps = max(x + eps, eps)
-        if self.scale is not None:
-            x = times(x, F.softplus(self.scale.to(x.dtype)).reciprocal())
+        """The feature map (B, h, N, dk) of tokens (B, N, h dk)."""
+        factor = x.new_ones(()) if self.scale is None else F.softplus(self.scale.to(x.dtype)).reciprocal()
+        x = times_plus(F.relu(x), factor, self.relu_eps * factor)
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
             x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor).reshape(x.shape)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
-from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads, times
+from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
@@ -98,9 +98,9 @@ class PolaAttention(FocusedAttention):
         return torch.cat([same, differing], dim=-1)
 
     def _phi(self, x: Tensor) -> Tensor:
-        """The features [x+, x-] (B, h, N, 2 dk) of tokens (B, N, h dk); overwrites x."""
+        """The features [x+, x-] (B, h, N, 2 dk) of tokens (B, N, h dk)."""
         if self.scale is not None:
-            x = times(x, F.softplus(self.scale.to(x.dtype)).reciprocal())
+            x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()
         x = split_heads(x, self.num_heads)
         powered = x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid())
         return torch.cat([powered.masked_fill(x < 0, 0), powered.masked_fill(x > 0, 0)], dim=-1)

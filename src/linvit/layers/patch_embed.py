@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,7 +45,7 @@ class PatchEmbed(nn.Module):
         below, right = -height % self.multiple, -width % self.multiple
         if below or right:
             x = F.pad(x, (0, right, 0, below))
-        x = self.proj(x)  # (B, dim, H', W')
+        x = self.proj(x.contiguous(memory_format=torch.channels_last))  # (B, dim, H', W'), in memory token by token
         return self.norm(x.flatten(2).mT), (x.shape[2], x.shape[3])
 
 
@@ -73,5 +74,5 @@ class ConvEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Returns tokens and their patch grid."""
-        x = self.proj(x)  # (B, dim, H', W')
+        x = self.proj(x.contiguous(memory_format=torch.channels_last))  # (B, dim, H', W'), in memory token by token
         return x.flatten(2).mT, (x.shape[2], x.shape[3])

@@ -17,6 +17,9 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
+APART = -1e4
+"""What is added to the logits of tokens that are no neighbours."""
+
 
 class Windows(NamedTuple):
     """How the tokens of a map are laid out in windows.
@@ -92,8 +95,10 @@ class WindowAttention(AttentionLayer):
     that side and no shift, as in the reference for classification.
 
     A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
-    under the shift a mask (-100) between tokens that are no neighbours in the map. The others get neither, as the
-    reference's focused blocks: under the shift their windows at the border mix tokens of opposite sides of the map.
+    under the shift a mask between tokens that are no neighbours in the map: -10,000, whose exponential is 0. (That of
+    the reference's -100 is a denormal number, with which a CPU multiplies many times more slowly.) The others get
+    neither, as the reference's focused blocks: under the shift their windows at the border mix tokens of opposite sides
+    of the map.
 
     Args:
         dim: Channels C.
@@ -178,11 +183,11 @@ class WindowAttention(AttentionLayer):
         return self.windows(size).partition(patches).squeeze(-1) - 1
 
     def mask(self, windows: Windows, batch: int) -> Tensor | None:
-        """Returns the mask of a shift, (B n, h, h w, h w): -100 between opposite sides of the map, 0 elsewhere."""
+        """Returns the mask of a shift, (B n, h, h w, h w): `APART` between opposite sides of the map, else 0."""
         if not (windows.shift and self.mechanism.takes_bias):
             return None
         apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
-        return (-100 * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
+        return (APART * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
 
 
 def dilated(size: tuple[int, int], dilation: int) -> tuple[int, int]:

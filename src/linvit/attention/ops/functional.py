@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.recompute import transformed
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
@@ -55,7 +57,8 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
         `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
     """
     k = k.contiguous()  # contiguous per head, once for both sums
-    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
+    # Not k^T v, which is the same: the gradient of k, which has the longer way, then lies token by token in memory.
+    context, total = (v.mT @ k).mT, k.sum(-2, keepdim=True).mT
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
@@ -112,16 +115,44 @@ def focus(x: Tensor, factor: float) -> Tensor:
     nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
 
     Args:
-        x: Non-negative features (..., C); overwritten.
+        x: Non-negative features (..., C); overwritten unless they need a gradient.
         factor: The focusing factor p >= 1.
     """
+    if x.requires_grad and not transformed(x):
+        return _Focus.apply(x, factor)  # type: ignore[no-any-return]
+    return _focused(x, factor, torch.div if x.requires_grad else torch.Tensor.div_)
+
+
+def _focused(x: Tensor, factor: float, divide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     tiny = torch.finfo(x.dtype).tiny
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
     unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
-    x = x.div_(unit)
+    x = divide(x, unit)
     norm = length(x) * unit
     powered = x.pow(factor) if x.requires_grad else x.pow_(factor)
     return times(powered, norm / length(powered).clamp_min(tiny))
+
+
+class _Focus(torch.autograd.Function):
+    """`focus` with a gradient in half as many passes over memory as that of its operations takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        """Keeps x and the result."""
+        ctx.factor = factor
+        focused = _focused(x, factor, torch.div)
+        ctx.save_for_backward(x, focused)
+        return focused
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
+        x, y = ctx.saved_tensors
+        tiny = torch.finfo(x.dtype).tiny
+        norm = length(x).clamp_min(tiny)
+        along = (gradient * y).sum(-1, keepdim=True) / norm / norm
+        across = torch.addcmul(gradient, y, -along)
+        return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None
 
 
 def focus_as_written(x: Tensor, factor: float) -> Tensor:
@@ -140,6 +171,13 @@ def length(x: Tensor) -> Tensor:
 def times(x: Tensor, factor: Tensor) -> Tensor:
     """`x * factor`, in place unless the backward pass needs x: a CPU allocates more slowly than it multiplies."""
     return x * factor if factor.requires_grad else x.mul_(factor)
+
+
+def times_plus(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """`x * factor + shift`, in place unless the backward pass needs x; see `times`."""
+    if x.requires_grad or factor.requires_grad:
+        return torch.addcmul(shift, x, factor)
+    return x.mul_(factor).add_(shift)
 
 
 def join_heads(x: Tensor) -> Tensor:

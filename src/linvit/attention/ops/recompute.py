@@ -43,7 +43,7 @@ def recomputed(
     @functools.wraps(core)
     def run(self: Module, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         recorded = torch.is_grad_enabled() and getattr(self, "recompute", True)
-        if not recorded or _transformed(q) or _unseen_sources(self, *args, *kwargs.values()):
+        if not recorded or transformed(q) or _unseen_sources(self, *args, *kwargs.values()):
             return core(self, q, k, v, *args, **kwargs)
         parameters = dict(self.named_parameters())
         call = _Call(self, lambda q, k, v: core(self, q, k, v, *args, **kwargs))
@@ -52,7 +52,7 @@ def recomputed(
     return run
 
 
-def _transformed(q: Tensor) -> bool:
+def transformed(q: Tensor) -> bool:
     """Whether something beside autograd's backward pass differentiates or traces this call."""
     if torch.compiler.is_compiling() or q.is_meta:
         return True
