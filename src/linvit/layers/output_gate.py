@@ -35,7 +35,7 @@ class OutputGate(nn.Linear):
         return out * (F.silu(gate) if self.silu else gate)
 
     @torch.no_grad()
-    def open(self) -> None:
+    def let_all_pass(self) -> None:
         """Lets everything pass, as a gate that joins trained weights should begin; it needs the bias."""
         if self.bias is not None:
             nn.init.zeros_(self.weight)
