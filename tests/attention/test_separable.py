@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import AttentionLayer, Grid, UserError
+from linvit import Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.separable import SeparableAttention
+from linvit.layers.windows import WindowAttention
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
@@ -53,18 +54,25 @@ def projections(golden: Golden, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: t.clone().requires_grad_() for name, t in p.items()}
 
 
+def on_map(phases: Tensor) -> Tensor:
+    """(B, C, 4, 28) -> tokens (B, 8 * 14, C): the pixels of 2 x 2 in each of 4 x 7 patches."""
+    return phases.unflatten(3, (4, 7)).unflatten(2, (2, 2)).permute(0, 4, 2, 5, 3, 1).flatten(1, 4)
+
+
 @both_precisions
 @of_case("separable")
 def test_layer_equals_mobilevitv2s(golden: Golden, dtype: torch.dtype) -> None:
+    """A window host with `dilation` makes of a map what the official code unfolds."""
     (x,) = given = golden.inputs(dtype)
-    p, grid = projections(golden, dtype), Grid((4, 7))
-    layer = AttentionLayer(12, 1, grid, attention="separable").to(dtype)
+    p, grid = projections(golden, dtype), Grid((8, 14))
+    layer = WindowAttention(12, 1, grid, window=None, dilation=2, attention="separable").to(dtype)
     own = {"mechanism.scores.weight": p["qkv_proj.weight"][:1]}
     for kind in ("weight", "bias"):
         own[f"qkv.{kind}"] = p[f"qkv_proj.{kind}"][1:].roll(12, 0)  # [value | key]
         own[f"proj.{kind}"] = p[f"out_proj.{kind}"]
-    out = torch.func.functional_call(layer, own, (tokens(x).squeeze(1), grid), strict=True)
-    golden.check_call(out.unflatten(0, (2, 4)).permute(0, 3, 1, 2), given)
+    out = torch.func.functional_call(layer, own, (on_map(x), grid), strict=True)  # (B, 8 * 14, C)
+    phases = out.unflatten(1, (4, 2, 7, 2)).permute(0, 5, 2, 4, 1, 3)  # (B, C, 2, 2, 4, 7)
+    golden.check_call(phases.flatten(4).flatten(2, 3), given)
     check_parameters(golden, p)
 
 
