@@ -148,6 +148,12 @@ def test_a_matrix_of_its_own_is_taken() -> None:
     assert "from attention_matrix, at 6x8" in line.note
 
 
+def test_a_matrix_that_says_how_tokens_are_mixed_and_no_more_is_taken() -> None:
+    """A LayerNorm follows, so the matrix times the values is not the output."""
+    (line,) = attention_lines({"name": "hydra", "post_norm": "ln"}, {"equivalent matrix"})
+    assert line.verdict is Verdict.PASS
+
+
 def test_a_local_class_has_no_path_for_the_host() -> None:
     class Local(wrong.Sound):
         pass

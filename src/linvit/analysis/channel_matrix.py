@@ -23,6 +23,8 @@ def channel_matrix(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid) -> Te
         k: Keys (B, h, N, dk).
         grid: Their grid.
     """
+    if type(mechanism).channel_matrix is Attention.channel_matrix:
+        return None  # without a copy
     return copy_without_hooks(mechanism).double().eval().channel_matrix(q.double(), k.double(), grid)
 
 
