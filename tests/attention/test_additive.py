@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit import AttentionLayer, Grid
+from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix
 from linvit.attention.additive import AdditiveAttention
 from tests.golden_files import Golden, both_precisions, of_case
@@ -79,3 +79,10 @@ def test_layer_projects_keys_then_queries_and_back() -> None:
     key, query = layer.qkv(x).split(24, dim=2)
     want = torch.stack([naive(layer.mechanism, key[b], query[b])[0] for b in range(2)])
     assert_near(layer(x, grid), layer.proj(want), 1e-12)
+
+
+def test_the_matrix_needs_the_values() -> None:
+    module = mechanism("additive", GRID)
+    given = inputs(module, GRID)
+    with pytest.raises(UserError, match="depends on the values; pass v="):
+        attention_matrix(module, given.q, given.k, GRID)

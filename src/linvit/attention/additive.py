@@ -4,7 +4,7 @@ Queries and values are brought to length 1 over all channels. One signed weight 
 share, makes one vector g of all values; `P` is a linear layer.
 
 Paper: Shaker et al. 2023, "SwiftFormer: Efficient Additive Attention for Transformer-based Real-time Mobile Vision
-Applications", Eqs. 4-6.
+Applications".
 Cost: `N C^2 + 2 N C` MACs. Rank: 1 per channel, before P.
 
 The paper's query is our v and its key our q: there are no other values. It has no heads.
@@ -18,6 +18,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import join_heads, split_heads, unit
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
+from linvit.errors import UserError
 
 SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normalize`
 
@@ -58,8 +59,10 @@ class AdditiveAttention(Attention):
         """The weights a (B, N, 1), of length 1, of values (B, N, C)."""
         return unit(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
 
-    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """`q_c a^T` for every channel c, (B, h, d, N, N): how the values of length 1 are mixed, before P and `+ v`."""
+        if v is None:
+            raise UserError("the matrix of additive depends on the values; pass v=")
         q, v = (unit(join_heads(x), SMALLEST) for x in (q, v))
         weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
         return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights

@@ -4,7 +4,7 @@ Attention as a network that conserves flow. What flows into a query and out of a
 `I_n = 1 / (q'_n . sum_m k'_m)` and `O_m = 1 / (k'_m . sum_n q'_n)`. The flow `cs_n = q'_n . sum_m k'_m O_m` that a
 query then gets opens its gate, and the keys compete by the flow `co_m = k'_m . sum_n q'_n I_n` that each then gives.
 
-Paper: Wu et al. 2022, "Flowformer: Linearizing Transformers with Conservation Flows", Eqs. 4-9.
+Paper: Wu et al. 2022, "Flowformer: Linearizing Transformers with Conservation Flows".
 Cost: `(N + M) C dk + 3 (N + M) h dk` MACs. Rank: at most dk, the width of a head's keys.
 
 As in the code co is clamped to [-1, 1], and its mean is N / M: with as many keys as queries about half of the keys, and

@@ -58,7 +58,7 @@ class MHLAttention(Attention):
             `exp(-(3 D / L)^2 / 2)`, not divided.
         qk_norm: RMSNorm of q and of k over all channels.
         lepe_kernel: Side of the depthwise convolution of the values; 0 leaves it out.
-        denominator: "own": each query by the sums that its block takes, so that rows sum to 1 (the paper's formula).
+        denominator: "own": each query by the sums that its block takes, so that rows sum to 1 (as we read the paper).
             "reference": as the authors' code, `sum_j W_ij (q_jw . t_j)` with the queries at the same place w of all
             blocks that have this place, and own ones for the prefix.
         eps: Added to the denominator.

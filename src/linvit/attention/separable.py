@@ -3,7 +3,7 @@
 One weight per token, which all channels share, comes from the layer's input x by a vector w. The sum is the same for
 all tokens, and each token gates it.
 
-Paper: Mehta and Rastegari 2022, "Separable Self-attention for Mobile Vision Transformers", Sec. 3.
+Paper: Mehta and Rastegari 2022, "Separable Self-attention for Mobile Vision Transformers".
 Cost: `2 N C` MACs, O(C) memory. Rank: 1 per channel.
 
 The paper's key is our v, which is mixed; its value is our k, which gates; the query is the layer's input itself. Its

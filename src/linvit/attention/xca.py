@@ -3,7 +3,7 @@
 Every channel of q and k is brought to length 1 over the tokens, `q' = q / ||q||`. Attention runs between the channels
 of a head, so no token sees another but through A, in which all are summed.
 
-Paper: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", Sec. 3.1.
+Paper: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers".
 Cost: `2 N C d` MACs. Rank: there is no matrix over tokens; A is of rank d at most.
 """
 
