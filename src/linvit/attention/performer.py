@@ -102,7 +102,7 @@ class PerformerAttention(Attention):
             self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
         # A copy of W: a later redraw must not change this pass's gradients.
-        return self._attend(q, k, v, None if self.projection_matrix is None else self.projection_matrix.clone())
+        return self._attend(q, k, v, weight=None if self.projection_matrix is None else self.projection_matrix.clone())
 
     @recomputed
     @full_precision

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
 STEMS = ("none", "conv_silu")
@@ -26,7 +27,11 @@ class ConvStem(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
-        return F.silu(grid.map_patches(self.conv, self.in_proj(x)))
+        return self._convolved(self.in_proj(x), grid)
+
+    @recomputed
+    def _convolved(self, x: Tensor, grid: Grid) -> Tensor:
+        return F.silu(grid.map_patches(self.conv, x))
 
 
 def input_stem(mechanism: Attention, dim: int) -> ConvStem | None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention
+from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
 NORMS = ("none", "ln")
@@ -32,7 +33,11 @@ class OutputGate(nn.Linear):
     def forward(self, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # of two tensors
         """(B, N, out_dim) and the layer's input (B, N, C) -> (B, N, out_dim)."""
         gate = super().forward(x)
-        return out * (F.silu(gate) if self.silu else gate)
+        return self._silu_times(out, gate) if self.silu else out * gate
+
+    @recomputed
+    def _silu_times(self, out: Tensor, gate: Tensor) -> Tensor:
+        return out * F.silu(gate)
 
     @torch.no_grad()
     def let_all_pass(self) -> None:

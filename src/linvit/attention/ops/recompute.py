@@ -6,7 +6,7 @@ projection keeps anyway, and a small part of a training step's time (`benchmarks
 
 import functools
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -21,17 +21,18 @@ P = ParamSpec("P")
 
 
 def recomputed(
-    core: Callable[Concatenate[Module, Tensor, Tensor, Tensor, P], Tensor],
-) -> Callable[Concatenate[Module, Tensor, Tensor, Tensor, P], Tensor]:
-    """Decorates a method `(self, q, k, v, ...) -> o` to keep nothing for backward but q, k and v as they came.
+    core: Callable[Concatenate[Module, P], Tensor],
+) -> Callable[Concatenate[Module, P], Tensor]:
+    """Decorates a method, such as `(self, q, k, v, grid) -> o`, to keep nothing for backward but its tensors.
 
-    The forward pass records no graph; the backward pass runs it once more and records one. So the method must compute
-    the same when it is called again: no random numbers, no counters. Gradients reach q, k, v and the parameters of the
-    module. It stands above `@linvit.full_precision`, so that what is kept is in half precision if the inputs are.
+    These are its first arguments, as they came. The forward pass records no graph; the backward pass runs it once more
+    and records one. So the method must compute the same when it is called again: no random numbers, no counters.
+    Gradients reach the tensors and the parameters of the module. It stands above `@linvit.full_precision`, so that what
+    is kept is in half precision if the inputs are.
 
-    Nothing is recomputed where the module's attribute `recompute` is False; where a further argument, or a tensor of
-    the module that is no parameter, needs a gradient; and where others decide what is kept: in `torch.compile` and
-    `torch.export`, in transforms of `torch.func`, and for forward-mode derivatives.
+    Nothing is recomputed where the module's attribute `recompute` is False; where an argument behind the tensors, or a
+    tensor of the module that is no parameter, needs a gradient; and where others decide what is kept: in
+    `torch.compile` and `torch.export`, in transforms of `torch.func`, and for forward-mode derivatives.
 
     Example:
         >>> class Cosine(linvit.Attention):
@@ -41,13 +42,15 @@ def recomputed(
     """
 
     @functools.wraps(core)
-    def run(self: Module, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def run(self: Module, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        tensors: list[Any] = list(takewhile(torch.is_tensor, args))
+        rest = args[len(tensors) :]
         recorded = torch.is_grad_enabled() and getattr(self, "recompute", True)
-        if not recorded or transformed(q) or _unseen_sources(self, *args, *kwargs.values()):
-            return core(self, q, k, v, *args, **kwargs)
+        if not recorded or transformed(tensors[0]) or _unseen_sources(self, *rest, *kwargs.values()):
+            return core(self, *args, **kwargs)
         parameters = dict(self.named_parameters())
-        call = _Call(self, lambda q, k, v: core(self, q, k, v, *args, **kwargs))
-        return _Recomputed.apply(call, tuple(parameters), q, k, v, *parameters.values())  # type: ignore[no-any-return]
+        call = _Call(self, lambda *tensors: core(self, *tensors, *rest, **kwargs))  # type: ignore[arg-type]
+        return _Recomputed.apply(call, len(tensors), tuple(parameters), *tensors, *parameters.values())  # type: ignore[no-any-return]
 
     return run
 
@@ -68,23 +71,23 @@ def _unseen_sources(module: nn.Module, *others: object) -> bool:
 class _Call(nn.Module):
     """A call of a module's method, as a module that `torch.func.functional_call` can give other parameters."""
 
-    def __init__(self, module: nn.Module, call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, module: nn.Module, call: Callable[..., Tensor]) -> None:
         super().__init__()
         self.module = module
         self.call = call
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.call(q, k, v)
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.call(*tensors)
 
 
 class _Recomputed(torch.autograd.Function):
-    """A call, to be differentiated by q, k, v and the parameters that it uses."""
+    """A call, to be differentiated by its tensors and the parameters that it uses."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        """Keeps q, k, v and the parameters (`names`) only."""
+    def forward(ctx: Any, call: _Call, count: int, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+        """Keeps the tensors, `count` of them, and the parameters (`names`) only."""
         device = tensors[0].device.type
-        ctx.call, ctx.names = call, [f"module.{name}" for name in names]
+        ctx.call, ctx.count, ctx.names = call, count, [f"module.{name}" for name in names]
         ctx.autocast = functools.partial(
             torch.autocast,
             device,
@@ -94,15 +97,15 @@ class _Recomputed(torch.autograd.Function):
         )
         ctx.save_for_backward(*tensors)
         with ctx.autocast():
-            return call.forward(*tensors[:3])
+            return call.forward(*tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Runs once more, with the parameters and the precision of the forward pass, and differentiates that."""
         twice = torch.is_grad_enabled()  # the gradients will be differentiated, too
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         saved = ctx.saved_tensors  # unpacked once, as gradient checkpointing demands
-        inputs, parameters = saved[:3], saved[3:]
+        inputs, parameters = saved[: ctx.count], saved[ctx.count :]
         with torch.enable_grad(), ctx.autocast():
             # New tensors, since q and k may be one, and each has a gradient of its own.
             inputs = [
@@ -113,4 +116,4 @@ class _Recomputed(torch.autograd.Function):
         sources = [x for x, needed in zip((*inputs, *parameters), wanted, strict=True) if needed]
         with ieee_products(gradient.device):
             found = iter(torch.autograd.grad(out, sources, gradient, create_graph=twice, allow_unused=True))
-        return None, None, *(next(found) if needed else None for needed in wanted)
+        return None, None, None, *(next(found) if needed else None for needed in wanted)
