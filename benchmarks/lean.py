@@ -1,25 +1,30 @@
-"""Time and memory of attention layers in training: against the authors' focused attention, compiled against eager.
+"""Time and memory of attention and of whole models in training: against the authors' code, compiled against eager.
 
 - `--authors`: `AttentionLayer` with focused attention against `FocusedLinearAttention` as FLatten's authors compute it,
   forward and forward + backward, eager and compiled, at three shapes.
 - `--mechanisms`: every mechanism compiled against eager.
+- `--models`: whole models at 224 pixels against those of their authors (`authors/`), with the same weights: a forward
+  pass, and a step of training (cross entropy, AdamW), eager, and with `--compiled` compiled, which takes minutes.
 - `--memory`: MiB that every mechanism's layer keeps for backward, in float32 and under bfloat16 autocast.
 
 Times are medians of runs in turns, so that whatever else the machine does meets all of them; each ratio is given for
-wall time and for processor time. Without an argument: all three.
+wall time and for processor time. Without an argument: all of these.
 
 Example:
-    $ python benchmarks/lean.py --authors --rounds 15
+    $ python benchmarks/lean.py --models --names flatten_swin_tiny soft_tiny --rounds 5
 """
 
 import argparse
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from authors import MODELS
+from authors.focused import Focused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,43 +33,6 @@ from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.cli.training.memory import keep_memory
 
 SHAPES = [(4, 3136, 96, 3), (16, 784, 192, 6), (32, 196, 192, 3)]  # batch, tokens, channels, heads
-
-
-class AuthorsFocused(nn.Module):
-    """The steps of FLatten's `FocusedLinearAttention` one after the other, (B, N, C) -> (B, N, C), float32.
-
-    Parameters have the authors' names; `tests/test_benchmarks.py` holds it to the golden files of their code.
-    """
-
-    def __init__(self, dim: int, size: tuple[int, int], heads: int, factor: int = 3, kernel: int = 5) -> None:
-        super().__init__()
-        width = dim // heads
-        self.size, self.heads, self.factor = size, heads, factor
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-        self.dwc = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
-        self.scale = nn.Parameter(torch.zeros(1, 1, dim))
-        self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(size), dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        batch, tokens, channels = x.shape
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        k = k + self.positional_encoding
-        q, k = F.relu(q) + 1e-6, F.relu(k) + 1e-6
-        scale = F.softplus(self.scale)
-        q, k = q / scale, k / scale
-        q_norm, k_norm = q.norm(dim=-1, keepdim=True), k.norm(dim=-1, keepdim=True)
-        q, k = q**self.factor, k**self.factor
-        q, k = q / q.norm(dim=-1, keepdim=True) * q_norm, k / k.norm(dim=-1, keepdim=True) * k_norm
-        q, k, v = (part.reshape(batch, tokens, self.heads, -1).transpose(1, 2) for part in (q, k, v))  # (B, h, N, d)
-        z = 1 / (q @ k.mean(dim=-2, keepdim=True).mT + 1e-6)
-        context = (k.mT * tokens**-0.5) @ (v * tokens**-0.5)
-        out = (q @ context * z).transpose(1, 2).reshape(x.shape)
-        plane = v.mT.reshape(batch * self.heads, -1, *self.size)  # (B h, d, H, W)
-        local: Tensor = self.dwc(plane).reshape(batch, channels, tokens).mT
-        projected: Tensor = self.proj(out + local)
-        return projected
 
 
 class Ours(nn.Module):
@@ -130,7 +98,7 @@ def authors(rounds: int) -> None:
         torch.compiler.reset()
         size = (math.isqrt(tokens),) * 2
         x = torch.randn(batch, tokens, dim, requires_grad=True)
-        modules = [AuthorsFocused(dim, size, heads), Ours(dim, size, heads, "focused")]
+        modules = [Focused(dim, size, heads), Ours(dim, size, heads, "focused")]
         modules += [torch.compile(module, fullgraph=True) for module in modules]
         works = [passes(module, x) for module in modules]
         for name in works[0]:
@@ -155,13 +123,49 @@ def mechanisms(rounds: int, names: Sequence[str]) -> None:
         print(f"| {attention} | {row} | {milliseconds} |", flush=True)
 
 
+def steps(model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Pass]:
+    """A forward pass without gradients, and a step of training."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def forward() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(images)
+
+    def step() -> None:
+        model.train()
+        F.cross_entropy(model(images), classes).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"forward": forward, "training step": step}
+
+
+def models(rounds: int, names: Sequence[str], batch: int, compiled: bool) -> None:
+    """Whole models against their authors'."""
+    table("model", "pass", "eager, ours / theirs", "ours, s", *["compiled, ours / theirs"] * compiled)
+    for name in names:
+        torch.compiler.reset()
+        theirs, ours = MODELS[name](), linvit.create_backbone(name)
+        linvit.load_pretrained(ours, theirs.state_dict())
+        images, classes = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+        with torch.no_grad():
+            torch.testing.assert_close(ours.eval()(images), theirs.eval()(images), rtol=1e-3, atol=1e-4)
+        both = [theirs, ours, *([torch.compile(theirs), torch.compile(ours)] if compiled else [])]
+        works = [steps(model, images, classes) for model in both]
+        for kind in works[0]:
+            times = in_turns([work[kind] for work in works], rounds)
+            row = [ratio(times[1], times[0]), f"{times[1][0]:.2f}", *([ratio(times[3], times[2])] if compiled else [])]
+            print(f"| {name} | {kind} | {' | '.join(row)} |", flush=True)
+
+
 def memory(names: Sequence[str], compiled: bool) -> None:
     """MiB kept for backward by a layer at the first shape."""
     batch, tokens, dim, heads = SHAPES[0]
     size = (math.isqrt(tokens),) * 2
     x = torch.randn(batch, tokens, dim, requires_grad=True)
     makers: dict[str, Callable[[], nn.Module]] = {name: partial(Ours, dim, size, heads, name) for name in names}
-    makers["the authors' focused"] = partial(AuthorsFocused, dim, size, heads)
+    makers["the authors' focused"] = partial(Focused, dim, size, heads)
     table(
         "attention",
         *(
@@ -185,24 +189,32 @@ def memory(names: Sequence[str], compiled: bool) -> None:
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for part in ("authors", "mechanisms", "memory"):
+    for part in ("authors", "mechanisms", "models", "memory"):
         parser.add_argument(f"--{part}", action="store_true", help="this table")
-    parser.add_argument("--compiled", action="store_true", help="memory of compiled layers, too")
-    parser.add_argument("--names", nargs="*", default=linvit.list_attentions(), help="mechanisms; default: all")
+    parser.add_argument(
+        "--compiled", action="store_true", help="memory of compiled layers and time of compiled models, too"
+    )
+    parser.add_argument("--names", nargs="*", help="mechanisms, or models with --models; default: all")
+    parser.add_argument("--batch", type=int, default=8, help="images of a model")
     parser.add_argument("--rounds", type=int, default=20, help="measured runs of each")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     given = parser.parse_args()
-    every = not (given.authors or given.mechanisms or given.memory)
+    every = not (given.authors or given.mechanisms or given.models or given.memory)
+    attentions = given.names or linvit.list_attentions()
     keep_memory()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {given.threads} thread(s), {given.rounds} runs; in brackets: processor time")
+    if hasattr(os, "getloadavg"):
+        print(f"{os.cpu_count()} processors, on which {os.getloadavg()[0]:.1f} processes ran in the minute before")
     if every or given.memory:
-        memory(given.names, given.compiled)
+        memory(attentions, given.compiled)
     if every or given.authors:
         authors(given.rounds)
     if every or given.mechanisms:
-        mechanisms(given.rounds, given.names)
+        mechanisms(given.rounds, attentions)
+    if every or given.models:
+        models(given.rounds, MODELS if every or not given.names else given.names, given.batch, given.compiled)
 
 
 if __name__ == "__main__":

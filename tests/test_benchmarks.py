@@ -1,25 +1,55 @@
 """What benchmarks compare with is what the authors' code computes."""
 
-import importlib.util
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+import linvit
 from tests.golden_files import Golden, of_case
+from tests.helpers import perturb
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "lean.py"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def authors(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package of the authors' models, beside the scripts that import it."""
+    monkeypatch.syspath_prepend(FOLDER)
+    import authors.focused
+
+    return authors
 
 
 @of_case("focused_swin")
-def test_the_authors_focused_attention_of_the_benchmark_equals_their_code(golden: Golden) -> None:
-    spec = importlib.util.spec_from_file_location("lean", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    lean = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lean)
+def test_focused_attention(golden: Golden, authors: Any) -> None:
     official = golden.constructor
-    layer = lean.AuthorsFocused(official["dim"], tuple(official["window_size"]), official["num_heads"])
+    layer = authors.focused.Focused(official["dim"], tuple(official["window_size"]), official["num_heads"])
     torch.nn.init.zeros_(layer.qkv.bias)
     layer.load_state_dict(golden.parameters(), strict=False)  # one has no bias
     golden.check_call(layer(*(given := golden.inputs(torch.float32))), given)
     golden.check_parameters(layer, str)
+
+
+@of_case("flatten_swin", "soft")
+def test_models(golden: Golden, authors: Any) -> None:
+    official = golden.constructor
+    classes, depths, heads = official["num_classes"], official["depths"], official["num_heads"]
+    if golden.meta["case"] == "soft":
+        model = authors.SOFT(classes, official["embed_dims"], heads, depths, official["mlp_ratios"][3])
+    else:
+        dim, window, ratio = official["embed_dim"], official["window_size"], official["mlp_ratio"]
+        size = tuple(official["img_size"])
+        model = authors.FlattenSwin(size, classes, dim, depths, heads, window, ratio, official["attn_type"], eps=1e-6)
+    model.load_state_dict(golden.parameters())
+    golden.check_call(model.eval()(*(given := golden.inputs(torch.float32))), given)
+
+
+@pytest.mark.parametrize("name", ["flatten_pvt_tiny", "flatten_deit_tiny"])
+def test_models_without_a_golden_file_equal_ours(name: str, authors: Any) -> None:
+    theirs = perturb(authors.MODELS[name]((32, 32), 5))
+    ours = linvit.create_backbone(name, img_size=32, num_classes=5)
+    assert linvit.load_pretrained(ours, theirs.state_dict()).fraction == 1
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(theirs.eval()(images), ours.eval()(images), rtol=1e-4, atol=1e-5)
