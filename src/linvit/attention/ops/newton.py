@@ -89,10 +89,10 @@ class NewtonInverse:
             for _ in range(self.max_backtrack):
                 error = self._largest((identity - alpha * square).abs())
                 alpha = torch.where(error > self.backtrack_tol, self.beta * alpha, alpha)
-        inverse = alpha * matrix
-        for _ in range(self.iters):
-            inverse = 2 * inverse - inverse @ matrix @ inverse
-        return inverse
+        inverse, matrix = (alpha * matrix).flatten(0, 1), matrix.flatten(0, 1)  # (B h, m, m)
+        for _ in range(self.iters):  # 2 Y - Y A Y
+            inverse = torch.baddbmm(inverse, inverse @ matrix, inverse, beta=2, alpha=-1)
+        return inverse.view_as(kernel)
 
     def _largest(self, matrix: Tensor) -> Tensor:
         """The largest row sum, which is the largest column sum: (B, h, 1, 1), or (1, 1, 1, 1) for the whole batch."""
