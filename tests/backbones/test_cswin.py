@@ -222,7 +222,7 @@ def test_facts_of_the_pyramid() -> None:
 @pytest.mark.parametrize("attention", linvit.list_attentions())
 @pytest.mark.parametrize("size", [(64, 64), (50, 75)])
 def test_any_attention_learns(attention: str, size: tuple[int, int]) -> None:
-    model = small(attention=attention, num_heads=(4, 4, 4, 4)).train()
+    model = small(attention=attention, num_heads=(2, 4, 4, 4)).train()
     x = image(*size, batch=2, grad=True)
     logits = model(x)
     assert logits.shape == (2, 7)

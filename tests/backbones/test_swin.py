@@ -239,7 +239,7 @@ def test_one_spec_per_stage_or_block() -> None:
 @pytest.mark.parametrize("attention", linvit.list_attentions())
 def test_any_attention_trains_at_any_size(attention: str) -> None:
     """Every parameter gets a gradient."""
-    model = swin(attention=attention, window_size=[None, 4], depths=[2, 2]).train()
+    model = swin(attention=attention, window_size=[None, 4], embed_dim=16, num_heads=[2, 4]).train()
     for size in [(64, 64), (52, 75)]:
         model.zero_grad()
         x = image(*size, dtype=torch.float32, grad=True)
