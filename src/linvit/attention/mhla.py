@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.blocks import even_blocks, resize_weights
+from linvit.attention.ops.blocks import INITIAL, even_blocks, initial_weights, resize_weights
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
@@ -33,15 +33,6 @@ from linvit.errors import check_choice, check_number
 
 RELU_EPS = 1e-6  # added to the features
 NORM_EPS = torch.finfo(torch.float32).eps
-
-INITIAL = {
-    "linear": lambda distance, largest: 1 - distance / largest,
-    "cos": lambda distance, largest: (math.pi / 4 * distance / largest).cos(),
-    "exp": lambda distance, largest: (-distance).exp(),
-    "local": lambda distance, largest: (distance <= 1.5).to(distance),
-    "gaussian": lambda distance, largest: (-((3 * distance / largest) ** 2) / 2).exp(),
-}
-"""Initial W from the distances of blocks, in blocks, and the largest of them."""
 
 
 class MHLAttention(Attention):
@@ -188,14 +179,3 @@ class MHLAttention(Attention):
         if self.lepe is not None:
             return bound
         return min(bound, (math.prod(counts) + (grid.num_prefix > 0)) * self.key_dim)
-
-
-def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
-    """W (G, H, G, H) of blocks in G rows and H columns; see `MHLAttention`."""
-    places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.float32) for count in counts))
-    distance = torch.cdist(places, places)
-    weights = INITIAL[init](distance, distance.max().clamp_min(1))
-    if init != "gaussian":
-        weights = weights / weights.sum(0)
-    table: Tensor = weights.unflatten(1, counts).unflatten(0, counts)
-    return table

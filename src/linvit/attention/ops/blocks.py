@@ -1,10 +1,20 @@
 """A grid of patches cut into blocks, as even as possible, and tables of the weights between blocks."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+INITIAL = {
+    "linear": lambda distance, largest: 1 - distance / largest,
+    "cos": lambda distance, largest: (math.pi / 4 * distance / largest).cos(),
+    "exp": lambda distance, largest: (-distance).exp(),
+    "local": lambda distance, largest: (distance <= 1.5).to(distance),
+    "gaussian": lambda distance, largest: (-((3 * distance / largest) ** 2) / 2).exp(),
+}
+"""Initial W from the distances of blocks, in blocks, and the largest of them."""
 
 
 class Blocks(NamedTuple):
@@ -50,6 +60,17 @@ class Blocks(NamedTuple):
 def even_blocks(size: tuple[int, int], most: int) -> Blocks:
     """At most `most` blocks per column and per row of a grid."""
     return Blocks(size, (-(-size[0] // most), -(-size[1] // most)))
+
+
+def initial_weights(counts: tuple[int, int], init: str) -> Tensor:
+    """W (G, H, G, H) of blocks in G rows and H columns; see `linvit.attention.mhla`."""
+    places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.float32) for count in counts))
+    distance = torch.cdist(places, places)
+    weights = INITIAL[init](distance, distance.max().clamp_min(1))
+    if init != "gaussian":
+        weights = weights / weights.sum(0)
+    table: Tensor = weights.unflatten(1, counts).unflatten(0, counts)
+    return table
 
 
 def resize_weights(weights: Tensor, counts: tuple[int, int]) -> Tensor:
