@@ -57,6 +57,11 @@ def test_half_precision_turns_in_float32(dtype: torch.dtype) -> None:
     assert_near(queries, rotate(q.float(), q.float(), grid)[0], torch.finfo(dtype).eps)
 
 
+def test_an_empty_batch_stays_empty() -> None:
+    q = randn(0, 2, 6, 4)
+    assert rotate(q, q, Grid((2, 3)))[0].shape == q.shape
+
+
 def test_products_depend_on_offsets_alone() -> None:
     grid = Grid((4, 5))
     q = randn(1, 1, 1, 8).expand(-1, -1, 20, -1)

@@ -37,7 +37,7 @@ def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | Non
     """Queries, or keys, (B, h, N, d) turned by their positions; see `rotate`."""
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
-    table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x[0, 0, 0]))
+    table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x.new_empty(0)))
     return _turn(x, *(_per_head(entries, x) for entries in table))
 
 
