@@ -121,8 +121,10 @@ class TestGradientCheckpointing:
         return sum(kept), [weight.grad for weight in task.network.parameters()]
 
     def test_attention_keeps_its_features_only_if_it_may(self):
-        lean, full = (self.gradients(attention="focused", recompute_attention=on) for on in (True, False))
+        lean, full = (self.gradients(attention="mlla", recompute_attention=on) for on in (True, False))
         assert lean[0] < full[0]
+        task = tiny_task(attention="mlla", recompute_attention=False)
+        assert {module.recompute for module in task.modules() if hasattr(module, "recompute")} == {False}
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(lean[1], full[1], strict=True))
 
     def test_it_keeps_less_and_computes_the_same(self):

@@ -18,7 +18,12 @@ class ConvStem(nn.Module):
 
     Args:
         dim: Channels C.
+
+    Attributes:
+        recompute: See `linvit.Attention`.
     """
+
+    recompute: bool = True
 
     def __init__(self, dim: int) -> None:
         super().__init__()

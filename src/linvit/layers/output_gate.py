@@ -22,8 +22,12 @@ class OutputGate(nn.Linear):
         out_dim: Channels of the output.
         silu: Apply SiLU.
         bias: Bias of the linear map.
+
+    Attributes:
+        recompute: See `linvit.Attention`.
     """
 
+    recompute: bool = True
     OPEN = 1.278464542761074  # where SiLU is 1
 
     def __init__(self, dim: int, out_dim: int, *, silu: bool, bias: bool = True) -> None:

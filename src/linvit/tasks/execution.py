@@ -5,7 +5,6 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from linvit.attention.base import Attention
 from linvit.errors import UserError
 
 
@@ -34,10 +33,10 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
 
 
 def keep_attention_features(network: nn.Module) -> None:
-    """Lets attention mechanisms keep features and sums for the backward pass (`Attention.recompute`)."""
+    """Lets attention, its stems and its gates keep what the backward pass needs (`recompute` of the modules)."""
     for module in network.modules():
-        if isinstance(module, Attention):
-            module.recompute = False
+        if hasattr(module, "recompute"):
+            module.recompute = False  # type: ignore[assignment]
 
 
 def pause_buffer_broadcasts(task: LightningModule) -> None:

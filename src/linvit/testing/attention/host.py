@@ -43,7 +43,7 @@ def spatial_reduction(subject: Subject) -> Finding:
     """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
-        reason = "the projections tie keys to queries" if mechanism.fewer_keys else "fewer_keys is False"
+        reason = f"it projects '{mechanism.projections}'" if mechanism.fewer_keys else "fewer_keys is False"
         return not_supported(reason)
     for grid in REDUCED:
         with at(AS_MANY):
