@@ -5,6 +5,7 @@
 - `--mechanisms`: every mechanism compiled against eager.
 - `--models`: whole models at 224 pixels against those of their authors (`authors/`), with the same weights: a forward
   pass, and a step of training (cross entropy, AdamW), eager, and with `--compiled` compiled, which takes minutes.
+- `--precision`: errors of every mechanism against float64, output / gradients, with products in TF32 and bfloat16.
 - `--memory`: MiB that every mechanism's layer keeps for backward, in float32 and under bfloat16 autocast.
 
 Times are medians of runs in turns, so that whatever else the machine does meets all of them; each ratio is given for
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import low_precision
 import torch
 from authors import MODELS
 from authors.focused import Focused
@@ -189,7 +191,7 @@ def memory(names: Sequence[str], compiled: bool) -> None:
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for part in ("authors", "mechanisms", "models", "memory"):
+    for part in ("authors", "mechanisms", "models", "memory", "precision"):
         parser.add_argument(f"--{part}", action="store_true", help="this table")
     parser.add_argument(
         "--compiled", action="store_true", help="memory of compiled layers and time of compiled models, too"
@@ -199,7 +201,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="measured runs of each")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     given = parser.parse_args()
-    every = not (given.authors or given.mechanisms or given.models or given.memory)
+    every = not (given.authors or given.mechanisms or given.models or given.memory or given.precision)
     attentions = given.names or linvit.list_attentions()
     keep_memory()
     torch.set_num_threads(given.threads)
@@ -209,6 +211,9 @@ def main() -> None:
         print(f"{os.cpu_count()} processors, on which {os.getloadavg()[0]:.1f} processes ran in the minute before")
     if every or given.memory:
         memory(attentions, given.compiled)
+    if every or given.precision:
+        table("attention", "float32", "products in TF32", "TF32 by option", "bfloat16 autocast", "its products, too")
+        low_precision.rows(attentions)
     if every or given.authors:
         authors(given.rounds)
     if every or given.mechanisms:
