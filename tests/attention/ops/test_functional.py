@@ -146,6 +146,7 @@ def test_focus_of_zero_is_zero_with_a_finite_gradient(p: float, dtype: torch.dty
 def test_gradient_of_focus_is_that_of_finite_differences(p: float) -> None:
     x = (randn(3, 5).abs() + 0.1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: f(x, p), x)
+    assert torch.autograd.gradgradcheck(lambda x: f(x, p), x)
     tied = torch.tensor([[1.0, 1.0, 0.5]], dtype=torch.float64, requires_grad=True)  # two largest entries
     assert torch.autograd.gradcheck(lambda x: f(x, p), tied)
 
