@@ -48,8 +48,11 @@ def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, m
     for layer, call in calls.items():
         try:
             found = query_map(call, query)
+        except UserError as error:
+            left_out[f"map of {layer}"] = str(error)
+            continue
         except Exception as error:  # a third party's mechanism may fail in any way
-            left_out[layer] = f"{type(error).__name__}: {error}"
+            left_out[f"map of {layer}"] = f"{type(error).__name__}: {error}"
             continue
         is_class = is_class or found.is_class
         maps["weights"][layer] = found.weights.cpu()
