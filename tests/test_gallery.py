@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TINY = [
-    "--attention=softmax,linear",
+    "--attention=softmax,xca",
     "--epochs=1",
     "--seeds=1",
     "--grids=4,8",

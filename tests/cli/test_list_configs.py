@@ -21,7 +21,7 @@ def test_a_wildcard(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  imagenet")]
     assert listed == [
         f"imagenet/{name}swin_tiny"
-        for name in ("agent_c", "agent_", "c", "flatten_c", "flatten_", "inline_c", "inline_", "")
+        for name in ("agent_c", "agent_", "c", "flatten_c", "flatten_", "inline_c", "inline_", "pola_", "")
     ]
     assert main(["configs", "--filter", "nothing*"]) == 0
     assert capsys.readouterr().out == f"configs\n  none of {len(names())} is like 'nothing*'\n"

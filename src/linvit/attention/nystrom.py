@@ -86,10 +86,10 @@ class NystromAttention(Attention):
             grid: Their grid.
             mask: (B, N), 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
         """
-        if grid.keys_size != grid.size and (self.conv is not None or mask is not None):
+        if mask is not None and grid.keys_size != grid.size:
             raise UserError(
-                f"nystrom with conv_kernel or mask needs keys of the queries' grid; got queries of "
-                f"{grid.size[0]}x{grid.size[1]}, keys of {grid.keys_size[0]}x{grid.keys_size[1]}. Use conv_kernel=0"
+                f"nystrom with a mask needs keys of the queries' grid; got queries of {grid.size[0]}x{grid.size[1]}, "
+                f"keys of {grid.keys_size[0]}x{grid.keys_size[1]}. Leave the mask out, or use sr_ratio=1 and sr_pool=0"
             )
         kept = None if mask is None else mask[:, None, :, None].to(v.dtype)  # (B, 1, N, 1)
         out = self._global(q, k, v, grid, kept)
