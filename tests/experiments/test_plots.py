@@ -25,6 +25,15 @@ def test_the_legend_has_every_curve_in_the_order_of_the_right_ends():
     assert line_plot("Time", series, TOKENS, TIME, "1 core") == svg
 
 
+def test_a_long_legend_stays_within_the_picture():
+    series = [Series(f"mechanism_{i}", ((196, 1.0), (784, 1.0 + i))) for i in range(40)]
+    picture = ET.fromstring(line_plot("Time", series, TOKENS, TIME))
+    _, _, width, height = map(float, picture.get("viewBox").split())
+    nodes = [node for node in picture.iter("{http://www.w3.org/2000/svg}text") if node.text.startswith("mechanism")]
+    assert {node.text for node in nodes} == {one.name for one in series}
+    assert all(0 < float(node.get("x")) < width and 0 < float(node.get("y")) < height for node in nodes)
+
+
 def test_no_two_series_look_alike():
     assert len({(look(i)["color"], look(i)["marker"]) for i in range(90)}) == 90
 

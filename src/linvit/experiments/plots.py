@@ -68,6 +68,9 @@ class Bar(NamedTuple):
     high: float
 
 
+LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
+
+
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
     """Draws a curve per series; the legend has them in the order of their right ends.
 
@@ -189,7 +192,10 @@ def _columns(bars: Sequence[Bar]) -> tuple[list[float], list[float], list[list[f
 
 
 def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[str]) -> str:
-    figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    columns = -(-len(names) // LEGEND_ROWS)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + 2.2 * (columns - 1), height)
+    figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
