@@ -98,5 +98,5 @@ def test_a_module_under_the_name_of_a_declaration_is_refused() -> None:
             super().__init__(dim, num_heads, grid)
             self.gate = torch.nn.Linear(dim, dim)
 
-    with pytest.raises(UserError, match="Own: gate says what the host is to do"):
+    with pytest.raises(UserError, match="gate must be one of none, linear, silu; got Linear"):
         Own(8, 2, Grid((2, 2)))

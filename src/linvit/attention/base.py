@@ -1,13 +1,25 @@
 """The contract that every attention mechanism meets."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.ops.tables import SizeOf
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError, check_choice, check_number
+
+Stem = Literal["none", "conv_silu"]
+OutNorm = Literal["none", "ln"]
+Gate = Literal["none", "linear", "silu"]
+ProjNorm = Literal["none", "bn2d"]
+SURROUNDINGS = {
+    "stem": get_args(Stem),
+    "out_norm": get_args(OutNorm),
+    "gate": get_args(Gate),
+    "proj_norm": get_args(ProjNorm),
+}
+"""What a mechanism may ask of its host, by attribute."""
 
 
 class Grid(NamedTuple):
@@ -106,10 +118,10 @@ class Attention(nn.Module):
     probeable: bool = True
     whole_matrix: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None
-    proj_norm: Literal["none", "bn2d"] = "none"
-    stem: Literal["none", "conv_silu"] = "none"
-    out_norm: Literal["none", "ln"] = "none"
-    gate: Literal["none", "linear", "silu"] = "none"
+    proj_norm: ProjNorm = "none"
+    stem: Stem = "none"
+    out_norm: OutNorm = "none"
+    gate: Gate = "none"
     recompute: bool = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
@@ -154,11 +166,8 @@ class Attention(nn.Module):
         self.key_dim = width
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("proj_norm", "stem", "out_norm", "gate") and isinstance(value, nn.Module):
-            raise UserError(
-                f"{type(self).__name__}: {name} says what the host is to do, in a word such as 'none', so a module "
-                f"of this name would never be found. Give the module another name"
-            )
+        if name in SURROUNDINGS:  # a module of such a name, too, would never be found
+            check_choice(name, value, SURROUNDINGS[name])
         super().__setattr__(name, value)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:

@@ -15,17 +15,16 @@ order is always the one above.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Grid, ProjNorm
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import UserError, check_choice, check_number, check_odd
+from linvit.errors import UserError, check_number, check_odd
 
 
 class EnhancedLinearAttention(Attention):
@@ -69,7 +68,7 @@ class EnhancedLinearAttention(Attention):
         scales: Sequence[int] = (5,),
         agg_bias: bool = False,
         eps: float = 1e-15,
-        proj_norm: Literal["none", "bn2d"] = "none",
+        proj_norm: ProjNorm = "none",
     ) -> None:
         # Heads of a width of their own need not divide C.
         super().__init__(dim, num_heads if head_dim is None else 1, grid, key_dim=key_dim)
@@ -78,7 +77,6 @@ class EnhancedLinearAttention(Attention):
         for scale in scales:
             check_odd("scales", scale, "[5] or [3, 5], or [] for none")
         check_number("eps", eps, at_least=torch.finfo(torch.float32).tiny, note=", such as 1e-15 or 1e-5")
-        check_choice("proj_norm", proj_norm, ["none", "bn2d"])
         self.scales = tuple(scales)
         self.eps = eps
         self.proj_norm = proj_norm

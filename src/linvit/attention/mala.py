@@ -16,9 +16,9 @@ tokens do not turn. Keys of another grid, which the reference does not have, sta
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.functional import elu_plus_one, times
-from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
 class MALAAttention(RotaryLinearAttention):

@@ -18,10 +18,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Gate, Grid, Stem
 from linvit.attention.ops.functional import elu_plus_one
 from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.errors import check_choice
 
 
@@ -54,7 +54,7 @@ class MLLAAttention(RotaryLinearAttention):
         key_dim: int | None = None,
         rotary: Literal["all_heads", "per_head", "none"] = "all_heads",
         lepe_kernel: int = 3,
-        stem: Literal["none", "conv_silu"] = "conv_silu",
+        stem: Stem = "conv_silu",
         gate: Gate = "silu",
         eps: float = 1e-6,
     ) -> None:

@@ -14,15 +14,13 @@ In the reference a query of 0 is NaN; here it gives 0, beside the convolution. P
 another grid, which the reference does not have, stand where their patches are.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Grid
+from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.functional import by_sign, divisor, length
 from linvit.attention.ops.rotary import rotate
-from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.errors import check_number
 
 
@@ -58,7 +56,7 @@ class NaLaAttention(RotaryLinearAttention):
         key_power: float = 3.0,
         rotary: bool = True,
         lepe_kernel: int = 5,
-        out_norm: Literal["none", "ln"] = "ln",
+        out_norm: OutNorm = "ln",
         gate: Gate = "silu",
         eps: float = 1e-6,
     ) -> None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class PolaAttention(FocusedAttention):
@@ -63,7 +63,7 @@ class PolaAttention(FocusedAttention):
         learn_scale: bool = True,
         eps: float = 1e-6,
         sr_interp: Literal["linear1d", "bilinear2d"] = "linear1d",
-        gate: Literal["none", "linear", "silu"] = "linear",
+        gate: Gate = "linear",
     ) -> None:
         super().__init__(
             dim,
@@ -80,7 +80,6 @@ class PolaAttention(FocusedAttention):
             relu_eps=0.0,
         )
         check_number("alpha", alpha, at_least=0)
-        check_choice("gate", gate, ["none", "linear", "silu"])
         self.alpha = alpha
         self.gate = gate
         self.channelwise = True

@@ -18,11 +18,11 @@ Prefix tokens do not turn. Keys of another grid, which the reference does not ha
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.ops.functional import by_sign
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.rotary import rotate_tokens
-from linvit.attention.ops.rotary_linear import Gate, RotaryLinearAttention
+from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
 class PolaPPAttention(RotaryLinearAttention):

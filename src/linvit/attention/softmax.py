@@ -7,17 +7,17 @@ With `rotary`, `lepe_kernel` and `gate` it is the softmax attention of RAVLT, MA
 `o = softmax(rot(q) rot(k)^T / sqrt(d)) v + conv(v)`, with a gate by the host.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Gate, Grid, OutNorm
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision, upcast
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import convolve_values, value_conv
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class SoftmaxAttention(Attention):
@@ -54,16 +54,14 @@ class SoftmaxAttention(Attention):
         attn_drop: float = 0.0,
         rotary: bool = False,
         lepe_kernel: int = 0,
-        gate: Literal["none", "linear", "silu"] = "none",
-        out_norm: Literal["none", "ln"] = "none",
+        gate: Gate = "none",
+        out_norm: OutNorm = "none",
         fused: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         if qk_scale is not None:
             check_number("qk_scale", qk_scale, above=0, note=", or null for 1 / sqrt(key_dim)")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
-        check_choice("gate", gate, ["none", "linear", "silu"])
-        check_choice("out_norm", out_norm, ["none", "ln"])
         self.scale = self.key_dim**-0.5 if qk_scale is None else qk_scale
         self.q_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.key_dim) if qk_norm else nn.Identity()

@@ -3,11 +3,11 @@
 `o = rot(Q) (rot(K)^T v / M) / (Q mean K + eps) + lepe(v)` for features Q and K of the queries and keys.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.ops.functional import times
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
@@ -15,8 +15,6 @@ from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import convolve_values, value_conv
 from linvit.errors import check_number
-
-Gate = Literal["none", "linear", "silu"]
 
 
 class RotaryLinearAttention(Attention):

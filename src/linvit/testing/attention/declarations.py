@@ -5,17 +5,13 @@ import inspect
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Attention
+from linvit.attention.base import SURROUNDINGS, Attention
 from linvit.errors import UserError, check_choice, check_number
-from linvit.layers.conv_stem import STEMS
-from linvit.layers.output_gate import GATES, NORMS
 from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
 from linvit.testing.report import Finding, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
-SURROUNDINGS = {"proj_norm": ("none", "bn2d"), "stem": STEMS, "out_norm": NORMS, "gate": GATES}
-"""What a mechanism may ask of its host."""
 FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix")
 
 
