@@ -5,8 +5,8 @@ has a sharper row, and `K = [relu(k)^3, relu(-k)^3]`, which keep the signs of q 
 turn each half in the numerator, a depthwise convolution of the values (lepe) brings the rank of the map to N, and the
 host normalises the output (LayerNorm) and multiplies it by a SiLU gate.
 
-Paper: Meng et al. 2026, "NaLaFormer: Norm-Aware Linear Attention for Transformer Models" (ICML). Follows the authors'
-code.
+Paper: Meng et al. 2026, "Norm x Direction: Restoring the Missing Query Norm in Vision Linear Attention" (ICML).
+Follows the authors' code.
 Cost: `2 (N + M) C dk + 2 N h dk + k^2 P C` MACs with a kernel of side k. Rank: N per channel (2 d without the
 convolution). Rows sum to 1 without rotation only; with it outputs have no bound, and may leave the range of float16.
 
