@@ -16,8 +16,8 @@ tokens do not turn. Keys of another grid, which the reference does not have, sta
 import torch
 from torch import Tensor
 
-from linvit.attention.base import Gate, Grid
-from linvit.attention.ops.functional import elu_plus_one, times
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import times
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
@@ -38,26 +38,6 @@ class MALAAttention(RotaryLinearAttention):
 
     complexity = "O(N)"
     extra_rank = 1
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        grid: Grid,
-        *,
-        key_dim: int | None = None,
-        rotary: bool = True,
-        lepe_kernel: int = 5,
-        gate: Gate = "linear",
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__(
-            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
-        )
-
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """`elu(q) + 1` and `elu(k) + 1`."""
-        return elu_plus_one(q), elu_plus_one(k)
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two terms, in float32 or float64."""

@@ -19,7 +19,6 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, Stem
-from linvit.attention.ops.functional import elu_plus_one
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.errors import check_choice
@@ -67,10 +66,6 @@ class MLLAAttention(RotaryLinearAttention):
         if self.rotary:
             even = self.across_heads and dim % 4 == num_heads % 2 == 0
             check_rotary(dim, num_heads, self.key_dim, multiple=2 if even else 4, option="rotary='none'")
-
-    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """`elu(q) + 1` and `elu(k) + 1`."""
-        return elu_plus_one(q), elu_plus_one(k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""

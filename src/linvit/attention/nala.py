@@ -14,6 +14,8 @@ In the reference a query of 0 is NaN; here it gives 0, beside the convolution. P
 another grid, which the reference does not have, stand where their patches are.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -51,18 +53,13 @@ class NaLaAttention(RotaryLinearAttention):
         num_heads: int,
         grid: Grid,
         *,
-        key_dim: int | None = None,
         power: float = 3.0,
         key_power: float = 3.0,
-        rotary: bool = True,
-        lepe_kernel: int = 5,
         out_norm: OutNorm = "ln",
         gate: Gate = "silu",
-        eps: float = 1e-6,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
-        )
+        super().__init__(dim, num_heads, grid, gate=gate, **options)
         check_number("power", power, at_least=2, note=", since half of it is the least exponent")
         check_number("key_power", key_power, at_least=1)
         self.power = power

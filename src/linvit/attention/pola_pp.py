@@ -15,10 +15,12 @@ channel, and Q_i, multiplied by that, by its own largest entry in each token, of
 Prefix tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Gate, Grid
+from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import by_sign
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.rotary import rotate_tokens
@@ -44,21 +46,8 @@ class PolaPPAttention(RotaryLinearAttention):
     feature_ratio = 2
     width_multiple = 2
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        grid: Grid,
-        *,
-        key_dim: int | None = None,
-        rotary: bool = True,
-        lepe_kernel: int = 5,
-        gate: Gate = "linear",
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__(
-            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
-        )
+    def __init__(self, dim: int, num_heads: int, grid: Grid, **options: Any) -> None:
+        super().__init__(dim, num_heads, grid, **options)
         self.channelwise = True
         self.s1 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))
         self.s2 = nn.Parameter(torch.zeros(1, num_heads, 1, 2 * self.key_dim))

@@ -12,10 +12,12 @@ The reference computes `elu(x) + 1` as a sum, which has no digit left below -16 
 tokens do not turn. Keys of another grid, which the reference does not have, stand where their patches are.
 """
 
+from typing import Any
+
 from torch import Tensor
 
-from linvit.attention.base import Gate, Grid
-from linvit.attention.ops.functional import elu_plus_one, times
+from linvit.attention.base import Grid
+from linvit.attention.ops.functional import times
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
@@ -37,27 +39,13 @@ class RALAAttention(RotaryLinearAttention):
 
     complexity = "O(N)"
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        grid: Grid,
-        *,
-        key_dim: int | None = None,
-        rotary: bool = True,
-        key_weights: bool = True,
-        lepe_kernel: int = 5,
-        gate: Gate = "linear",
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__(
-            dim, num_heads, grid, key_dim=key_dim, rotary=rotary, lepe_kernel=lepe_kernel, gate=gate, eps=eps
-        )
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_weights: bool = True, **options: Any) -> None:
+        super().__init__(dim, num_heads, grid, **options)
         self.key_weights = key_weights
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """`elu(q) + 1` and `M a (elu(k) + 1)`."""
-        q, k = elu_plus_one(q), elu_plus_one(k)
+        q, k = super().features(q, k)
         if self.key_weights:
             scores = k @ q.mean(-2, keepdim=True).mT * self.key_dim**-0.5  # (B, h, M, 1)
             k = times(k, scores.softmax(-2) * k.shape[-2])

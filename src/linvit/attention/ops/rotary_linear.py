@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Gate, Grid
-from linvit.attention.ops.functional import times
+from linvit.attention.ops.functional import elu_plus_one, times
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
@@ -18,7 +18,7 @@ from linvit.errors import check_number
 
 
 class RotaryLinearAttention(Attention):
-    """What rala, mala, nala, mlla and pola_pp share. A subclass supplies `features`.
+    """What rala, mala, nala, mlla and pola_pp share. Features are `elu + 1`, unless a subclass has others.
 
     Args:
         dim: Channels C over all heads.
@@ -42,11 +42,11 @@ class RotaryLinearAttention(Attention):
         num_heads: int,
         grid: Grid,
         *,
-        key_dim: int | None,
-        rotary: bool,
-        lepe_kernel: int,
-        gate: Gate,
-        eps: float,
+        key_dim: int | None = None,
+        rotary: bool = True,
+        lepe_kernel: int = 5,
+        gate: Gate = "linear",
+        eps: float = 1e-6,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("eps", eps, at_least=0)
@@ -83,8 +83,8 @@ class RotaryLinearAttention(Attention):
         return times(q @ (k.mT @ v / k.shape[-2]), denominator.reciprocal())
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Features Q (B, h, N, r) and K (B, h, M, r) before rotation."""
-        raise NotImplementedError
+        """Features Q (B, h, N, r) and K (B, h, M, r) before rotation: `elu + 1` of the entries."""
+        return elu_plus_one(q), elu_plus_one(k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Features turned by their positions."""
