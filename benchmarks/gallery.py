@@ -67,7 +67,8 @@ def main() -> int:
         shutil.copy(path, args.output)
     pictures = {name: analysis / f"maps_{number}_weights.png" for number, name in enumerate(runs)}
     drawn = {name: picture for name, picture in pictures.items() if picture.exists()}  # xca has no map of tokens
-    _stacked(drawn, where).save(args.output / "maps.png")
+    few = _stacked(drawn, where).quantize(256, Image.Quantize.MAXCOVERAGE)  # colours: a third of the bytes
+    few.save(args.output / "maps.png", optimize=True)
     crossovers = (bench / "costs.md").read_text(encoding="utf-8").partition("## Crossover")[2].partition("\n## ")[0]
     text = README.format(
         command=f"make gallery EPOCHS={args.epochs} SEEDS={args.seeds} JOBS={args.jobs}",
