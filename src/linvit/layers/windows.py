@@ -59,21 +59,14 @@ class Windows(NamedTuple):
         if self.shift:
             plane = plane.roll((-self.shift, -self.shift), (1, 2))
         (height, width), phases = self.window, self.dilation
-        if phases == 1:
-            parts: Tensor = plane.unflatten(2, (-1, width)).unflatten(1, (-1, height))
-            return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)  # of (B, H'/h, W'/w, h, w, C)
-        parts = plane.unflatten(2, (-1, width, phases)).unflatten(1, (-1, height, phases))
+        parts: Tensor = plane.unflatten(2, (-1, width, phases)).unflatten(1, (-1, height, phases))
         return parts.permute(0, 1, 4, 3, 6, 2, 5, 7).flatten(5, 6).flatten(0, 4)  # (B, H'/rh, W'/rw, r, r, h, w, C)
 
     def reverse(self, windows: Tensor) -> Tensor:
         """Joins windows (B n, h w, C) to tokens (B, H W, C) and removes the padding."""
-        phases = self.dilation
-        if phases == 1:
-            parts: Tensor = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts))
-            plane = parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H', W', C)
-        else:
-            parts = windows.unflatten(1, self.window).unflatten(0, (-1, *self.counts, phases, phases))
-            plane = parts.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)  # (B, H', W', C)
+        parts: Tensor = windows.unflatten(1, self.window)
+        parts = parts.unflatten(0, (-1, *self.counts, self.dilation, self.dilation))  # (B, ., ., r, r, h, w, C)
+        plane = parts.permute(0, 1, 5, 3, 2, 6, 4, 7).flatten(4, 6).flatten(1, 3)  # (B, H', W', C)
         if self.shift:
             plane = plane.roll((self.shift, self.shift), (1, 2))
         return plane[:, : self.size[0], : self.size[1]].flatten(1, 2)
