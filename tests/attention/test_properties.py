@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from linvit import Attention, Grid
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.hydra import KERNELS
-from linvit.attention.ops.functional import ACTIVATIONS
+from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.gaussian import gaussian_kernel
 from tests.helpers import assert_near, inputs, mechanism
 

@@ -11,7 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors
+from linvit.attention.ops.activations import ACTIVATIONS
+from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.errors import check_choice
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid, ProjNorm
+from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
@@ -115,7 +115,7 @@ class EnhancedLinearAttention(Attention):
     @full_precision
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear attention of one scale."""
-        return linear_attention(F.relu(q), F.relu(k), v, self.eps)
+        return linear_attention(relu(q), relu(k), v, self.eps)
 
     def queries(self, q: Tensor, grid: Grid) -> list[Tensor]:
         """The queries at every scale, (B, h, N, dk) each."""
@@ -140,7 +140,7 @@ class EnhancedLinearAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K` per head and scale: (B, h*(1+S), N, dk), (B, h*(1+S), M, dk)."""
         q, k = (torch.stack(scales, dim=2).flatten(1, 2) for scales in (self.queries(q, grid), self.keys(k, grid)))
-        return linear_factors(F.relu(q), F.relu(k), self.eps)
+        return linear_factors(relu(q), relu(k), self.eps)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """The matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale first, then head 1, ..."""

@@ -16,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import elu_plus_one
+from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number

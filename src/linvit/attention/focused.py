@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import (
     focus,
     focus_as_written,
@@ -143,7 +144,7 @@ class FocusedAttention(Attention):
     def _phi(self, x: Tensor) -> Tensor:
         """The feature map (B, h, N, dk) of tokens (B, N, h dk)."""
         factor = x.new_ones(()) if self.scale is None else F.softplus(self.scale.to(x.dtype)).reciprocal()
-        x = times_plus(F.relu(x), factor, self.relu_eps * factor)
+        x = times_plus(relu(x), factor, self.relu_eps * factor)
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
             x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor).reshape(x.shape)

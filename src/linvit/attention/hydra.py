@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import ACTIVATIONS, channelwise_attention, channelwise_factors, unit
+from linvit.attention.ops.activations import ACTIVATIONS
+from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, unit
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number

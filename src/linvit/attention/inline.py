@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import ACTIVATIONS
+from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.head_conv import check_side
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
@@ -31,7 +31,7 @@ from linvit.errors import UserError, check_choice
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": ACTIVATIONS["identity"],
-    "relu": F.relu,
+    "relu": ACTIVATIONS["relu"],
     "leaky_relu": F.leaky_relu,
     "exp": lambda x: torch.exp(0.2 * x),
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
@@ -62,7 +63,7 @@ class LinearAttention(Attention):
         """The feature map phi, element by element."""
         if self.feature_map == "elu":
             return F.elu(x) + 1
-        return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
+        return relu(x) + self.relu_eps if self.relu_eps else relu(x)
 
     @recomputed
     @full_precision

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.activations import relu
 from linvit.attention.ops.blocks import INITIAL, even_blocks, initial_weights, resize_weights
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
@@ -109,7 +110,7 @@ class MHLAttention(Attention):
         if norm is not None:
             rows = F.rms_norm(join_heads(x), norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
             x = split_heads(rows, self.num_heads)
-        return x.relu() + RELU_EPS
+        return relu(x) + RELU_EPS
 
     def _quotient(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, OutNorm
-from linvit.attention.ops.functional import by_sign, divisor, length
+from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.functional import divisor, length
 from linvit.attention.ops.rotary import rotate
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.errors import check_number

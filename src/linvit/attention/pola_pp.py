@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import by_sign
+from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.rotary import rotate_tokens
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention

@@ -114,8 +114,10 @@ class SoftAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         check_tied(grid, self.tie_qk)
-        out = self._global(q, k, v, grid)
-        return out if self.conv is None else out + self.convolved(v, grid)
+        if self.conv is None:
+            return self._global(q, k, v, grid)
+        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
+        return self.convolved(v, grid) + self._global(q, k, v, grid)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""

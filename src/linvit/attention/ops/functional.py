@@ -1,6 +1,5 @@
 """Mathematics that several mechanisms use, without parameters and in the precision of the inputs."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,26 +9,6 @@ from torch.nn import functional as F
 
 from linvit.attention.ops.precision import upcast
 from linvit.attention.ops.recompute import transformed
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
-"""Feature maps that act entry by entry."""
-
-
-def elu_plus_one(x: Tensor) -> Tensor:
-    """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
-    # The derivative at 0 is that of the first term, 1.
-    return F.threshold(x, -torch.finfo(x.dtype).tiny, 0.0).add_(F.hardtanh(x, -math.inf, 0.0).exp_())
-
-
-def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
-    """Sizes of the entries of x, (..., d), in the first half of (..., 2 d) where x is positive, else in the second."""
-    first = sizes * F.relu(x.detach().sign())  # products: several times as fast as masks on a CPU
-    return torch.cat([first, sizes - first], dim=-1)
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:

@@ -22,9 +22,14 @@ LANDMARKS = 49  # the paper's number in every stage
 
 def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     """`exp(-||a_i - b_j||^2 / 2)`: (..., n, d), (..., m, d) -> (..., n, m), without the n m differences."""
-    squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
-    exponents = (a @ b.mT).sub_(squares.mul_(0.5))
-    return exponents.clamp_max_(0).exp_()  # rounding may leave an exponent slightly above 0
+    exponents = (a @ b.mT).add_(_minus_half_square(a)).add_(_minus_half_square(b).mT)
+    exponents.detach().clamp_max_(0)  # rounding may leave some slightly above 0, where the gradient is no other
+    return exponents.exp_()
+
+
+def _minus_half_square(x: Tensor) -> Tensor:
+    """`-||x_i||^2 / 2`, (..., n, d) -> (..., n, 1)."""
+    return x.square().sum(-1, keepdim=True) * -0.5
 
 
 def landmark_grid(size: tuple[int, int], ratio: int) -> tuple[int, int]:

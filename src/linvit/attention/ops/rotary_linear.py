@@ -8,7 +8,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Gate, Grid
-from linvit.attention.ops.functional import elu_plus_one, times
+from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.functional import times
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed

@@ -1,0 +1,50 @@
+"""Feature maps entry by entry: their values, and gradients of their own."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linvit.attention.ops.activations import elu_plus_one, relu
+from tests.helpers import assert_near, randn
+
+Map = Callable[[Tensor], Tensor]
+FORMULAS: dict[Map, Map] = {relu: F.relu, elu_plus_one: lambda x: F.elu(x) + 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_elu_plus_one_keeps_its_digits_and_has_a_derivative_everywhere(dtype: torch.dtype) -> None:
+    x = torch.tensor([-80.0, -17.0, -1.0, 0.0, 1e-3, 300.0], dtype=dtype, requires_grad=True)
+    y = elu_plus_one(x)
+    exact = x.detach().double()
+    want = torch.where(exact > 0, exact + 1, exact.clamp(max=0).exp())
+    torch.testing.assert_close(y.double(), want, rtol=4 * torch.finfo(dtype).eps, atol=0)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient.double(), want.clamp(max=1), rtol=4 * torch.finfo(dtype).eps, atol=0)
+    assert elu_plus_one(torch.tensor(math.nan)).isnan()
+
+
+@pytest.mark.parametrize("features", FORMULAS)
+def test_gradients_are_those_of_the_formula_and_compiled_code_keeps_no_mask_of_booleans(features: Map) -> None:
+    x = randn(5, 5).requires_grad_()
+
+    def run(features: Map) -> Tensor:
+        return features(x @ x).sum(0)
+
+    kept: list[torch.dtype] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.dtype) or x, lambda x: x):
+        compiled = torch.compile(run, backend="aot_eager_decomp_partition", fullgraph=True)(features)
+    for result in (run(features), compiled):
+        (found,), (want,) = (torch.autograd.grad(y.sum(), x) for y in (result, run(FORMULAS[features])))
+        assert_near(found, want, 1e-14)
+    assert set(kept) == {torch.float64}
+
+
+@pytest.mark.parametrize("features", FORMULAS)
+def test_second_derivatives(features: Map) -> None:
+    x = randn(5, 8).requires_grad_()
+    assert torch.autograd.gradcheck(features, x)
+    assert torch.autograd.gradgradcheck(features, x)
