@@ -12,6 +12,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.errors import check_choice, check_number
 
 
@@ -53,7 +54,7 @@ class EfficientAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return left @ (right.mT @ v)
+        return matmul(left, matmul(right.mT, v))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The normalised queries and keys."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
@@ -61,7 +62,7 @@ class FlowAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return left @ (right.mT @ v)
+        return matmul(left, matmul(right.mT, v))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
@@ -69,13 +70,13 @@ class FlowAttention(Attention):
         queries, keys = q.shape[-2], k.shape[-2]
         incoming = self._flow(q, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
         outgoing = self._flow(k, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
-        gate = (self._flow(q, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
-        competition = self._flow(k, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
+        gate = (self._flow(q, matmul(k.mT, outgoing)) * (queries / keys)).sigmoid()  # (B, h, N, 1)
+        competition = self._flow(k, matmul(q.mT, incoming)).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
         return gate * incoming * q, competition * k
 
     def _flow(self, x: Tensor, total: Tensor) -> Tensor:
         """`x . total` of each token (B, h, N, dk) with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
-        return (x + self.eps) @ (total + self.eps) + self.eps_out
+        return matmul(x + self.eps, total + self.eps) + self.eps_out
 
     def rank_bound(self, grid: Grid) -> int:
         """The width of a head's keys, or the number of tokens if that is smaller."""

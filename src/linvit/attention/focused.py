@@ -32,6 +32,7 @@ from linvit.attention.ops.functional import (
 )
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import per_head
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.errors import check_choice, check_number, check_odd
@@ -113,7 +114,7 @@ class FocusedAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        v = v.contiguous()  # contiguous per head, once for both parts
+        v = per_head(v)
         if self.dwc is None:
             return self._global(q, k, v, grid)
         # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
@@ -152,7 +153,7 @@ class FocusedAttention(Attention):
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
+        patches = v.contiguous()[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.keys_size != grid.size:
             patches = self._stretch(patches, grid)
         plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))

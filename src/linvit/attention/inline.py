@@ -25,6 +25,7 @@ from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.head_conv import check_side
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.value_conv import convolve_values
 from linvit.errors import UserError, check_choice
@@ -96,8 +97,8 @@ class InLineAttention(Attention):
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear attention."""
         q, k, mean = self._features(q, k)
-        context = k.mT @ v / k.shape[-2]
-        return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
+        context = matmul(k.mT, v) / k.shape[-2]
+        return matmul(q, context) + (1 - matmul(q, mean.mT)) * v.mean(-2, keepdim=True)
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scaled features of the queries, features of the keys, and the mean of the latter (B, h, 1, dk)."""

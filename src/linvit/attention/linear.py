@@ -14,6 +14,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice, check_number
 
@@ -72,7 +73,7 @@ class LinearAttention(Attention):
         if self.normalize:
             return linear_attention(self.features(q), self.features(k), v, self.eps)
         left, right = self.factors(q, k, grid)
-        return left @ (right.mT @ v)
+        return matmul(left, matmul(right.mT, v))
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`, or `Q / N^(1/4)` and `K / M^(1/4)`."""

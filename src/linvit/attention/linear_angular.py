@@ -21,6 +21,7 @@ from linvit.attention.ops.functional import divisor, unit
 from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.parts import ConvolvedValues
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_choice, check_number, check_odd
 
@@ -102,7 +103,7 @@ class LinearAngularAttention(Attention):
         """The linear-angular attention, normalised."""
         unit_q, unit_k = unit(q, self.eps), unit(k, self.eps)
         halved = v if self.own_half else v.mean(-2, keepdim=True)
-        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
+        y = matmul(unit_q, matmul(unit_k.mT, v) / math.pi).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
         return unit(y, self.eps) if self.unit_outputs else y

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import unit
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
@@ -64,7 +65,7 @@ class TaylorAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = unit(q, self.norm_eps), unit(k, self.norm_eps)
-        return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)
+        return (v.sum(-2, keepdim=True) + matmul(q, matmul(k.mT, v))) * self._weights(q, k)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(gamma / denominator) [1, Q]` and `[1, K]`: the constant term is one more channel."""
@@ -75,7 +76,7 @@ class TaylorAttention(Attention):
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         """`gamma / (M + q_i . (sum_j k_j + eps))` of unit vectors, (B, h, N, 1)."""
         keys = k.shape[-2]
-        denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
+        denominator = keys + matmul(q, (k.sum(-2) + self.eps).unsqueeze(-1))
         # All keys opposite to a query leave 0 up to rounding and the term of eps, which may be of either sign.
         denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
         return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.products import matmul, per_head
 from linvit.attention.ops.recompute import transformed
 
 
@@ -35,16 +36,15 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
     Returns:
         `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
     """
-    k = k.contiguous()  # contiguous per head, once for both sums
-    # Not k^T v, which is the same: the gradient of k, which has the longer way, then lies token by token in memory.
-    context, total = (v.mT @ k).mT, k.sum(-2, keepdim=True).mT
+    k = per_head(k)
+    context, total = matmul(k.mT, v), k.sum(-2, keepdim=True).mT
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
-    q = q.contiguous()  # contiguous per head, once for both products
-    return times(q @ context, (q @ total + eps).reciprocal())
+    q = per_head(q)
+    return times(matmul(q, context), (matmul(q, total) + eps).reciprocal())
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
