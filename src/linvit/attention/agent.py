@@ -115,9 +115,15 @@ class AgentAttention(Attention):
     def _bias(self, names: tuple[str, ...], size: tuple[int, int], num_prefix: int, dtype: torch.dtype) -> Tensor:
         """The bias (h, n, tokens) between the agents and the tokens of a grid; see `KEY_TABLES`."""
         places, rows, columns = (self.tables[name].to(dtype) for name in names[:3])
-        patches = resized(places, size) + resized(rows, (size[0], 1)) + resized(columns, (1, size[1]))  # (h, n, H, W)
+        down, across = (_interpolation(old, new, places) for old, new in zip(places.shape[2:], size, strict=True))
+        columns = places @ across + resized(columns, (1, size[1]))  # (h, n, bias_size, W)
+        # The rows are added by the product, since compiled code would look up the row of each entry of the logits.
+        left = torch.cat([down.mT.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
+        patches = (left @ F.pad(columns, (0, 0, 0, 1), value=1.0)).flatten(2)  # (h, n, H W)
+        if not num_prefix:
+            return patches
         prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
-        return torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches.flatten(2)], dim=2)
+        return torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches], dim=2)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
@@ -155,4 +161,12 @@ def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
     """Tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
     if table.shape[2:] == size:
         return table
-    return F.interpolate(upcast(table), size=size, mode="bilinear", align_corners=False).to(table.dtype)
+    exact = upcast(table)
+    down, across = (_interpolation(old, new, exact) for old, new in zip(table.shape[2:], size, strict=True))
+    return (down.mT @ (exact @ across)).to(table.dtype)
+
+
+def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
+    """The weights of `old` places for each of `new`, (old, new), as a matrix: faster than a gather, compiled, too."""
+    places = torch.eye(old, dtype=like.dtype, device=like.device)
+    return F.interpolate(places[None], size=new, mode="linear", align_corners=False)[0]
