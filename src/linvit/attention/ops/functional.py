@@ -30,7 +30,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
         heads = q.shape[:2]
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)  # (B h, N, d)
-        return apply_key_sums(q, *key_sums(k, v, mean), eps).unflatten(0, heads)
+        out: Tensor = apply_key_sums(q, *key_sums(k, v, mean), eps).unflatten(0, heads)
+        return out
     return apply_key_sums(q, *key_sums(k, v, mean), eps)
 
 
