@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Gate, Grid
 from linvit.attention.focused import FocusedAttention
+from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
@@ -101,8 +102,7 @@ class PolaAttention(FocusedAttention):
         if self.scale is not None:
             x = x * F.softplus(self.scale.to(x.dtype)).reciprocal()
         x = split_heads(x, self.num_heads)
-        powered = x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid())
-        return torch.cat([powered.masked_fill(x < 0, 0), powered.masked_fill(x > 0, 0)], dim=-1)
+        return by_sign(x.abs() ** (1 + self.alpha * self.power.to(x.dtype).sigmoid()), x)
 
     @property
     def _first_half(self) -> int:
