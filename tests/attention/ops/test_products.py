@@ -51,6 +51,17 @@ def test_gradients_lie_like_what_they_are_of(any_size: None, pair: Callable[[], 
         assert found.stride() == given.stride()
 
 
+@pairs
+def test_many_gradients_at_once(any_size: None, pair: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    a, b = pair()
+    one, many = (
+        torch.autograd.functional.jacobian(lambda *ab: matmul(*ab).sum(3), (a, b), vectorize=vectorize)
+        for vectorize in (False, True)
+    )
+    for found, want in zip(many, one, strict=True):
+        assert_near(found, want, 1e-14)
+
+
 def test_a_product_may_be_changed_in_place(any_size: None) -> None:
     q, context = PAIRS["tokens by matrix"]()
     (found,) = torch.autograd.grad(matmul(q, context).mul_(2).square().sum(), q)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from linvit.attention.ops.recompute import transformed
 
@@ -46,6 +47,8 @@ def side_by_side(x: Tensor) -> bool:
 
 
 def _product(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
+    if any(is_batchedtensor(x) or is_legacy_batchedtensor(x) for x in (a, b)):  # many gradients at once
+        return a @ b
     apart = like.stride(1) > max(like.stride(2), like.stride(3))
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     return _Product.apply(a, b, apart) if recorded else _by_image(a, b, apart)
