@@ -2,75 +2,58 @@
 
 - `--authors`: `AttentionLayer` with focused attention against `FocusedLinearAttention` as FLatten's authors compute it,
   forward and forward + backward, eager and compiled, at three shapes.
-- `--mechanisms`: every mechanism compiled against eager.
+- `--mechanisms`: every mechanism's layer compiled, and without recomputing in backward, against itself eager.
 - `--models`: whole models at 224 pixels against those of their authors (`authors/`), with the same weights: a forward
   pass, and a step of training (cross entropy, AdamW), eager, and with `--compiled` compiled, which takes minutes.
 - `--precision`: errors of every mechanism against float64, output / gradients, with products in TF32 and bfloat16.
 - `--memory`: MiB that every mechanism's layer keeps for backward, in float32 and under bfloat16 autocast.
 
-Times are medians of runs in turns, so that whatever else the machine does meets all of them; each ratio is given for
-wall time and for processor time. Without an argument: all of these.
+Modules run as `linvit bench attention --layer` and `linvit bench backbone` run them, which show the same figures of any
+mechanism, size or backbone with `--compile` and `--no_recompute`. Times are medians of runs in turns, so that whatever
+else the machine does meets all of them; each ratio is given for wall time and for processor time. Without an argument:
+all of these.
 
 Example:
     $ python benchmarks/lean.py --models --names flatten_swin_tiny soft_tiny --rounds 5
 """
 
 import argparse
-import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import get_args
 
 import low_precision
 import torch
 from authors import MODELS
 from authors.focused import Focused
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import linvit
 from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.cli.training.memory import keep_memory
+from linvit.experiments.bench.costs import PASSES
+from linvit.experiments.bench.runner import Mode, Runner, Settings
 
-SHAPES = [(4, 3136, 96, 3), (16, 784, 192, 6), (32, 196, 192, 3)]  # batch, tokens, channels, heads
-
-
-class Ours(nn.Module):
-    """Our layer at one grid."""
-
-    def __init__(self, dim: int, size: tuple[int, int], heads: int, attention: str) -> None:
-        super().__init__()
-        self.grid = linvit.Grid(size)
-        self.layer = linvit.AttentionLayer(dim, heads, self.grid, attention=attention)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        out: Tensor = self.layer(x, self.grid)
-        return out
-
-
+SHAPES = [(4, (56, 56), 96, 3), (16, (28, 28), 192, 6), (32, (14, 14), 192, 3)]  # batch, patch grid, channels, heads
+MODES: tuple[Mode, ...] = ("eager", "compiled")
+Shape = tuple[int, tuple[int, int], int, int]
 Pass = Callable[[], object]
 
 
-def passes(module: nn.Module, x: Tensor) -> dict[str, Pass]:
-    """A forward pass without gradients, and a forward and a backward pass."""
-
-    def forward() -> None:
-        with torch.no_grad():
-            module(x)
-
-    def both() -> None:
-        module(x).sum().backward()
-        module.zero_grad()
-        x.grad = None
-
-    return {"forward": forward, "forward + backward": both}
+def layer(shape: Shape, attention: str | None, settings: Settings, mode: Mode) -> Runner:
+    """Our layer with an attention, or without one that of the authors of focused attention, ready to run."""
+    batch, size, dim, heads = shape
+    grid = linvit.Grid(size)
+    x = torch.randn(batch, grid.num_queries, dim, requires_grad=True)
+    if attention is None:
+        return Runner(Focused(dim, size, heads), (x,), {}, settings, mode)
+    return Runner(linvit.AttentionLayer(dim, heads, grid, attention=attention), (x, grid), {}, settings, mode)
 
 
-def in_turns(works: Sequence[Pass], rounds: int) -> list[tuple[float, float]]:
-    """Median seconds of each, of wall time and of processor time."""
+def in_turns(runners: Sequence[Runner], kind: str, rounds: int) -> list[tuple[float, float]]:
+    """Median seconds of a pass of each, of wall time and of processor time."""
+    works: list[Pass] = [getattr(runner, kind) for runner in runners]
     samples: list[list[tuple[float, float]]] = [[] for _ in works]
     for turn in range(rounds + 2):
         for work, kept in zip(works, samples, strict=True):
@@ -94,98 +77,66 @@ def table(*columns: str) -> None:
 def authors(rounds: int) -> None:
     """Ours against the authors' focused attention."""
     table(
-        "B, N, C, heads", "pass", "eager, ours / theirs", "compiled, ours / theirs", "ours, compiled / eager", "ours ms"
+        "B, grid, C, heads",
+        "pass",
+        "eager, ours / theirs",
+        "compiled, ours / theirs",
+        "ours, compiled / eager",
+        "ours ms",
     )
-    for batch, tokens, dim, heads in SHAPES:
+    for shape in SHAPES:
         torch.compiler.reset()
-        size = (math.isqrt(tokens),) * 2
-        x = torch.randn(batch, tokens, dim, requires_grad=True)
-        modules = [Focused(dim, size, heads), Ours(dim, size, heads, "focused")]
-        modules += [torch.compile(module, fullgraph=True) for module in modules]
-        works = [passes(module, x) for module in modules]
-        for name in works[0]:
-            theirs, ours, theirs_compiled, ours_compiled = in_turns([work[name] for work in works], rounds)
+        runners = [layer(shape, attention, Settings(), mode) for mode in MODES for attention in (None, "focused")]
+        for kind in Settings().passes:
+            theirs, ours, theirs_compiled, ours_compiled = in_turns(runners, kind, rounds)
             row = ratio(ours, theirs), ratio(ours_compiled, theirs_compiled), ratio(ours_compiled, ours)
-            shape = ", ".join(map(str, (batch, tokens, dim, heads)))
-            print(f"| {shape} | {name} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
+            print(f"| {shape} | {PASSES[kind]} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
 
 
 def mechanisms(rounds: int, names: Sequence[str]) -> None:
-    """Every mechanism compiled against eager at the first shape."""
-    batch, tokens, dim, heads = SHAPES[0]
-    table("attention", *(f"{name}, compiled / eager" for name in ("forward", "forward + backward")), "eager ms")
-    x = torch.randn(batch, tokens, dim, requires_grad=True)
+    """Every mechanism's layer at the first shape: compiled, and without recomputing, against eager."""
+    table("attention", "pass", "compiled / eager", "no recompute / eager", "eager ms")
     for attention in names:
         torch.compiler.reset()
-        module = Ours(dim, (math.isqrt(tokens),) * 2, heads, attention)
-        eager, compiled = passes(module, x), passes(torch.compile(module, fullgraph=True), x)
-        times = {name: in_turns([compiled[name], eager[name]], rounds) for name in eager}
-        row = " | ".join(ratio(*pair) for pair in times.values())
-        milliseconds = ", ".join(f"{pair[1][0] * 1e3:.1f}" for pair in times.values())
-        print(f"| {attention} | {row} | {milliseconds} |", flush=True)
-
-
-def steps(model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Pass]:
-    """A forward pass without gradients, and a step of training."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-    def forward() -> None:
-        model.eval()
-        with torch.no_grad():
-            model(images)
-
-    def step() -> None:
-        model.train()
-        F.cross_entropy(model(images), classes).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return {"forward": forward, "training step": step}
+        runners = [layer(SHAPES[0], attention, Settings(), mode) for mode in get_args(Mode)]
+        for kind in Settings().passes:
+            eager, compiled, kept = in_turns(runners, kind, rounds)
+            row = PASSES[kind], ratio(compiled, eager), ratio(kept, eager)
+            print(f"| {attention} | {' | '.join(row)} | {eager[0] * 1e3:.1f} |", flush=True)
 
 
 def models(rounds: int, names: Sequence[str], batch: int, compiled: bool) -> None:
     """Whole models against their authors'."""
     table("model", "pass", "eager, ours / theirs", "ours, s", *["compiled, ours / theirs"] * compiled)
+    settings = Settings(optimizer=True)
     for name in names:
         torch.compiler.reset()
         theirs, ours = MODELS[name](), linvit.create_backbone(name)
         linvit.load_pretrained(ours, theirs.state_dict())
-        images, classes = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+        images = torch.randn(batch, 3, 224, 224)
         with torch.no_grad():
             torch.testing.assert_close(ours.eval()(images), theirs.eval()(images), rtol=1e-3, atol=1e-4)
-        both = [theirs, ours, *([torch.compile(theirs), torch.compile(ours)] if compiled else [])]
-        works = [steps(model, images, classes) for model in both]
-        for kind in works[0]:
-            times = in_turns([work[kind] for work in works], rounds)
+        modes = MODES[: 1 + compiled]
+        runners = [Runner(model, (images,), {}, settings, mode) for mode in modes for model in (theirs, ours)]
+        for kind in settings.passes:
+            times = in_turns(runners, kind, rounds)
             row = [ratio(times[1], times[0]), f"{times[1][0]:.2f}", *([ratio(times[3], times[2])] if compiled else [])]
-            print(f"| {name} | {kind} | {' | '.join(row)} |", flush=True)
+            print(f"| {name} | {PASSES[kind]} | {' | '.join(row)} |", flush=True)
 
 
 def memory(names: Sequence[str], compiled: bool) -> None:
     """MiB kept for backward by a layer at the first shape."""
-    batch, tokens, dim, heads = SHAPES[0]
-    size = (math.isqrt(tokens),) * 2
-    x = torch.randn(batch, tokens, dim, requires_grad=True)
-    makers: dict[str, Callable[[], nn.Module]] = {name: partial(Ours, dim, size, heads, name) for name in names}
-    makers["the authors' focused"] = partial(Focused, dim, size, heads)
-    table(
-        "attention",
-        *(
-            f"{precision}{mode}"
-            for mode in ("", ", compiled")[: 1 + compiled]
-            for precision in ("float32", "bfloat16 autocast")
-        ),
-    )
-    for name, make in makers.items():
-        module = make()
+    precisions = {"float32": Settings(), "bfloat16 autocast": Settings(dtype=torch.bfloat16, autocast=True)}
+    ways = [(settings, mode) for mode in MODES[: 1 + compiled] for settings in precisions.values()]
+    table("attention", *(f"{name}{mode}" for mode in ("", ", compiled")[: 1 + compiled] for name in precisions))
+    for name in (*names, None):
+        torch.compiler.reset()
         row = []
-        for run in (module, torch.compile(module, fullgraph=True))[: 1 + compiled]:
-            torch.compiler.reset()
-            for autocast in (False, True):
-                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    run(x)  # what is made but once does not count
-                    row.append(f"{kept_for_backward(partial(run, x), module) / 2**20:.1f}")
-        print(f"| {name} | {' | '.join(row)} |", flush=True)
+        for settings, mode in ways:
+            runner = layer(SHAPES[0], name, settings, mode)
+            runner.training_forward()  # what is made but once does not count
+            row.append(f"{kept_for_backward(runner.training_forward, runner.trained) / 2**20:.1f}")
+        print(f"| {'focused of its authors' if name is None else name} | {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:

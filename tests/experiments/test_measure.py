@@ -39,6 +39,10 @@ def test_callables_take_turns_and_a_disturbed_round_does_not_move_the_median():
     assert max(found["a"].samples) == 50
 
 
+def test_ratios_are_of_samples_of_one_round():
+    assert Timing((2.0, 20.0, 2.0, 2.0)).over(Timing((1.0, 10.0, 1.0))) == 2
+
+
 def test_each_has_its_share_of_the_budget_and_three_samples_at_least():
     clock = Clock()
     found = interleaved({"fast": clock.work("f", 1), "slow": clock.work("s", 30)}, budget=40, clock=clock)

@@ -35,7 +35,7 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
     printed = capsys.readouterr().out
     names = ["linear", "focused {focusing_factor: 4}", "torch's SDPA", "naive softmax"]
     for name in names:
-        assert len(re.findall(rf"^  {re.escape(name)}  ", printed, re.MULTILINE)) >= 6  # five costs and exponents
+        assert len(re.findall(rf"^  {re.escape(name)}(  |$)", printed, re.MULTILINE)) >= 6  # five costs and exponents
     assert "(tokens N: 32 to 64)" in printed
     for fact in ("threads: 1", "load: ", "versions: linvit ", "date: "):
         assert fact in printed
@@ -64,6 +64,26 @@ def test_the_whole_layer_costs_its_projections_besides(tmp_path):
     layer, alone = (rows_of(tmp_path / folder)["linear", 16] for folder in ("layer", "alone"))
     assert int(layer["macs"]) - int(alone["macs"]) == 4 * 16 * 8 * 8
     assert layer["forward_backward_seconds"] == layer["kept_for_backward_bytes"] == ""
+
+
+def test_modes_are_measured_beside_eager_and_compared_with_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setenv("COLUMNS", "60")
+    modes = ["--compile", "--no_recompute"]
+    assert bench.main(["attention", "linear", *modes, *QUICK, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if line.startswith("  ")) <= 60
+    assert re.search(r"^Compiled / eager, over tokens N\n.*\n  linear, fwd time( +\d\.\d\d){3}$", printed, re.MULTILINE)
+    assert re.search(r"^  naive softmax, fwd\+bwd time( +\d\.\d\d){3}$", printed, re.MULTILINE)
+    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    kept = {(row["name"], row["mode"], row["amount"]): row["kept_for_backward_bytes"] for row in rows}
+    assert int(kept["linear", "no recompute", "64"]) > int(kept["linear", "eager", "64"])
+    assert ("naive softmax", "compiled", "64") in kept
+    assert ("naive softmax", "no recompute", "64") not in kept
+    found = json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))
+    assert set(found["crossovers"]["naive softmax"]) == {"linear", "linear, compiled", "linear, no recompute"}
+    assert "## No recompute / eager, over tokens N" in (tmp_path / "costs.md").read_text(encoding="utf-8")
 
 
 def test_a_size_that_a_mechanism_refuses_or_fails_at_is_a_row(tmp_path, capsys):
@@ -122,6 +142,7 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path, monkeypatch, capsys):
         (["attention", "--device=tpu"], r"--device tpu cannot be used"),
         (["attention", "--autocast"], "--autocast runs in half precision; got --dtype float32"),
         (["attention", "--processor_time", "--threads=2"], "add --threads 1"),
+        (["attention", "--no_recompute", "--forward_only"], "--no_recompute changes the backward pass alone"),
         (["attention", "--batch=0"], "--batch must be a whole number at least 1; got 0"),
         (["attention", "--dim=10", "--heads=3", "linear"], "10 is not divisible|dim 10"),
         (["atention"], r"linvit bench measures data, attention, backbone; got 'atention'. Did you mean 'attention'\?"),

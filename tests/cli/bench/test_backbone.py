@@ -29,6 +29,8 @@ def test_sizes_crossover_and_own_scores(tmp_path, capsys):
     with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["note"] for row in rows] == [""] * 4
+    assert all(float(row["training_step_seconds"]) > float(row["forward_seconds"]) for row in rows)
+    assert rows[0]["forward_backward_seconds"] == ""
     info = model_info()["deit_nano"]
     assert (int(rows[0]["parameters"]), int(rows[0]["macs"])) == (info.parameters, info.macs)
     svg = (tmp_path / "accuracy.svg").read_text(encoding="utf-8")

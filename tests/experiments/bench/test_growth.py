@@ -16,6 +16,10 @@ def test_the_exponent_of_a_power_with_a_constant_at_the_lower_end(power):
     assert (fit.first, fit.last) == pytest.approx((784, 3136))
 
 
+def test_two_sizes_have_an_exponent():
+    assert growth_exponent({196: 1.0, 784: 4.0}).value == pytest.approx(1)
+
+
 def test_there_is_no_exponent_of_one_size():
     assert growth_exponent({196: 1.0}) is None
     assert growth_exponent({196: 0.0, 784: 0.0}) is None

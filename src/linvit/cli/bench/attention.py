@@ -17,13 +17,21 @@ EPILOG = """examples:
   linvit bench attention '{name: focused, focusing_factor: 4}' focused
   linvit bench attention my_package.my_module:MyAttention
   linvit bench attention --device cuda --dtype bfloat16 --autocast --layer
-  linvit bench attention focused --compile --forward_only --budget 20
+  linvit bench attention focused linear --layer --batch 4 --grids 56 --compile
+                                             torch.compile: how much faster?
+  linvit bench attention focused linear --no_recompute --layer --batch 4
+                                             recomputing in backward: what does
+                                             it save, and what does it cost?
 
 Beside the mechanisms are measured torch's scaled_dot_product_attention
 ("torch's SDPA") and a naive softmax. Printed are the medians, from which
 number of tokens on a mechanism costs less than these (the crossover), and how
 its costs grow with the number of tokens (the exponent). Tables with quartiles
 (Markdown, CSV, JSON) and plots (SVG) are written.
+
+--compile and --no_recompute measure each module once more in that mode, in the
+same rounds, and add tables of ratios to the same module eager: 0.7 for the time
+of "compiled / eager" says that torch.compile saves three tenths of it.
 
 Time is that of whole calls, taken in turns, in as many rounds as the budget
 allows, at least three. Memory is what a call allocates beyond its inputs and

@@ -22,10 +22,12 @@ EPILOG = """examples:
   linvit bench backbone deit_tiny '{name: timm, model: vit_tiny_patch16_224}'
   linvit bench backbone pvt_v2_b0 --attention hydra --forward_only --budget 20
   linvit bench backbone deit_tiny hydra_deit_base --device cuda --batch 64
+  linvit bench backbone swin_tiny --img_sizes 224 --batch 8 --compile
   linvit bench backbone my_package.my_module:MyBackbone --scores mine.yaml
 
-Tables and plots are those of linvit bench attention, over the image size; the
-crossover is with the first backbone. accuracy.svg shows ImageNet-1K top-1 as
+A training step is forward, cross entropy, backward and AdamW. Tables and plots
+are those of linvit bench attention, over the image size; the crossover is with
+the first backbone. For --compile and --no_recompute see there, too. accuracy.svg shows ImageNet-1K top-1 as
 published by the authors (linvit measured none of it) over the time measured
 here, of those backbones that have one; or your own scores, from a file such as
   deit_tiny: 72.2
@@ -50,7 +52,7 @@ def main(argv: list[str]) -> int:
     attention = None if args.attention is None else read_value("--attention", args.attention)
     sizes = parse_sizes("--img_sizes", args.img_sizes)
     scores = None if args.scores is None else _scores(args.scores)
-    how = settings(args)
+    how = settings(args)._replace(optimizer=True)
     instead = "" if args.attention is None else f"attention {args.attention}, "
     found = conditions(args.device) | {
         "settings": f"backbones with classifier, {instead}{described(args)}",

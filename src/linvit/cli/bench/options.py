@@ -3,19 +3,19 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from linvit.cli.terminal import reflow
+from linvit.cli.terminal import reflow, terminal_width
 from linvit.cli.training.memory import keep_memory
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.conditions import load
 from linvit.experiments.bench.costs import Progress
 from linvit.experiments.bench.files import write_report
-from linvit.experiments.bench.report import CostReport, text_table
+from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -29,7 +29,21 @@ def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> 
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (%(default)s)")
     parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of weights and inputs (%(default)s)")
     parser.add_argument("--autocast", action="store_true", help="weights in float32, the rest under autocast to DTYPE")
-    parser.add_argument("--compile", action="store_true", help="torch.compile, for each size anew: takes minutes")
+    parser.add_argument(
+        "--compile",
+        dest="modes",
+        action="append_const",
+        const="compiled",
+        default=["eager"],
+        help="beside each module the same by torch.compile, and the ratio of the two; takes minutes",
+    )
+    parser.add_argument(
+        "--no_recompute",
+        dest="modes",
+        action="append_const",
+        const="no recompute",
+        help="beside each module the same with recompute_attention=false: it keeps more for backward and is faster",
+    )
     parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
     parser.add_argument(
@@ -69,8 +83,10 @@ def settings(args: argparse.Namespace) -> Settings:
         raise UserError("--processor_time is for one thread on a CPU; add --threads 1, or leave it out")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
-    dtype = DTYPES[args.dtype]
-    return Settings(args.device, dtype, args.autocast, args.compile, not args.forward_only, args.batch)
+    if "no recompute" in args.modes and args.forward_only:
+        raise UserError("--no_recompute changes the backward pass alone, which --forward_only leaves out")
+    dtype, backward = DTYPES[args.dtype], not args.forward_only
+    return Settings(args.device, dtype, args.autocast, tuple(args.modes), backward, batch=args.batch)
 
 
 def clock(args: argparse.Namespace) -> Callable[[], float]:
@@ -81,7 +97,7 @@ def clock(args: argparse.Namespace) -> Callable[[], float]:
 def described(args: argparse.Namespace) -> str:
     """The settings in words."""
     words = [f"batch {args.batch}", args.dtype + (" autocast" if args.autocast else "")]
-    words += ["compiled" if args.compile else "eager"]
+    words += [" and ".join(args.modes)]
     words += ["processor time of one thread"] if args.processor_time else []
     return ", ".join(words)
 
@@ -138,11 +154,12 @@ def finish(
         print(reflow(f"{key}: {value}"))
     for metric in report.metrics():
         print(f"\n{metric.title}, {metric.unit}, over {report.axis}\n{text_table(report.table(metric, spread=False))}")
-    for baseline in report.baselines:
-        if report.metrics():
-            print("\n" + reflow(report.crossover_note(baseline)))
-            print(text_table(report.crossovers(baseline, brief=True)))
-    if report.metrics():
+    for mode in report.modes():
+        print(f"\n{report.ratio_title(mode)}\n{text_table(report.ratios(mode))}")
+    for baseline in report.baselines if report.grows else ():
+        print("\n" + reflow(report.crossover_note(baseline)))
+        print(text_table(report.crossovers(baseline, brief=True)))
+    if report.grows:
         print("\n" + reflow(report.exponent_note()))
         print(text_table(report.exponents()))
     if report.notes():
@@ -155,3 +172,18 @@ def finish(
     if interrupted:
         print("interrupted: the tables have what was measured until then", file=sys.stderr)
     return INTERRUPTED if interrupted else 0
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Numbers to the right of names; a name that leaves them too little room in the terminal stands above them."""
+    columns = [max(map(len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
+    room = terminal_width() - sum(columns) - 2 * len(columns) - 2
+    width = min(max(len(row[0]) for row in rows), max(room, 0))
+    lines = []
+    for name, *cells in rows:
+        if len(name) > width:
+            lines.append(f"  {name}")
+            name = ""
+        numbers = "".join(f"  {cell:>{column}}" for cell, column in zip(cells, columns, strict=True))
+        lines.append(f"  {name:<{width}}{numbers}".rstrip())
+    return "\n".join(lines)

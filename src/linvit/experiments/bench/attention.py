@@ -50,7 +50,7 @@ def attention_costs(
         report: Is told how far it is.
 
     Returns:
-        The costs, baselines last, and whether Ctrl-C ended the measurement.
+        The costs, baselines last and not without recomputing, and whether Ctrl-C ended the measurement.
 
     Raises:
         UserError: If a mechanism is unknown or refuses its options; or all grids.
@@ -61,7 +61,11 @@ def attention_costs(
     for builder in builders.values():
         check_builds(builder, grids)
     candidates = [
-        Candidate(name, grid, grid[0] * grid[1], builder) for name, builder in builders.items() for grid in grids
+        Candidate(name, grid, grid[0] * grid[1], builder, mode)
+        for name, builder in builders.items()
+        for grid in grids
+        for mode in settings.modes
+        if not (name in BASELINES and mode == "no recompute")
     ]
     return measure_costs(candidates, settings, budget=budget, clock=clock, report=report)
 

@@ -53,7 +53,11 @@ def backbone_costs(
     costs: list[Cost] = []
     interrupted = False
     for done, size in enumerate(sorted(sizes, key=lambda size: size[0] * size[1])):
-        candidates = [Candidate(name, size, size[0] * size[1], builder) for name, builder in builders.items()]
+        candidates = [
+            Candidate(name, size, size[0] * size[1], builder, mode)
+            for name, builder in builders.items()
+            for mode in settings.modes
+        ]
 
         def overall(progress: Progress, done: int = done) -> None:
             part = (done + progress.part) / len(sizes)

@@ -1,4 +1,4 @@
-"""What modules cost: time, memory and operations of forward and backward passes, side by side at several sizes."""
+"""What modules cost: time, memory and operations of passes and training steps, side by side at several sizes."""
 
 import copy
 import time
@@ -13,11 +13,12 @@ from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import count_operations
 from linvit.errors import UserError
 from linvit.experiments.bench.memory_guard import check_free, check_memory
-from linvit.experiments.bench.runner import Candidate, Runner, Settings
+from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
 LARGE = 2**28  # bytes of a pass before which the free memory is looked at each time
-PASSES = ("forward", "forward_backward")
+PASSES = {"forward": "forward", "forward_backward": "forward + backward", "training_step": "training step"}
+"""Methods of `Runner`, and what notes call them."""
 
 
 @dataclass
@@ -31,10 +32,11 @@ class Cost:
         parameters: Learnable parameters.
         macs: Multiply-accumulates of the forward pass on one image, of matrix products and convolutions.
         flops: Floating-point operations of it: two per multiply-accumulate, one per operation on single elements.
-        seconds: Time of a forward pass, and of a forward and a backward pass, of the whole batch.
-        peak: Most bytes that these allocate at one time, beyond inputs and weights.
+        seconds: Time of each of the passes, of the whole batch.
+        peak: Most bytes that these allocate at one time, beyond inputs, weights and what an optimizer keeps.
         kept: Bytes kept for backward, without weights.
         note: Why something is None.
+        mode: How it was executed.
     """
 
     name: str
@@ -47,6 +49,12 @@ class Cost:
     peak: dict[str, int] = field(default_factory=dict)
     kept: int | None = None
     note: str = ""
+    mode: Mode = "eager"
+
+    @property
+    def label(self) -> str:
+        """The name and, unless the module ran as it is, the mode."""
+        return self.name if self.mode == "eager" else f"{self.name}, {self.mode}"
 
 
 class Progress(NamedTuple):
@@ -89,18 +97,19 @@ def measure_costs(
     Returns:
         The costs in the order of the candidates, and whether Ctrl-C ended the measurement.
     """
-    costs = [Cost(one.name, one.size, one.amount) for one in candidates]
+    costs = [Cost(one.name, one.size, one.amount, mode=one.mode) for one in candidates]
     runners: dict[int, Runner] = {}
     times: dict[str, list[float]] = {}
     works: dict[str, Callable[[], Any]] = {}
     by_size = sorted(range(len(candidates)), key=lambda i: candidates[i].amount)
     try:
         for done, i in enumerate(by_size):
-            report(Progress(f"memory: {candidates[i].name}, {shown(candidates[i].size)}", done / len(by_size)))
+            what = "compiling" if costs[i].mode == "compiled" else "memory"
+            report(Progress(f"{what}: {costs[i].label}, {shown(costs[i].size)}", done / len(by_size)))
             try:
-                runners[i] = Runner(*candidates[i].build(candidates[i].size), settings)
+                runners[i] = Runner(*candidates[i].build(costs[i].size), settings, costs[i].mode)
                 before = [
-                    cost for cost in (*smaller, *(costs[j] for j in by_size[:done])) if cost.name == costs[i].name
+                    cost for cost in (*smaller, *(costs[j] for j in by_size[:done])) if cost.label == costs[i].label
                 ]
                 _memory(costs[i], runners[i], before, candidates[i])
                 _count(costs[i], runners[i])
@@ -151,20 +160,20 @@ def _count(cost: Cost, runner: Runner) -> None:
 
 def _memory(cost: Cost, runner: Runner, smaller: Sequence[Cost], candidate: Candidate) -> None:
     """Peak memory of the passes, and what is kept for backward; the passes are warm afterwards."""
-    for name in PASSES[: 1 + runner.settings.backward]:
+    for name in runner.settings.passes:
         try:
             known = {other.amount: other.peak[name] for other in smaller if name in other.peak}
             check_memory(name, known, candidate, runner.settings)
             work = getattr(runner, name)
-            if name == "forward" or runner.settings.compile:
+            if name != "forward_backward" or runner.mode == "compiled":
                 work()  # what is allocated but once does not count
-            if name == "forward_backward":
+            if name != "forward":
                 kept = kept_for_backward(runner.training_forward, runner.trained)
             cost.peak[name] = peak_memory(work, runner.settings.device)
-            if name == "forward_backward":
+            if name != "forward":
                 cost.kept = kept
         except Exception as error:
-            cost.note += f"{'; ' * bool(cost.note)}{name.replace('_', ' + ')}: {_reason(error)}"
+            cost.note += f"{'; ' * bool(cost.note)}{PASSES[name]}: {_reason(error)}"
 
 
 def _guarded(cost: Cost, name: str, work: Callable[[], Any], device: str) -> Callable[[], None]:
@@ -179,7 +188,7 @@ def _guarded(cost: Cost, name: str, work: Callable[[], Any], device: str) -> Cal
                 work()
             except Exception as error:
                 del cost.peak[name]
-                cost.note += f"{'; ' * bool(cost.note)}{name.replace('_', ' + ')}: {_reason(error)}"
+                cost.note += f"{'; ' * bool(cost.note)}{PASSES[name]}: {_reason(error)}"
 
     return run
 

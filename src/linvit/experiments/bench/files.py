@@ -35,7 +35,7 @@ def plots(report: CostReport) -> Iterator[tuple[str, str]]:
     for metric in report.metrics():
         series = []
         for name in report.names:
-            measured = [cost for cost in report.costs if cost.name == name and metric.value(cost) is not None]
+            measured = [cost for cost in report.costs if cost.label == name and metric.value(cost) is not None]
             measured.sort(key=lambda cost: cost.amount)
             points = tuple((float(cost.amount), metric.value(cost) or 0.0) for cost in measured)
             spread = tuple(bounds for cost in measured for bounds in [metric.spread(cost)] if bounds is not None)
@@ -48,8 +48,9 @@ def plots(report: CostReport) -> Iterator[tuple[str, str]]:
 
 def _row(cost: Cost, batch: str) -> dict[str, Any]:
     """The columns of the CSV file; seconds and bytes."""
-    row: dict[str, Any] = {"name": cost.name, "height": cost.size[0], "width": cost.size[1], "amount": cost.amount}
-    row |= {"batch": int(batch), "parameters": cost.parameters, "macs": cost.macs, "flops": cost.flops}
+    row: dict[str, Any] = {"name": cost.name, "mode": cost.mode, "height": cost.size[0], "width": cost.size[1]}
+    row |= {"amount": cost.amount, "batch": int(batch)}
+    row |= {"parameters": cost.parameters, "macs": cost.macs, "flops": cost.flops}
     for key in PASSES:
         timing = cost.seconds.get(key)
         low, high = (None, None) if timing is None else timing.quartiles
@@ -70,7 +71,7 @@ def _json(report: CostReport, rows: list[dict[str, Any]]) -> dict[str, Any]:
         exponents[name] = {key: fit._asdict() for key, fit in fits.items() if fit is not None}
     crossovers: dict[str, Any] = {}
     for baseline in report.baselines:
-        for name in (name for name in report.names if name not in report.baselines):
+        for name in report.compared:
             met = {metric.key: report.crossover(name, baseline, metric) for metric in report.metrics()}
             found = {key: crossover._asdict() for key, crossover in met.items() if crossover is not None}
             crossovers.setdefault(baseline, {})[name] = found

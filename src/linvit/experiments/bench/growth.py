@@ -47,19 +47,20 @@ class Crossover(NamedTuple):
 def growth_exponent(costs: Mapping[float, float]) -> Exponent | None:
     """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
 
-    What a call costs whatever its size flattens the curve at its lower end, which is therefore left out.
+    What a call costs whatever its size flattens the curve at its lower end, which is therefore left out, unless there
+    are but two sizes.
 
     Args:
         costs: The cost at each size; those that are not positive are left out.
 
     Returns:
-        The exponent; None if the upper half has fewer than two sizes.
+        The exponent; None if the upper half of more than two sizes has but one, or there is but one size.
     """
     known = {math.log(size): math.log(cost) for size, cost in costs.items() if cost > 0}
     if not known:
         return None
     middle = (min(known) + max(known)) / 2 - 1e-9
-    upper = {x: y for x, y in known.items() if x >= middle}
+    upper = {x: y for x, y in known.items() if x >= middle or len(known) == 2}
     if len(upper) < 2:
         return None
     x0, y0 = sum(upper) / len(upper), sum(upper.values()) / len(upper)

@@ -17,7 +17,7 @@ def check_memory(name: str, known: Mapping[int, int], candidate: Candidate, sett
     """Raises a `MemoryError` if a pass would take more of the CPU's memory than is free: the system might end linvit.
 
     Args:
-        name: "forward" or "forward_backward".
+        name: The method of `Runner`.
         known: Peak memory of the pass at smaller sizes; if there are not two of them, still smaller ones are tried.
         candidate: Which is to run.
         settings: How it is to run.
@@ -42,7 +42,7 @@ def _probe(name: str, candidate: Candidate, settings: Settings) -> dict[int, int
     for part in (4, 2):
         height, width = (side // part for side in candidate.size)
         try:
-            runner = Runner(*candidate.build((height, width)), settings._replace(compile=False))
+            runner = Runner(*candidate.build((height, width)), settings)
             work = getattr(runner, name)
             work()
             found[height * width] = peak_memory(work)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from linvit.experiments.bench.costs import Cost
+from linvit.experiments.measure import Timing
 
 MIB = 2**20
 
@@ -17,7 +18,7 @@ class Metric(NamedTuple):
         short: Its name as the head of a narrow column.
         unit: Its unit.
         value: The cost in that unit; None if it was not measured.
-        spread: Its quartiles.
+        timing: The seconds behind it; None if it is no time, or was not measured.
     """
 
     key: str
@@ -25,20 +26,28 @@ class Metric(NamedTuple):
     short: str
     unit: str
     value: Callable[[Cost], float | None]
-    spread: Callable[[Cost], tuple[float, float] | None] = lambda cost: None
+    timing: Callable[[Cost], Timing | None] = lambda cost: None
+
+    def spread(self, cost: Cost) -> tuple[float, float] | None:
+        """Its quartiles."""
+        timing = self.timing(cost)
+        return None if timing is None else (timing.quartiles[0] * 1e3, timing.quartiles[1] * 1e3)
+
+    def ratio(self, over: Cost, under: Cost) -> float | None:
+        """One cost over another; times are compared round by round."""
+        times = self.timing(over), self.timing(under)
+        if times[0] is not None and times[1] is not None:
+            return times[0].over(times[1])
+        values = self.value(over), self.value(under)
+        return values[0] / values[1] if values[0] is not None and values[1] else None
 
 
 def _time(key: str, title: str, short: str) -> Metric:
     def median(cost: Cost) -> float | None:
         return cost.seconds[key].median * 1e3 if key in cost.seconds else None
 
-    def quartiles(cost: Cost) -> tuple[float, float] | None:
-        if key not in cost.seconds:
-            return None
-        low, high = cost.seconds[key].quartiles
-        return low * 1e3, high * 1e3
-
-    return Metric(f"{key}_time", f"time of a {title}", f"{short} time", "ms", median, quartiles)
+    names = f"{key}_time", f"time of a {title}", f"{short} time"
+    return Metric(*names, "ms", median, lambda cost: cost.seconds.get(key))
 
 
 def _peak(key: str, title: str, short: str) -> Metric:
@@ -53,9 +62,11 @@ def _kept(cost: Cost) -> float | None:
 
 
 METRICS = (
-    _time("forward", "forward pass", "forward"),
+    _time("forward", "forward pass", "fwd"),
     _time("forward_backward", "forward and a backward pass", "fwd+bwd"),
-    _peak("forward", "forward pass", "forward"),
+    _time("training_step", "training step", "step"),
+    _peak("forward", "forward pass", "fwd"),
     _peak("forward_backward", "forward and a backward pass", "fwd+bwd"),
+    _peak("training_step", "training step", "step"),
     Metric("kept", "memory kept for backward", "kept", "MiB", _kept),
 )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from linvit.experiments.bench.costs import Cost, shown
 from linvit.experiments.bench.growth import Crossover, Exponent, crossover, growth_exponent
 from linvit.experiments.bench.metrics import METRICS, Metric
+from linvit.experiments.bench.runner import Mode
 
 CROSSOVER = (
     "Crossover: from which {0} on a module costs at most what {1} does, up to the largest that was measured "
@@ -45,8 +46,8 @@ class CostReport(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The modules, each once."""
-        return list(dict.fromkeys(cost.name for cost in self.costs))
+        """The modules in each of their modes, once."""
+        return list(dict.fromkeys(cost.label for cost in self.costs))
 
     def metrics(self) -> list[Metric]:
         """Those that were measured at all."""
@@ -57,9 +58,9 @@ class CostReport(NamedTuple):
         found = {}
         for cost in self.costs:
             value = metric.value(cost)
-            if cost.name == name and value is not None:
+            if cost.label == name and value is not None:
                 found[float(cost.amount)] = value
-            elif cost.name == name and "out of memory" in cost.note:
+            elif cost.label == name and "out of memory" in cost.note:
                 found[float(cost.amount)] = float("inf")
         return found
 
@@ -67,24 +68,60 @@ class CostReport(NamedTuple):
         """How a cost grows."""
         return growth_exponent({n: value for n, value in self.curve(name, metric).items() if value < float("inf")})
 
+    @property
+    def compared(self) -> list[str]:
+        """The modules, in each of their modes, that are no baselines."""
+        return list(dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines))
+
     def crossover(self, name: str, baseline: str, metric: Metric) -> Crossover | None:
-        """From which size a module costs at most what a baseline does."""
-        return crossover(self.curve(name, metric), self.curve(baseline, metric))
+        """From which size a module costs at most what a baseline does, in the same mode if it was measured in that."""
+        mode = next(cost.mode for cost in self.costs if cost.label == name)
+        same = {cost.mode: cost.label for cost in self.costs if cost.name == baseline}.get(mode, baseline)
+        return crossover(self.curve(name, metric), self.curve(same, metric))
 
     def table(self, metric: Metric, *, spread: bool) -> list[list[str]]:
         """A metric: a row per module, a column per size."""
-        sizes = sorted({(cost.amount, cost.size) for cost in self.costs})
-        plain = self.axis == "tokens N" and len({amount for amount, _ in sizes}) == len(sizes)
-        rows = [["", *(f"{amount:,}" if plain else shown(size) for amount, size in sizes)]]
-        at = {(cost.name, cost.amount, cost.size): cost for cost in self.costs}
-        for name in self.names:
-            rows.append([name, *(_cell(at.get((name, *key)), metric, spread) for key in sizes)])
+        at = {(cost.label, cost.size): cost for cost in self.costs}
+        rows = [[name, *(_cell(at.get((name, size)), metric, spread) for size in self.sizes)] for name in self.names]
+        return [self._head(), *rows]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Those that were measured, the smallest first."""
+        return [size for _, size in sorted({(cost.amount, cost.size) for cost in self.costs})]
+
+    @property
+    def grows(self) -> bool:
+        """Whether it can be said how costs grow: something was measured, at two sizes or more."""
+        return len(self.sizes) > 1 and bool(self.metrics())
+
+    def _head(self) -> list[str]:
+        """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
+        amounts = [height * width for height, width in self.sizes]
+        plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
+        return ["", *([f"{amount:,}" for amount in amounts] if plain else map(shown, self.sizes))]
+
+    def modes(self) -> list[Mode]:
+        """Those that are compared with eager."""
+        return [mode for mode in dict.fromkeys(cost.mode for cost in self.costs) if mode != "eager"]
+
+    def ratios(self, mode: Mode) -> list[list[str]]:
+        """What modules cost in a mode over what they cost eager: a row per module and metric, a column per size.
+
+        Those of times are medians over the rounds.
+        """
+        at = {(cost.name, cost.mode, cost.size): cost for cost in self.costs}
+        rows = [self._head()]
+        for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
+            for metric in self.metrics():
+                found = [metric.ratio(at[name, mode, size], at[name, "eager", size]) for size in self.sizes]
+                rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
         return rows
 
     def operations(self) -> list[list[str]]:
         """Parameters, MACs and FLOPs at each size."""
         rows = [["", "size", "parameters", "MACs", "FLOPs"]]
-        for cost in self.costs:
+        for cost in (cost for cost in self.costs if cost.mode == "eager"):
             numbers = (cost.parameters, cost.macs, cost.flops)
             rows.append([cost.name, shown(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
         return rows
@@ -92,10 +129,9 @@ class CostReport(NamedTuple):
     def crossovers(self, baseline: str, *, brief: bool) -> list[list[str]]:
         """From which size each module costs at most what a baseline does, a column per metric."""
         rows = [["", *(metric.short for metric in self.metrics())]]
-        for name in self.names:
-            if name not in self.baselines:
-                found = [self.crossover(name, baseline, metric) for metric in self.metrics()]
-                rows.append([name, *("-" if one is None else one.brief if brief else str(one) for one in found)])
+        for name in self.compared:
+            found = [self.crossover(name, baseline, metric) for metric in self.metrics()]
+            rows.append([name, *("-" if one is None else one.brief if brief else str(one) for one in found)])
         return rows
 
     def exponents(self) -> list[list[str]]:
@@ -111,6 +147,10 @@ class CostReport(NamedTuple):
         amounts = [cost.amount for cost in self.costs]
         return CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
 
+    def ratio_title(self, mode: Mode) -> str:
+        """The head of the table of ratios."""
+        return f"{mode.capitalize()} / eager, over {self.axis}"
+
     def exponent_note(self) -> str:
         """What the table of exponents says, and what they are fitted to."""
         fits = (self.exponent(name, metric) for name in self.names for metric in self.metrics())
@@ -120,7 +160,7 @@ class CostReport(NamedTuple):
 
     def notes(self) -> list[str]:
         """What was not measured, and why."""
-        return [f"{cost.name}, {shown(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
+        return [f"{cost.label}, {shown(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
 
     def footnote(self) -> str:
         """How and on what was measured, in two lines."""
@@ -134,10 +174,13 @@ class CostReport(NamedTuple):
             heading = f"{metric.title[0].upper()}{metric.title[1:]}, {metric.unit}"
             parts += [f"## {heading}", f"![{metric.title}]({metric.key}.svg)"]
             parts.append(markdown_table(self.table(metric, spread=True)))
-        for baseline in self.baselines:
+        for mode in self.modes():
+            parts += [f"## {self.ratio_title(mode)}", markdown_table(self.ratios(mode))]
+        for baseline in self.baselines if self.grows else ():
             parts += [f"## Crossover with {baseline}", self.crossover_note(baseline)]
             parts.append(markdown_table(self.crossovers(baseline, brief=False)))
-        parts += ["## Growth exponents", self.exponent_note(), markdown_table(self.exponents())]
+        if self.grows:
+            parts += ["## Growth exponents", self.exponent_note(), markdown_table(self.exponents())]
         parts += ["## Operations of a forward pass on one image", OPERATIONS, markdown_table(self.operations())]
         if self.notes():
             parts += ["## Not measured", "\n".join(f"- {note}" for note in self.notes())]
@@ -148,16 +191,6 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """A table whose first row is its head."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table for the terminal: numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *cells in rows:
-        numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append(f"  {first:<{widths[0]}}  {'  '.join(numbers)}".rstrip())
-    return "\n".join(lines)
 
 
 def number(value: float) -> str:

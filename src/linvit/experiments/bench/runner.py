@@ -1,13 +1,21 @@
-"""A module that runs forward, and forward and backward, on some device in some precision, compiled or not."""
+"""A module that runs forward, forward and backward, or a step of training, on some device in some precision."""
 
 import copy
+import functools
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.tasks.execution import keep_attention_features
+
+Mode = Literal["eager", "compiled", "no recompute"]
+"""How a module is executed: as it is; by `torch.compile` with static shapes, for each size anew; or as it is, but its
+attention keeps for backward what it would else compute once more (`recompute_attention=false` of a task)."""
 
 
 class Settings(NamedTuple):
@@ -17,22 +25,29 @@ class Settings(NamedTuple):
         device: "cpu", or a CUDA device.
         dtype: Of weights and inputs; under `autocast` that of autocast, with weights in float32.
         autocast: Whether the passes run under autocast.
-        compile: Whether modules are compiled (`torch.compile` with static shapes).
+        modes: How each module is executed, side by side; eager first.
         backward: Whether the backward pass is measured, too.
+        optimizer: Whether it is part of a step of training: cross entropy, backward, AdamW.
         batch: Images.
     """
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     autocast: bool = False
-    compile: bool = False
+    modes: tuple[Mode, ...] = ("eager",)
     backward: bool = True
+    optimizer: bool = False
     batch: int = 1
 
     @property
     def weights(self) -> torch.dtype:
         """The data type of the weights."""
         return torch.float32 if self.autocast else self.dtype
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """What is measured: names of methods of `Runner`."""
+        return ("forward", "training_step" if self.optimizer else "forward_backward")[: 1 + self.backward]
 
 
 class Candidate(NamedTuple):
@@ -43,26 +58,39 @@ class Candidate(NamedTuple):
         size: Patch grid or image, (H, W).
         amount: Tokens or pixels.
         build: Makes the module, its inputs and keyword arguments for any size. May raise `UserError`.
+        mode: How it is executed.
     """
 
     name: str
     size: tuple[int, int]
     amount: int
     build: Callable[[tuple[int, int]], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
+    mode: Mode = "eager"
 
 
 class Runner:
-    """A module with its inputs, ready to run: in evaluation mode forward, in training mode forward and backward.
+    """A module with its inputs, ready to run: forward in evaluation mode, all else in training mode.
 
     Args:
         module: Its weights are moved to the device.
         inputs: What it is called with; tensors of floating point are moved to the device.
         options: Keyword arguments of the call.
         settings: How it runs.
+        mode: How it is executed.
     """
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], settings: Settings) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
+        settings: Settings,
+        mode: Mode = "eager",
+    ) -> None:
         self.settings = settings
+        self.mode = mode
+        if mode == "no recompute":
+            keep_attention_features(module)
         self.trained = module.to(settings.device, settings.weights).train()
         shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
         self.evaluated = copy.deepcopy(module, shared).eval()  # the same weights: switching a mode takes time
@@ -76,7 +104,7 @@ class Runner:
         def call() -> Tensor:
             return module(*self.inputs, **self.options)  # type: ignore[no-any-return]
 
-        if not self.settings.compile:
+        if self.mode != "compiled":
             return call
         # torch.compile keeps what it compiled by code object, and gives up after a few: each module gets its own
         code = call.__code__.replace(co_name=f"call_{id(module)}")
@@ -106,3 +134,17 @@ class Runner:
         self.training_forward().backward(self.gradient)
         for leaf in self.leaves:
             leaf.grad = None
+
+    def training_step(self) -> None:
+        """Forward, cross entropy with random classes, backward, and AdamW."""
+        with self._precision():
+            out = self.calls[True]()
+            loss = F.cross_entropy(out, torch.randint(out.shape[-1], out.shape[:1], device=out.device))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @functools.cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW at a rate of 0, with which it does all its work and changes no weight."""
+        return torch.optim.AdamW(self.trained.parameters(), lr=0.0, fused=True)
