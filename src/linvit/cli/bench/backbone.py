@@ -27,9 +27,12 @@ EPILOG = """examples:
 
 A training step is forward, cross entropy, backward and AdamW. Tables and plots
 are those of linvit bench attention, over the image size; the crossover is with
-the first backbone. For --compile and --no_recompute see there, too. accuracy.svg shows ImageNet-1K top-1 as
-published by the authors (linvit measured none of it) over the time measured
-here, of those backbones that have one; or your own scores, from a file such as
+the first backbone. --compile and --no_recompute measure each backbone once more
+in that mode, in the same rounds, with ratios to the same backbone eager.
+
+accuracy.svg shows ImageNet-1K top-1 as published by the authors (linvit
+measured none of it) over the time measured here, of those backbones that have
+one; or your own scores, from a file such as
   deit_tiny: 72.2
   flatten_deit_tiny: 74.1
 """
