@@ -3,6 +3,7 @@
 import io
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,10 +114,10 @@ class TestChoice:
     def test_torchvision_s_if_it_is_there(self):
         assert jpeg_decoder() is decode_with_torchvision
 
-    @pytest.mark.parametrize("lacking", ["torchvision.io", "a function"])
+    @pytest.mark.parametrize("lacking", ["torchvision.io", "an operator"])
     def test_else_pil_s(self, monkeypatch, lacking):
         if lacking == "torchvision.io":
             monkeypatch.setitem(sys.modules, "torchvision.io", None)
         else:
-            monkeypatch.delattr("torchvision.io.decode_jpeg")
+            monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
         assert jpeg_decoder() is decode_with_pil
