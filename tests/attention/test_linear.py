@@ -107,3 +107,11 @@ def test_query_without_a_positive_entry_gives_zero_or_the_mean() -> None:
 def test_unknown_feature_map_is_refused() -> None:
     with pytest.raises(UserError, match=r"feature_map must be one of elu, relu; got 'rellu'. Did you mean 'relu'\?"):
         LinearAttention(24, 3, GRID, feature_map="rellu")
+
+
+def test_queries_far_below_zero_keep_their_digits() -> None:
+    """As a sum, `elu(x) + 1` is 0 there in float32."""
+    of = mechanism("linear", GRID, dtype=torch.float32)
+    q, k, v = inputs(of, GRID)[:3]
+    q = q - 18
+    assert_near(of(q.float(), k.float(), v.float(), GRID), naive(of, q, k, v), 1e-5)

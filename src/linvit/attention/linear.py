@@ -8,10 +8,9 @@ Cost: `(N + M) C dk + N h dk` MACs. Rank: at most d, the head width.
 from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import relu
+from linvit.attention.ops.activations import elu_plus_one, relu
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.products import matmul
@@ -63,7 +62,7 @@ class LinearAttention(Attention):
     def features(self, x: Tensor) -> Tensor:
         """The feature map phi, element by element."""
         if self.feature_map == "elu":
-            return F.elu(x) + 1
+            return elu_plus_one(x)
         return relu(x) + self.relu_eps if self.relu_eps else relu(x)
 
     @recomputed
