@@ -4,8 +4,8 @@ The n agents are the means of the patch queries over a small square grid, `s = d
 of positions, and DWC is a depthwise convolution of the values.
 
 Paper: Han et al. 2024, "Agent Attention: On the Integration of Softmax and Linear Attention".
-Cost: `n (N + M) (h dk + C) + k^2 P C` MACs with n agents and a kernel of side k, linear in N as n is fixed. Rank: N per
-channel (n without the convolution).
+Cost: `n (N + M) (h dk + C) + (s + 1) h n (P + Q) + k^2 P C` MACs with n agents, tables of side s (biases are made once
+for all images) and a kernel of side k, linear in N as n is fixed. Rank: N per channel (n without the convolution).
 
 Each bias is the sum of a table of places, `bias_size` x `bias_size`, interpolated (bilinear) to the grid, and of one
 number per row and per column. These the reference interpolates (linear) when it loads weights of another size; here
@@ -115,11 +115,14 @@ class AgentAttention(Attention):
     def _bias(self, names: tuple[str, ...], size: tuple[int, int], num_prefix: int, dtype: torch.dtype) -> Tensor:
         """The bias (h, n, tokens) between the agents and the tokens of a grid; see `KEY_TABLES`."""
         places, rows, columns = (self.tables[name].to(dtype) for name in names[:3])
-        down, across = (_interpolation(old, new, places) for old, new in zip(places.shape[2:], size, strict=True))
-        columns = places @ across + resized(columns, (1, size[1]))  # (h, n, bias_size, W)
-        # The rows are added by the product, since compiled code would look up the row of each entry of the logits.
-        left = torch.cat([down.mT.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
-        patches = (left @ F.pad(columns, (0, 0, 0, 1), value=1.0)).flatten(2)  # (h, n, H W)
+        side = places.shape[2]
+        across = resized(places, (side, size[1])) + resized(columns, (1, size[1]))  # (h, n, side, W)
+        # Down the rows by a product, since compiled code would interpolate once more for every entry of the logits.
+        down = resized(
+            torch.eye(side, dtype=dtype, device=places.device)[None, None], (size[0], side)
+        )  # (1, 1, H, side)
+        left = torch.cat([down.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
+        patches = (left @ F.pad(across, (0, 0, 0, 1), value=1.0)).flatten(2)  # (h, n, H W)
         if not num_prefix:
             return patches
         prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
@@ -161,12 +164,4 @@ def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
     """Tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
     if table.shape[2:] == size:
         return table
-    exact = upcast(table)
-    down, across = (_interpolation(old, new, exact) for old, new in zip(table.shape[2:], size, strict=True))
-    return (down.mT @ (exact @ across)).to(table.dtype)
-
-
-def _interpolation(old: int, new: int, like: Tensor) -> Tensor:
-    """The weights of `old` places for each of `new`, (old, new), as a matrix: faster than a gather, compiled, too."""
-    places = torch.eye(old, dtype=like.dtype, device=like.device)
-    return F.interpolate(places[None], size=new, mode="linear", align_corners=False)[0]
+    return F.interpolate(upcast(table), size=size, mode="bilinear", align_corners=False).to(table.dtype)
