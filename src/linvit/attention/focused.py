@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import relu
+from linvit.attention.ops.depthwise import DepthwiseConv2d
 from linvit.attention.ops.functional import (
     focus,
     focus_as_written,
@@ -106,11 +107,7 @@ class FocusedAttention(Attention):
         width = self.key_dim * num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
         self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(grid.keys_size), width)) if pos_enc else None
-        self.dwc = (
-            nn.Conv2d(self.head_dim, self.head_dim, dwc_kernel, padding=dwc_kernel // 2, groups=self.head_dim)
-            if dwc
-            else None
-        )
+        self.dwc = DepthwiseConv2d(self.head_dim, dwc_kernel) if dwc else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
@@ -156,7 +153,7 @@ class FocusedAttention(Attention):
         patches = v.contiguous()[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.keys_size != grid.size:
             patches = self._stretch(patches, grid)
-        plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))
+        plane: Tensor = cast("DepthwiseConv2d", self.dwc)(patches.unflatten(2, grid.size))
         local = plane.flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))

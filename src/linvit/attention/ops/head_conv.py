@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.depthwise import convolve_depthwise
 from linvit.errors import check_number, check_odd
 
 
@@ -38,7 +39,7 @@ def convolve_heads(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
     if grid.keys_size != grid.size:
         plane = F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False)
     kernels = _per_channel(conv, v)  # (h*d, 1, s, s)
-    plane = F.conv2d(plane, kernels, padding=conv.padding, groups=len(kernels))
+    plane = convolve_depthwise(plane, kernels)
     local = plane.flatten(2).mT.unflatten(2, (v.shape[1], v.shape[3])).transpose(1, 2)  # (B, h, H*W, d)
     return F.pad(local, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else local
 

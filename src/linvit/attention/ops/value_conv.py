@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.depthwise import DepthwiseConv2d
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.head_conv import check_side
 
@@ -24,7 +25,7 @@ def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
         side: Side k of the kernels, odd, or 0.
     """
     check_side(option, side, "3 or 5")
-    return nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim) if side else None
+    return DepthwiseConv2d(dim, side) if side else None
 
 
 def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> Tensor:
