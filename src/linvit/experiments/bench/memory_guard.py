@@ -6,7 +6,7 @@ import torch
 
 from linvit import machine
 from linvit.errors import UserError
-from linvit.experiments.bench.runner import Candidate, Runner, Settings
+from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import peak_memory
 
 GIB = 2**30
@@ -39,10 +39,11 @@ def check_free(needed: float) -> None:
 def _probe(name: str, candidate: Candidate, settings: Settings) -> dict[int, int]:
     """Peak memory at half and at a quarter of the sides, where the module takes these."""
     found = {}
+    mode: Mode = "eager" if candidate.mode == "compiled" else candidate.mode  # compiling takes long
     for part in (4, 2):
         height, width = (side // part for side in candidate.size)
         try:
-            runner = Runner(*candidate.build((height, width)), settings)
+            runner = Runner(*candidate.build((height, width)), settings, mode)
             work = getattr(runner, name)
             work()
             found[height * width] = peak_memory(work)
