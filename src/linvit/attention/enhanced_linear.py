@@ -14,15 +14,17 @@ For fewer tokens than channels per head the reference multiplies `q k^T` first. 
 order is always the one above.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid, ProjNorm
 from linvit.attention.ops.activations import relu
-from linvit.attention.ops.functional import linear_attention, linear_factors
+from linvit.attention.ops.functional import join_heads, linear_attention, linear_factors, split_heads
 from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_number, check_odd
 
@@ -131,8 +133,8 @@ class EnhancedLinearAttention(Attention):
 
     def _at_scales(self, x: Tensor, aggregations: nn.ModuleList, size: tuple[int, int], prefix: Tensor) -> list[Tensor]:
         """Tokens (B, h, N, d) as they are and aggregated, there with `prefix` (B, h, P, d) before the patches."""
-        plane = x[:, :, prefix.shape[2] :].mT.flatten(1, 2).unflatten(2, size)  # (B, h*d, H, W)
-        patches = [aggregation(plane).flatten(2).unflatten(1, x.shape[1:4:2]).mT for aggregation in aggregations]
+        plane = join_heads(x)[:, prefix.shape[2] :].mT.unflatten(2, size)  # (B, h*d, H, W), channels last in memory
+        patches = [_aggregated(plane, aggregation, x.shape[1]) for aggregation in aggregations]
         if prefix.shape[2]:
             patches = [torch.cat([prefix, local], dim=2) for local in patches]
         return [x, *patches]  # (B, h, N, d) each
@@ -159,3 +161,13 @@ def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Se
         nn.Conv2d(width, width, scale, padding=scale // 2, groups=width, bias=bias),
         nn.Conv2d(width, width, 1, groups=num_heads, bias=bias),
     )
+
+
+def _aggregated(plane: Tensor, aggregation: nn.Module, heads: int) -> Tensor:
+    """A plane (B, h*d, H, W) aggregated, (B, h, H*W, d)."""
+    depthwise, pointwise = cast("Iterable[nn.Conv2d]", aggregation)
+    local = split_heads(depthwise(plane).flatten(2).mT, heads)
+    # The 1x1 convolution as a product per head: torch convolves image by image and head by head, with copies.
+    weight = pointwise.weight.flatten(1).unflatten(0, (heads, -1)).mT  # (h, d, d)
+    out = matmul(local, weight.expand(len(plane), -1, -1, -1))
+    return out if pointwise.bias is None else out + pointwise.bias.view(heads, 1, -1)
