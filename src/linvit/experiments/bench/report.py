@@ -103,7 +103,7 @@ class CostReport(NamedTuple):
 
     def modes(self) -> list[Mode]:
         """Those that are compared with eager."""
-        return [mode for mode in dict.fromkeys(cost.mode for cost in self.costs) if mode != "eager"]
+        return list(dict.fromkeys(cost.mode for cost in self.costs if cost.mode != "eager" and cost.peak))
 
     def ratios(self, mode: Mode) -> list[list[str]]:
         """What modules cost in a mode over what they cost eager: a row per module and metric, a column per size.
@@ -115,7 +115,8 @@ class CostReport(NamedTuple):
         for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
             for metric in self.metrics():
                 found = [metric.ratio(at[name, mode, size], at[name, "eager", size]) for size in self.sizes]
-                rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
+                if any(found):
+                    rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
         return rows
 
     def operations(self) -> list[list[str]]:
