@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.layers.batch_norm import BatchNormLinear
+from linvit.layers.linear import Linear
 
 
 def projection_widths(mechanism: Attention) -> list[int]:
@@ -24,7 +25,7 @@ def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool =
     width = sum(mechanism.out_dim for mechanism in mechanisms)
     if mechanisms[0].proj_norm == "bn2d":
         return BatchNormLinear(width, dim)
-    return nn.Linear(width, dim, bias=bias)
+    return Linear(width, dim, bias=bias)
 
 
 def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

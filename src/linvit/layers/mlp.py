@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.errors import check_choice
+from linvit.layers.linear import Linear
 from linvit.layers.mbconv import MBConv
 
 FeedForward = Literal["mlp", "mbconv"]
@@ -24,11 +25,11 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, conv: bool = False, pre_act: bool = False, tanh: bool = False) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
+        self.fc1 = Linear(dim, hidden)
         self.pre_act = nn.ReLU() if pre_act else nn.Identity()
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if conv else None
         self.act = nn.GELU(approximate="tanh" if tanh else "none")
-        self.fc2 = nn.Linear(hidden, dim)
+        self.fc2 = Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
