@@ -118,9 +118,8 @@ class AgentAttention(Attention):
         side = places.shape[2]
         across = resized(places, (side, size[1])) + resized(columns, (1, size[1]))  # (h, n, side, W)
         # Down the rows by a product, since compiled code would interpolate once more for every entry of the logits.
-        down = resized(
-            torch.eye(side, dtype=dtype, device=places.device)[None, None], (size[0], side)
-        )  # (1, 1, H, side)
+        eye = torch.eye(side, dtype=dtype, device=places.device)[None, None]
+        down = resized(eye, (size[0], side))  # (1, 1, H, side)
         left = torch.cat([down.expand(*places.shape[:2], -1, -1), resized(rows, (size[0], 1))], dim=3)
         patches = (left @ F.pad(across, (0, 0, 0, 1), value=1.0)).flatten(2)  # (h, n, H W)
         if not num_prefix:

@@ -48,3 +48,11 @@ def test_second_derivatives(features: Map) -> None:
     x = randn(5, 8).requires_grad_()
     assert torch.autograd.gradcheck(features, x)
     assert torch.autograd.gradgradcheck(features, x)
+
+
+@pytest.mark.parametrize("features", FORMULAS)
+def test_transforms_of_torch_func_compiled(features: Map) -> None:
+    gradients = torch.func.vmap(torch.func.grad(lambda x: features(x).sum()))
+    x = randn(5, 5)
+    # In more than one graph: dynamo breaks where it is asked for the level of a transform.
+    assert_near(torch.compile(gradients, backend="aot_eager")(x), gradients(x), 1e-14)
