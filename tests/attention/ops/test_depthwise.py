@@ -42,3 +42,12 @@ def test_gradients_are_its_own_where_they_are_faster(monkeypatch: pytest.MonkeyP
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert len(calls) == 1
+
+
+def test_sums_over_many_positions_keep_their_digits() -> None:
+    """Added up one by one over all images they lose one more."""
+    x, kernels, outward = randn(64, 4, 40, 40), randn(4, 1, 5, 5, grad=True), randn(64, 4, 40, 40, seed=1)
+    (want,) = torch.autograd.grad(F.conv2d(x, kernels, padding=2, groups=4), kernels, outward)
+    single = kernels.detach().float().requires_grad_()
+    (found,) = torch.autograd.grad(convolve_depthwise(x.float(), single), single, outward.float())
+    assert_near(found.double(), want, 3e-6)

@@ -11,6 +11,8 @@ from linvit.attention.ops.recompute import transformed
 
 WIDEST = 3
 """Columns of the widest kernel whose gradient oneDNN computes as that of a depthwise convolution."""
+POSITIONS = 2**12
+"""Positions of maps that oneDNN adds up one by one: over more of them rounding errors grow, and caches overflow."""
 
 
 class DepthwiseConv2d(nn.Conv2d):
@@ -79,6 +81,13 @@ class _Depthwise(torch.autograd.Function):
 
 
 def _of_kernels(x: Tensor, gradient: Tensor, kernels: Tensor) -> Tensor:
+    """The gradient of the kernels, a few images at a time."""
+    images = len(x) if torch.compiler.is_compiling() else max(1, POSITIONS // (x.shape[2] * x.shape[3]))
+    parts = [_of_columns(*part, kernels) for part in zip(x.split(images), gradient.split(images), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _of_columns(x: Tensor, gradient: Tensor, kernels: Tensor) -> Tensor:
     """The gradient of the kernels, columns first to third, fourth to sixth and so on."""
     (channels, _, height, width), (above, left) = kernels.shape, _centre(kernels)
     gradient = F.pad(gradient, (1, 1))
