@@ -15,7 +15,7 @@ from tests.helpers import assert_near, mechanism, randn
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small heads, too, are multiplied image by image."""
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "LEAST", {torch.get_num_threads(): 1})
 
 
 def heads(tokens: int, width: int, seed: int = 0) -> Tensor:
@@ -69,15 +69,19 @@ def test_a_product_may_be_changed_in_place(any_size: None) -> None:
     assert_near(found, want, 1e-14)
 
 
-def test_where_torch_multiplies() -> None:
-    """Small heads, one head, one image, contiguous heads, other devices, autocast, compiled code, torch.func."""
-    large = torch.empty(2, 2**12, 2, 8).transpose(1, 2)
+def test_where_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small or contiguous heads, one head or image, other devices, autocast, compiled code, torch.func, threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    large = torch.empty(2, 2**13, 2, 8).transpose(1, 2)
     assert side_by_side(large)
     assert per_head(large) is large
     others = [large[:, :, :64], large[:, :1], large[:1], large.contiguous(), large.to("meta")]
     assert not any(map(side_by_side, others))
     assert all(per_head(x).is_contiguous() for x in others)
     with torch.autocast("cpu", torch.bfloat16):
+        assert not side_by_side(large)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 3)
         assert not side_by_side(large)
     seen = []
     torch.func.vmap(lambda x: seen.append(side_by_side(x)) or x)(torch.stack([large]))
@@ -91,12 +95,12 @@ def test_mechanisms_compute_the_same(monkeypatch: pytest.MonkeyPatch, name: str)
     grid = linvit.Grid((4, 6))
     of = mechanism(name, grid)
 
-    def gradients(least: int) -> list[Tensor]:
+    def gradients(least: dict[int, int]) -> list[Tensor]:
         monkeypatch.setattr(products, "LEAST", least)
         given = [randn(2, 24, of.num_heads, 8, seed=i, dtype=torch.float64, grad=True) for i in range(3)]
         extra = {"x": randn(2, 24, of.dim, seed=4, dtype=torch.float64)} if of.takes_input else {}
         out = of(*(x.transpose(1, 2) for x in given), grid, **extra)
         return [out, *torch.autograd.grad(out.square().sum(), given)]
 
-    for found, want in zip(gradients(1), gradients(2**60), strict=True):
+    for found, want in zip(gradients({torch.get_num_threads(): 1}), gradients({}), strict=True):
         assert_near(found, want, 1e-12)

@@ -4,6 +4,7 @@ A host's heads lie side by side in memory, token by token. torch's `matmul` copi
 result has to be copied back when heads are joined. On a CPU that is as much time as the product of an O(N) attention.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -12,16 +13,19 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from linvit.attention.ops.recompute import transformed
 
-LEAST = 2**14
-"""Entries of an image's heads from which on a call of its own costs less than the copies."""
+LEAST = {1: 2**14, 2: 2**17}
+"""Entries of an image's heads from which on a call of its own costs less than the copies, by the number of threads.
+
+More threads share the matrices of all images better; with more than 2, where nothing was measured, torch multiplies.
+"""
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` of (B, h, n, m) and (B, h, m, p) without copies, (B, h, n, p).
 
     It multiplies image by image, in 0.6 of `a @ b`'s time for heads that lie side by side; so do its result, like a,
-    and its gradients, like a and b. That is for CPUs: on other devices, in compiled code, under autocast, and for heads
-    that are small or contiguous, it is `a @ b`.
+    and its gradients, like a and b. That is for CPUs and one or two threads: elsewhere, in compiled code, under
+    autocast, and for heads that are small or contiguous, it is `a @ b`.
     """
     if side_by_side(a) or side_by_side(b):
         return _product(a, b, like=a)
@@ -38,10 +42,10 @@ def side_by_side(x: Tensor) -> bool:
     """Whether x, (B, h, N, d) or transposed, has the heads of a token side by side, and `matmul` takes it like this."""
     return (
         x.device.type == "cpu"
+        and not transformed(x)
         and x.shape[0] > 1 < x.shape[1]
         and x.stride(0) != x.stride(1) * x.shape[1]
-        and x[0].numel() >= LEAST
-        and not transformed(x)
+        and x[0].numel() >= LEAST.get(torch.get_num_threads(), math.inf)
         and not torch.is_autocast_enabled("cpu")
     )
 
