@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.ops.recompute import transformed
+from linvit.attention.ops.recompute import takes_function
 
 
 def relu(x: Tensor) -> Tensor:
     """`max(x, 0)`, of which compiled code for a CPU keeps the result for backward."""
-    if x.device.type == "cpu" and torch.compiler.is_compiling() and _own_gradient(x):
+    if x.device.type == "cpu" and torch.compiler.is_compiling() and takes_function(x):
         return _Relu.apply(x)  # type: ignore[no-any-return]
     return F.relu(x)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
-    if _own_gradient(x):
+    if takes_function(x):
         return _EluPlusOne.apply(x)  # type: ignore[no-any-return]
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1
 
@@ -41,15 +41,6 @@ def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
     """Sizes of the entries of x, (..., d), in the first half of (..., 2 d) where x is positive, else in the second."""
     first = sizes * F.relu(x.detach().sign())  # products: several times as fast as masks on a CPU
     return torch.cat([first, sizes - first], dim=-1)
-
-
-def _own_gradient(x: Tensor) -> bool:
-    """Whether the gradient of x comes from a function below, which neither `torch.export` nor `torch.func` takes."""
-    if torch.compiler.is_compiling():
-        elsewhere = torch.compiler.is_exporting() or torch._C._functorch.maybe_current_level() is not None
-    else:
-        elsewhere = transformed(x)
-    return not elsewhere
 
 
 class _Relu(torch.autograd.Function):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from linvit.attention.ops.recompute import transformed
+from linvit.attention.ops.recompute import takes_function
 
 WIDEST = 3
 """Columns of the widest kernel whose gradient oneDNN computes as that of a depthwise convolution."""
@@ -52,7 +52,6 @@ def _centre(kernels: Tensor) -> tuple[int, int]:
 
 
 def _trained_on_cpu(x: Tensor, kernels: Tensor) -> bool:
-    compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return (
         x.device.type == "cpu"
         and x.dtype == kernels.dtype == torch.float32
@@ -60,7 +59,7 @@ def _trained_on_cpu(x: Tensor, kernels: Tensor) -> bool:
         and kernels.shape[3] > WIDEST
         and kernels.requires_grad
         and torch.is_grad_enabled()
-        and (compiled or not transformed(x))
+        and takes_function(x)
     )
 
 

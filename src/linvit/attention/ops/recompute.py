@@ -62,6 +62,13 @@ def transformed(q: Tensor) -> bool:
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
+def takes_function(x: Tensor) -> bool:
+    """Whether a `torch.autograd.Function` may compute with x: compiled, too, but not for export or `torch.func`."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and torch._C._functorch.maybe_current_level() is None
+    return not transformed(x)
+
+
 def _unseen_sources(module: nn.Module, *others: object) -> bool:
     """Whether arguments, or attributes of a module that are no parameters (as in FSDP 1), need a gradient."""
     attributes = chain.from_iterable(vars(part).values() for part in module.modules())
