@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from lightning.pytorch import Callback
 
-import linvit.cli.training.cli  # noqa: F401  # once, and not in every process
+import linvit.cli.training.command_line  # noqa: F401  # once, and not in every process
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, tiny
 

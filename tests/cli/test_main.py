@@ -12,7 +12,7 @@ import pytest
 
 import linvit
 from linvit.cli import WAITING, main
-from linvit.cli.training import cli as train
+from linvit.cli.training import command_line as train
 from tests.plugin.distributions import python
 
 VERBS = ["fit", "validate", "test", "predict"]

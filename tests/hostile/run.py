@@ -20,7 +20,7 @@ import linvit.cli.check
 import linvit.cli.data
 import linvit.cli.import_weights
 import linvit.cli.list
-import linvit.cli.training.cli  # noqa: F401 (forks need not import them)
+import linvit.cli.training.command_line  # noqa: F401 (forks need not import them)
 from tests.hostile import commands, data, weights
 from tests.hostile.forks import Outcome, attempt
 from tests.web import serving

@@ -103,7 +103,7 @@ def _run(verb: str, argv: list[str]) -> int:
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
     else:
         with STOP.caught():  # while torch is imported, too
-            from linvit.cli.training.cli import train
+            from linvit.cli.training.command_line import train
 
             train(argv)
     return 0

@@ -12,7 +12,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from linvit import yaml_text
-from linvit.cli.training.cli import LinvitCLI, command_line
+from linvit.cli.training.cli import LinvitCLI
+from linvit.cli.training.command_line import command_line
 from linvit.cli.training.parser import Parser
 from linvit.data.base import ImageData
 from linvit.errors import UserError, mistake_behind

@@ -14,7 +14,7 @@ from linvit.cli.doctor.problem import Problem
 from linvit.registry import attentions, backbones, heads
 
 MODULES = ("torch", "torchvision", "timm", "lightning", "datasets")
-TRAINING = "linvit.cli.training.cli"
+TRAINING = "linvit.cli.training.command_line"
 DEVICES, NAMES = "the devices of torch", "linvit's own attentions and backbones"
 MARK = "linvit doctor: "  # begins the lines that are meant for us: others may print, too
 PROBE = "from linvit.cli.doctor.probe import probe; probe()"

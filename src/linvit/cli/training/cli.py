@@ -1,4 +1,4 @@
-"""`linvit fit | validate | test | predict`: one LightningCLI."""
+"""The LightningCLI of `linvit fit | validate | test | predict`."""
 
 import warnings
 from argparse import ArgumentError
@@ -17,30 +17,24 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
 from linvit.cli.training.auto_resume import SameCheckpoint, find
 from linvit.cli.training.bases import configs, with_bases
-from linvit.cli.training.callbacks import default_callbacks, keep_best_ema, with_progress_bar
+from linvit.cli.training.callbacks import keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.endings import in_words, unsaved
-from linvit.cli.training.help import short_help
-from linvit.cli.training.loggers import check_loggers, loggers_by_key, run_loggers
-from linvit.cli.training.memory import keep_memory
-from linvit.cli.training.messages import hide_library_messages
-from linvit.cli.training.parser import Parser, integers_first, readable
+from linvit.cli.training.loggers import check_loggers, run_loggers
+from linvit.cli.training.parser import readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name
 from linvit.cli.training.run_summary import run_summary
-from linvit.cli.training.save_run_config import SaveRunConfig
 from linvit.cli.training.score_table import score_table
 from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
 from linvit.data.base import ImageData
 from linvit.entries import only_named
 from linvit.errors import UserError, check_number
 from linvit.signals import STOP
-from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 
-HELP = ("-h", "--help")
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
     "linvit list configs names those that come with linvit"
@@ -49,38 +43,6 @@ PRINT_CONFIG = (
     "a precision of null is chosen when the run starts, and the effective peak learning rate scales with its batch: "
     "the run prints both at its start, and writes them to config.yaml (trainer.precision) and hparams.yaml (peak_lr)"
 )
-
-
-def train(argv: list[str]) -> None:
-    """Parses the command line, builds everything, runs; with --help explains the classes that it names instead."""
-    explain = not set(HELP).isdisjoint(argv)
-    argv = ["--help" if argument == "--help=all" else argument for argument in argv if argument not in HELP]
-    if explain and len(argv) == 1:
-        print(short_help(argv[0]))
-        return
-    command_line(HelpCLI if explain else LinvitCLI, argv)
-
-
-def command_line(cli: "type[LinvitCLI]", argv: list[str]) -> "LinvitCLI":
-    """Builds the parser, and does with a command line what a class does with it."""
-    keep_memory()
-    hide_library_messages()
-    integers_first(Trainer)
-    loggers_by_key(Trainer)
-    return cli(
-        Task,
-        ImageData,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,
-        load_from_checkpoint_support=False,
-        save_config_callback=SaveRunConfig,
-        seed_everything_default=0,
-        trainer_defaults={"callbacks": default_callbacks()},
-        parser_class=Parser,
-        parser_kwargs={"prog": "linvit"},
-        args=argv,
-    )
 
 
 class LinvitCLI(LightningCLI):
@@ -319,12 +281,3 @@ class LinvitCLI(LightningCLI):
                 f"the data does not say how many classes there are. To train, {way}; to predict, set --data.num_classes"
             )
         return value
-
-
-class HelpCLI(LinvitCLI):
-    """Reads the command line as `LinvitCLI` does, then explains the task and the data that it names, and stops."""
-
-    def before_instantiate_classes(self) -> None:
-        """Prints the help."""
-        print(short_help(self.config.subcommand, self.settings.model.class_path, self.settings.data.class_path))
-        raise SystemExit(0)
