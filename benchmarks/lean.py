@@ -32,7 +32,7 @@ from authors.focused import Focused
 import linvit
 from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.cli.training.memory import keep_memory
-from linvit.experiments.bench.costs import PASSES
+from linvit.experiments.bench.costs import PASSES, shown
 from linvit.experiments.bench.runner import Mode, Runner, Settings
 
 SHAPES = [(4, (56, 56), 96, 3), (16, (28, 28), 192, 6), (32, (14, 14), 192, 3)]  # batch, patch grid, channels, heads
@@ -77,7 +77,7 @@ def table(*columns: str) -> None:
 def authors(rounds: int) -> None:
     """Ours against the authors' focused attention."""
     table(
-        "B, grid, C, heads",
+        "B, patches, C, heads",
         "pass",
         "eager, ours / theirs",
         "compiled, ours / theirs",
@@ -86,11 +86,13 @@ def authors(rounds: int) -> None:
     )
     for shape in SHAPES:
         torch.compiler.reset()
+        batch, size, *widths = shape
+        name = ", ".join(map(str, (batch, shown(size), *widths)))
         runners = [layer(shape, attention, Settings(), mode) for mode in MODES for attention in (None, "focused")]
         for kind in Settings().passes:
             theirs, ours, theirs_compiled, ours_compiled = in_turns(runners, kind, rounds)
             row = ratio(ours, theirs), ratio(ours_compiled, theirs_compiled), ratio(ours_compiled, ours)
-            print(f"| {shape} | {PASSES[kind]} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
+            print(f"| {name} | {PASSES[kind]} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
 
 
 def mechanisms(rounds: int, names: Sequence[str]) -> None:
