@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from linvit.model_info import ade20k_miou
+from linvit.model_info import ade20k_info
+from linvit.registry import backbones
 from tests.test_configs import ADE20K, ROOT, heading, printed
 
 DEVICES = 8
@@ -45,15 +46,17 @@ def test_every_row_has_a_configuration():
 @pytest.mark.parametrize("name", ADE20K)
 def test_its_number_is_that_of_the_table_of_scores(name):
     recipe, head = Path(name).stem, "upernet" if name.endswith("upernet.yaml") else "semantic_fpn"
-    miou, _ = ade20k_miou()[recipe.removesuffix(f"_{head}"), head]
-    assert f"published mIoU {miou} (" in heading(name)["Expected"]
+    facts = ade20k_info()[recipe.removesuffix(f"_{head}"), head]
+    assert f"published mIoU {facts.miou} (" in heading(name)["Expected"]
 
 
 @pytest.mark.parametrize("name", ADE20K)
 def test_it_is_the_published_recipe(name, tmp_path):
     want, config = PUBLISHED[Path(name).stem], printed(f"--config={ROOT / name}", cwd=tmp_path)
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
-    assert Path(name).stem == f"{model['backbone']}_{model['head']}"
+    backbone, options = backbones.parse(model["backbone"])
+    assert Path(name).stem == f"{backbone}_{model['head']}"
+    assert options == ade20k_info()[backbone, model["head"]].options
     assert (model["schedule"], model["poly_power"], model["min_lr"]) == ("poly", want.power, 0)
     assert (model["lr"], model["weight_decay"], model["betas"]) == (want.lr, want.weight_decay, [0.9, 0.999])
     assert model["no_decay"] == (["relative_position_bias_table", "norm"] if want.warmup else [])

@@ -8,6 +8,7 @@ import yaml
 
 from linvit.cli.configs import find
 from linvit.model_info import coco_info
+from linvit.registry import backbones
 from tests.test_configs import COCO, ROOT, heading
 
 DEVICES = 8
@@ -81,7 +82,9 @@ def test_it_is_the_published_recipe(key):
     name = f"configs/coco/{name_of(key)}.yaml"
     config, (want, drop_path) = merged(ROOT / name), PUBLISHED[key]
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
-    assert (model["backbone"], model["head"]) == key[:2]
+    backbone, options = backbones.parse(model["backbone"])
+    assert (backbone, model["head"]) == key[:2]
+    assert options == coco_info()[key].options
     assert model["lr"] == pytest.approx(want.lr, rel=1e-4)
     assert model["warmup_lr"] == pytest.approx(1e-3 * want.lr, rel=1e-4)
     assert (model["weight_decay"], model["warmup_steps"], model["min_lr"]) == (want.weight_decay, 500, 0)
@@ -99,7 +102,7 @@ def test_it_is_the_published_recipe(key):
     assert data["limits"] == [1333, 800]
     assert data.get("masks", False) == (key[1] != "retinanet")
     assert trainer.get("sync_batchnorm", False) == (key[1] == "cascade_mask_rcnn")
-    box, mask, source = coco_info()[key]
+    box, mask, source, _ = coco_info()[key]
     masks = "" if mask is None else f", mask AP {mask}"
     place = "Table 2" if source.startswith("Han") else source
     assert heading(name)["Expected"] == f"not yet run; published box AP {box}{masks} ({place})"

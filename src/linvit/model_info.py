@@ -35,6 +35,20 @@ class ModelInfo(NamedTuple):
     also: dict[str, Any]
 
 
+class Ade20kInfo(NamedTuple):
+    """What was published of a segmentor on ADE20K: one scale, not mirrored, crops of 512x512 in training.
+
+    Attributes:
+        miou: Mean IoU in per cent.
+        source: Where.
+        options: Those of the backbone that the score is of, where they are not its defaults.
+    """
+
+    miou: float
+    source: str
+    options: dict[str, Any]
+
+
 class CocoInfo(NamedTuple):
     """What was published of a detector on COCO val2017, one scale.
 
@@ -42,11 +56,13 @@ class CocoInfo(NamedTuple):
         box_ap: Average precision of boxes in per cent.
         mask_ap: Of masks; None if the head has none.
         source: Where.
+        options: Those of the backbone that the scores are of, where they are not its defaults.
     """
 
     box_ap: float
     mask_ap: float | None
     source: str
+    options: dict[str, Any]
 
 
 @functools.cache
@@ -69,13 +85,15 @@ def model_info() -> dict[str, ModelInfo]:
 
 
 @functools.cache
-def ade20k_miou() -> dict[tuple[str, str], tuple[float, str]]:
-    """Published mean IoU on ADE20K in per cent, and its source, by the names of backbone and head.
-
-    One scale, not mirrored, crops of 512x512 in training. Nothing that linvit measured.
-    """
+def ade20k_info() -> dict[tuple[str, str], Ade20kInfo]:
+    """What was published of segmentors, by the names of backbone and head. Nothing that linvit measured."""
     with ADE20K.open(newline="", encoding="utf-8") as file:
-        return {(row["backbone"], row["head"]): (float(row["miou"]), row["source"]) for row in csv.DictReader(file)}
+        return {
+            (row["backbone"], row["head"]): Ade20kInfo(
+                float(row["miou"]), row["source"], json.loads(row["options"] or "{}")
+            )
+            for row in csv.DictReader(file)
+        }
 
 
 @functools.cache
@@ -84,7 +102,10 @@ def coco_info() -> dict[tuple[str, str, str], CocoInfo]:
     with COCO.open(newline="", encoding="utf-8") as file:
         return {
             (row["backbone"], row["head"], row["schedule"]): CocoInfo(
-                float(row["box_ap"]), float(row["mask_ap"]) if row["mask_ap"] else None, row["source"]
+                box_ap=float(row["box_ap"]),
+                mask_ap=float(row["mask_ap"]) if row["mask_ap"] else None,
+                source=row["source"],
+                options=json.loads(row["options"] or "{}"),
             )
             for row in csv.DictReader(file)
         }

@@ -1,7 +1,10 @@
 """The published accuracy of a model: only for the very model that was published."""
 
 import pytest
+import torch
 
+import linvit
+from linvit.analysis import num_parameters
 from linvit.tasks.published import Published, published_ap, published_miou, published_top1
 from tests.training import TINY, tiny_task
 
@@ -105,3 +108,22 @@ def test_the_average_precision_of_a_backbone_under_a_head():
 )
 def test_no_average_precision_of_what_nobody_published(change):
     assert published_ap(**{**COCO, **change}) is None
+
+
+SOFT_SMALL = {"name": "soft_norm_small", "depths": [1, 3, 7, 4]}
+
+
+def test_the_scores_of_dense_soft_small_belong_to_the_size_that_is_published_with_them():
+    """34, 44 and 54 million parameters: not those of the depths in the code, which are the preset's."""
+    one_times = {**COCO, "decay_epochs": [8, 11]}
+    models = {
+        33_847_064: (published_ap, {**one_times, "head": "retinanet"}, linvit.create_detector),
+        43_764_500: (published_ap, {**one_times, "head": "mask_rcnn"}, linvit.create_detector),
+        54_084_944: (published_miou, ADE20K, linvit.create_segmentor),
+    }
+    for parameters, (published, settings, create) in models.items():
+        assert published(**{**settings, "backbone": SOFT_SMALL}) is not None
+        assert published(**{**settings, "backbone": "soft_norm_small"}) is None
+        with torch.device("meta"):
+            model = create(backbone=SOFT_SMALL, head=settings["head"], num_classes=settings["num_classes"])
+        assert num_parameters(model) == parameters

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linvit.image_size import image_size
-from linvit.model_info import ade20k_miou, coco_info, model_info
+from linvit.model_info import ade20k_info, coco_info, model_info
 from linvit.registry import Spec, backbones, heads
 from linvit.signatures import parameters_of, same
 
@@ -50,12 +50,12 @@ def published_miou(
     trained on crops of 512x512, with 150 classes. The arguments are those of a `SegmentationTask`.
     """
     (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
-    found = ade20k_miou().get((name, head_name))
+    found = ade20k_info().get((name, head_name))
     if found is None or attention is not None or num_classes != 150 or image_size(img_size) != (512, 512):
         return None
-    if _changed(options, backbones.get(name)) or _changed(head_options, heads.get(head_name)):
+    if not same(_changed(options, backbones.get(name)), found.options) or _changed(head_options, heads.get(head_name)):
         return None
-    return Published({"mIoU": found[0] / 100}, found[1])
+    return Published({"mIoU": found.miou / 100}, found.source)
 
 
 def published_ap(
@@ -71,7 +71,7 @@ def published_ap(
     found = coco_info().get((name, head_name, schedules.get(tuple(decay_epochs), "")))
     if found is None or attention is not None or num_classes != 80:
         return None
-    if _changed(options, backbones.get(name)) or _changed(head_options, heads.get(head_name)):
+    if not same(_changed(options, backbones.get(name)), found.options) or _changed(head_options, heads.get(head_name)):
         return None
     masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
     return Published({"box_AP": found.box_ap / 100, **masks}, found.source)
