@@ -53,6 +53,27 @@ class Head(nn.Module):
         """
         return [i for i, reduction in enumerate(reductions) if reduction >= 4]
 
+    def check_pyramid(self, levels: int = 2, finest: int = 4, doubling: bool = False) -> None:
+        """Raises a `UserError` unless the maps are a pyramid, each coarser than the one before.
+
+        Args:
+            levels: The least number of maps.
+            finest: The largest reduction of the first map.
+            doubling: Whether each reduction must be twice the one before.
+        """
+        steps = list(zip(self.reductions, self.reductions[1:], strict=False))
+        fits = all(2 * fine == coarse if doubling else fine < coarse for fine, coarse in steps)
+        if len(self.reductions) >= levels and self.reductions[0] <= finest and fits:
+            return
+        each = "at twice the reduction of" if doubling else "coarser than"
+        maps = "a feature map" if levels == 1 else f"{levels} feature maps"
+        other = ", or the head fcn, which reads a single map" if self.task == "segmentation" else ""
+        raise UserError(
+            f"{type(self).__name__} needs {maps} or more, the first at a reduction of {finest} or less, each {each} "
+            f"the one before; got reductions {list(self.reductions)}. Take a pyramid, such as swin_tiny or "
+            f"{{name: timm, model: resnet50}}{other}"
+        )
+
     def classifiers(self) -> list[nn.Module]:
         """Returns all layers that another number of classes changes."""
         raise NotImplementedError(f"{type(self).__name__} has no classifiers")

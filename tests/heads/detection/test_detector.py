@@ -37,6 +37,13 @@ def test_a_head_of_another_task_is_refused() -> None:
         linvit.create_segmentor(backbone="pvt_v2_b0", head="retinanet", num_classes=3)
 
 
+@pytest.mark.parametrize("head", heads_of("detection"))
+def test_a_plain_transformer_is_refused(head: str) -> None:
+    """All its maps have one size; a pyramid of them would be built without a word."""
+    with pytest.raises(UserError, match=r"needs 2 feature maps or more, .* coarser .* \[16, 16\]\. Take a pyramid"):
+        linvit.create_detector({"name": "deit_tiny", "depth": 2}, head, 3)
+
+
 @pytest.mark.parametrize(
     ("images", "targets", "message"),
     [

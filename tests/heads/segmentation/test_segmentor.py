@@ -259,8 +259,11 @@ def test_initial_values() -> None:
         (
             "upernet",
             [16, 16],
-            "UPerNet needs 2 feature maps or more, the first at a reduction of 4 or less; got reductions",
+            r"UPerNet needs 2 feature maps or more, the first at a reduction of 4 or less, each coarser than the one "
+            r"before; got reductions \[16, 16\]\. Take a pyramid, such as .*, or the head fcn",
         ),
+        ("upernet", [4, 4], "each coarser than the one before"),
+        ("semantic_fpn", [4, 4], "each coarser than the one before"),
         ("upernet", [4], "needs 2 feature maps or more"),
         ("semantic_fpn", [8, 16], "SemanticFPN needs a feature map or more, the first at a reduction of 4 or less"),
         ("maresunet", [4, 8, 8], r"each at twice the reduction of the one before; got reductions \[4, 8, 8\]"),

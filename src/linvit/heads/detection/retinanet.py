@@ -69,6 +69,7 @@ class RetinaNet(DetectionHead):
         max_detections: int = 100,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
+        self.check_pyramid(finest=8)
         check_choice("candidate_rule", candidate_rule, ["anchors", "pairs"])
         check_number("candidates", candidates, at_least=1, whole=True)
         check_number("anchor_scale", anchor_scale, above=0)

@@ -75,6 +75,7 @@ class TwoStage(DetectionHead):
         max_detections: int = 100,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
+        self.check_pyramid()
         check_limits(score_threshold, nms_threshold, max_detections)
         check_number("roi_samples", roi_samples, at_least=1, whole=True)
         check_number("finest_scale", finest_scale, above=0)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from linvit.errors import UserError
 from linvit.heads.base import Head
 
 
@@ -37,25 +36,6 @@ class SegmentationHead(Head):
     def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:
         super().__init__(channels, reductions, num_classes)
         self.reduction = 4
-
-    def check_pyramid(self, levels: int = 1, doubling: bool = False) -> None:
-        """Raises a `UserError` unless the maps are a pyramid that begins at a reduction of 4 or less.
-
-        Args:
-            levels: The least number of maps.
-            doubling: Whether each reduction must be twice the one before.
-        """
-        steps = zip(self.reductions, self.reductions[1:], strict=False)
-        doubled = all(2 * fine == coarse for fine, coarse in steps)
-        if len(self.reductions) >= levels and self.reductions[0] <= 4 and (doubled or not doubling):
-            return
-        each = ", each at twice the reduction of the one before" if doubling else ""
-        maps = "a feature map" if levels == 1 else f"{levels} feature maps"
-        raise UserError(
-            f"{type(self).__name__} needs {maps} or more, the first at a reduction of 4 or less{each}; got reductions "
-            f"{list(self.reductions)}. Take a pyramid, such as swin_tiny or {{name: timm, model: resnet50}}, or the "
-            f"head fcn, which reads a single map"
-        )
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Feature maps (B, C_i, H_i, W_i), the finest first, to logits (B, K, H / reduction, W / reduction)."""

@@ -33,7 +33,7 @@ class MACUNet(SegmentationHead):
         self, channels: Sequence[int], reductions: Sequence[int], num_classes: int, *, bottleneck: int = 16
     ) -> None:
         super().__init__(channels, reductions, num_classes)
-        self.check_pyramid(levels=2, doubling=True)
+        self.check_pyramid(doubling=True)
         self.reduction = reductions[0]
         last = len(channels) - 1
         # "0_2" ends at level 2 and begins at level 0, through "0_1"; the coarsest level has no skip connections.

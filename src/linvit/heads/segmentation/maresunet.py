@@ -52,7 +52,7 @@ class MAResUNet(SegmentationHead):
         width: int = 32,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
-        self.check_pyramid(doubling=True)
+        self.check_pyramid(levels=1, doubling=True)
         specs = [attention] * len(channels) if isinstance(attention, str | Mapping) else list(attention)
         if len(specs) != len(channels):
             raise UserError(f"attention lists {len(specs)} specs for {len(channels)} feature maps; give one for each")

@@ -37,7 +37,7 @@ class SemanticFPN(SegmentationHead):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
-        self.check_pyramid()
+        self.check_pyramid(levels=1)
         self.reduction = reductions[0]
         self.fpn = FPN(channels, fpn_width)
         halvings = [int(math.log2(reduction / reductions[0])) for reduction in reductions]

@@ -39,7 +39,7 @@ class UPerNet(SegmentationHead):
         auxiliary_width: int = 256,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
-        self.check_pyramid(levels=2)
+        self.check_pyramid()
         self.reduction = reductions[0]
         self.pyramid_pooling = PyramidPooling(channels[-1], width, pool_sizes)
         self.lateral_convs = nn.ModuleList(ConvNormReLU(into, width, 1) for into in channels[:-1])
