@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
+import linvit
 from linvit.model_info import ade20k_info
 from linvit.registry import backbones
+from linvit.tasks.published import published_miou
 from tests.test_configs import ADE20K, ROOT, heading, printed
 
 DEVICES = 8
@@ -37,6 +40,16 @@ PUBLISHED = {
     **{f"cswin_{size}_upernet": upernet(rate) for size, rate in (("tiny", 0.3), ("small", 0.4), ("base", 0.6))},
     **{f"soft_norm_{size}_upernet": upernet(0.3) for size in ("small", "medium")},
 }
+# Tables of positions and encodings are those of images of 224, interpolated on the crops of 512.
+PARAMETERS = {
+    "pvt_tiny_semantic_fpn": 16_981_398,
+    "pvt_small_semantic_fpn": 28_237_974,
+    "pvt_medium_semantic_fpn": 47_960_214,
+    "pvt_large_semantic_fpn": 65_121_430,
+    "flatten_pvt_tiny_semantic_fpn": 15_903_126,
+    "flatten_swin_tiny_upernet": 60_845_892,
+    "flatten_swin_small_upernet": 82_163_796,
+}
 
 
 def test_every_row_has_a_configuration():
@@ -56,7 +69,14 @@ def test_it_is_the_published_recipe(name, tmp_path):
     model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
     backbone, options = backbones.parse(model["backbone"])
     assert Path(name).stem == f"{backbone}_{model['head']}"
-    assert options == ade20k_info()[backbone, model["head"]].options
+    size = {"img_size": 224} if Path(name).stem in PARAMETERS else {}
+    assert options == {**ade20k_info()[backbone, model["head"]].options, **size}
+    network = {key: model[key] for key in ("backbone", "head", "attention")} | {"num_classes": 150, "img_size": 512}
+    assert published_miou(**network) is not None
+    if size:
+        with torch.device("meta"):
+            built = linvit.create_segmentor(**network)
+        assert sum(p.numel() for p in built.parameters()) == PARAMETERS[Path(name).stem]
     assert (model["schedule"], model["poly_power"], model["min_lr"]) == ("poly", want.power, 0)
     assert (model["lr"], model["weight_decay"], model["betas"]) == (want.lr, want.weight_decay, [0.9, 0.999])
     assert model["no_decay"] == (["relative_position_bias_table", "norm"] if want.warmup else [])

@@ -153,5 +153,5 @@ def test_a_compiled_backbone_finds_the_same() -> None:
     before = model([image])[0]
     model.compile()
     after = model([image])[0]
-    assert len(before["boxes"]) > 10
+    assert len(before["boxes"]) == 10  # as many as a narrow head returns
     torch.testing.assert_close(after["scores"], before["scores"], rtol=1e-4, atol=1e-5)
