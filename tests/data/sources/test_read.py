@@ -115,6 +115,19 @@ class TestSize:
             assert "10000 x 10000 pixels are more than" in reason({"bytes": bomb(10_000, 10_000), "path": None})
         assert "200000000 pixels" in reason({"bytes": bomb(20_000, 10_000), "path": None})
 
+    def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded(self, monkeypatch):
+        """Each of them takes as long as the image has pixels: 3,000 in 200 kB take minutes."""
+        buffer = io.BytesIO()
+        photo(0).save(buffer, "JPEG", progressive=True)
+        head, *scans = buffer.getvalue()[:-2].split(b"\xff\xda")
+        scan = b"\xff\xda" + scans[-1]
+        thumbnails = b"\xff\xe1\xff\xff" + 200 * b"\xff\xda" + bytes(0xFFFF - 2 - 400)
+        behind = b"\xff\xd9" + 200 * b"\xff\xda"  # the video of a moving photo
+        whole = buffer.getvalue()[:2] + thumbnails + buffer.getvalue()[2:] + behind
+        assert read({"bytes": whole, "path": None}, "x").shape == (3, 56, 48)
+        monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
+        assert "a JPEG file of 3,000 scans" in reason({"bytes": head + 3000 * scan + b"\xff\xd9", "path": None})
+
     @pytest.mark.parametrize(("width", "height"), [(401, 2), (2, 401)])
     def test_strips(self, width, height):
         said = f"{width} x {height} pixels: one side is more than 200 times the other"

@@ -1,6 +1,7 @@
 """Image files, wherever they are stored: loaded, checked by their header, decoded."""
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from linvit.plain_text import printable
 MAX_ASPECT = 200  # a strip that is thinner would fill the memory when its short side is resized
 MAX_PIXELS = 89_478_485  # from here on PIL warns of decompression bombs: a quarter of a gigabyte as RGB
 HEAVY = {"WEBP", "JPEG2000"}  # formats whose decoders take twice the memory of others: half the pixels are allowed
+MAX_SCANS = 100  # of a progressive JPEG file: each takes as long as the image has pixels; libtiff has the same limit
+MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of JPEG, with a length behind it
 OVERHEAD = 2**26  # bytes of a file that need not be pixels
 ARCHIVES = {"zip", "gzip", "tar"}  # on the hub, in which the images of a hub set may lie
 
@@ -76,7 +79,7 @@ def image_file(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: 
         on_hub: Whether the image belongs to a set of the hub, and may lie there.
 
     Raises:
-        BadImageError: If it cannot be read, is no image, or is too large or too thin.
+        BadImageError: If it cannot be read, is no image, is too large or too thin, or takes too long to decode.
     """
     with _bad_images(name):
         data = load(stored, max_pixels, on_hub)
@@ -85,6 +88,9 @@ def image_file(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: 
             limit, of_format = (
                 (max_pixels // 2, f" for {picture.format}") if picture.format in HEAVY else (max_pixels, "")
             )
+            scans = _scans(data) if picture.info.get("progressive") else 1
+        if scans > MAX_SCANS:
+            raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
         if width * height > limit:
             raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
         if max(width, height) > MAX_ASPECT * min(width, height):
@@ -150,6 +156,15 @@ def load(stored: Stored, max_pixels: int = MAX_PIXELS, on_hub: bool = False) -> 
     if not data:
         raise OSError("an empty file")
     return data
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG file, without those of thumbnails and of what follows its end."""
+    scans, at = 0, 2
+    while (found := MARKER.search(data, at)) and found[1] != b"\xd9":
+        scans += found[1] == b"\xda"
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    return scans
 
 
 def _local(path: str, largest: int) -> bytes:
