@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from linvit.data.sources.images import collate
 from linvit.data.transforms import segmentation
@@ -103,6 +104,23 @@ class TestTraining:
         assert not image[:, :, :, 30:].any()
         assert (image[:, :, :20, :30] != 0).all()
 
+    def test_factors_from_a_list_and_pils_bicubic_resizing(self):
+        given = SegmentationAugmentation(
+            ratios=[0.5, 1.5], interpolation="bicubic", max_class_ratio=None, hflip=0, photometric=False
+        )
+        noise = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+        sample = {"image": torch.from_numpy(noise).permute(2, 0, 1), "mask": torch.zeros(20, 30, dtype=torch.uint8)}
+        drawn = set()
+        for seed in range(20):
+            done = TrainTransform((30, 45), None, given)(sample, seed)
+            height, width = done["device_ops"].inside
+            drawn.add(height)
+            wanted = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC), np.float32)
+            off = (done["image"][:, :height, :width] - torch.from_numpy(wanted).permute(2, 0, 1)).abs()
+            assert off.max() <= 2  # of 255, where roundings of rows and columns meet
+            assert off.mean() < 0.1
+        assert drawn == {10, 30}
+
     def test_a_sample_is_a_function_of_its_seed(self):
         transform = TrainTransform((32, 32), None, SegmentationAugmentation())
         noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 50, 70))).to(torch.uint8)
@@ -137,7 +155,16 @@ class TestEvaluation:
 
 @pytest.mark.parametrize(
     "options",
-    [{"ratio": (0, 1)}, {"ratio": (2, 1)}, {"max_class_ratio": 0.0}, {"hflip": 2}, {"augment_on": "gpu"}],
+    [
+        {"ratio": (0, 1)},
+        {"ratio": (2, 1)},
+        {"ratios": []},
+        {"ratios": [0.5, 0.0]},
+        {"interpolation": "random"},
+        {"max_class_ratio": 0.0},
+        {"hflip": 2},
+        {"augment_on": "gpu"},
+    ],
     ids=str,
 )
 def test_options_are_checked(options):

@@ -26,6 +26,8 @@ class SegmentationAugmentation:
 
     Attributes:
         ratio: Range of the factor by which the limits of the size, or the image, are multiplied, uniform.
+        ratios: Factors of which one is drawn in place of that; null draws from the range.
+        interpolation: Of the resized image: bilinear, as by OpenCV, or bicubic, as by PIL, which smooths what shrinks.
         max_class_ratio: Crops are drawn again, ten times at most, until two classes are in them and none has this
             fraction of the labelled pixels or more; null takes the first.
         hflip: Probability of a horizontal flip.
@@ -34,6 +36,8 @@ class SegmentationAugmentation:
     """
 
     ratio: tuple[float, float] = (0.5, 2.0)
+    ratios: list[float] | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     max_class_ratio: float | None = 0.75
     hflip: float = 0.5
     photometric: bool = True
@@ -42,6 +46,9 @@ class SegmentationAugmentation:
     def __post_init__(self) -> None:
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be [low, high] with 0 < low <= high; got {list(self.ratio)}")
+        if self.ratios is not None and not (self.ratios and min(self.ratios) > 0):
+            raise UserError(f"ratios must be numbers above 0, or null for the range 'ratio'; got {self.ratios}")
+        check_choice("interpolation", self.interpolation, ["bilinear", "bicubic"])
         if self.max_class_ratio is not None:
             check_number("max_class_ratio", self.max_class_ratio, above=0, at_most=1)
         check_number("hflip", self.hflip, at_least=0, at_most=1)
@@ -66,11 +73,12 @@ class TrainTransform:
         """Turns `image`, 8-bit (3, h, w), and `mask`, 8-bit (h, w), into (3, H, W) and (H, W)."""
         given, rng = self.augmentation, generator(seed)
         height, width = sample["image"].shape[-2:]
-        ratio = rng.uniform(*given.ratio)
+        ratio = rng.uniform(*given.ratio) if given.ratios is None else float(rng.choice(given.ratios))
         target = scaled(height, width, ratio)
         if self.limits is not None:
             target = within(height, width, (int(self.limits[0] * ratio), int(self.limits[1] * ratio)))
-        sample = apply([Resize(target, "bilinear", antialias=False)], sample)
+        resize = Resize(target, given.interpolation, antialias=given.interpolation == "bicubic")
+        sample = apply([resize], sample)
         box = self._box(rng, sample["mask"])
         ops: list[Op] = [Crop(box)]
         if rng.random() < given.hflip:
