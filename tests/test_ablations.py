@@ -31,6 +31,7 @@ def test_it_says_paper_commands_and_what_is_published(name):
     assert fields["Expected"].startswith("not yet run")
     grid = Draft.read(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name).grid()
     assert grid.published is not None or "no scores" in fields["Expected"]
+    assert grid.published is None or " and " not in grid.published.source, "one source for a column"
     for command in commands(name):
         program, verb, given, *_ = shlex.split(command)
         assert (program, verb) == ("linvit", "compare")

@@ -8,6 +8,7 @@ import torch
 
 import linvit
 from linvit.model_info import ade20k_info
+from linvit.optim import parameter_groups
 from linvit.registry import backbones
 from linvit.tasks.published import published_miou
 from tests.test_configs import ADE20K, ROOT, heading, printed
@@ -31,6 +32,7 @@ def upernet(drop_path):
     return Recipe(6e-5, 0.01, 1.0, 160_000, 1500, 16, drop_path)
 
 
+NOT_DECAYED = ["relative_position_bias_table", "mechanism.tables", "norm"]
 SEMANTIC_FPN = Recipe(2e-4, 1e-4, 0.9, 40_000, 0, 32, 0.1)
 PUBLISHED = {
     **{f"{name}_semantic_fpn": SEMANTIC_FPN for name in ("pvt_tiny", "pvt_small", "pvt_medium", "pvt_large")},
@@ -79,7 +81,7 @@ def test_it_is_the_published_recipe(name, tmp_path):
         assert sum(p.numel() for p in built.parameters()) == PARAMETERS[Path(name).stem]
     assert (model["schedule"], model["poly_power"], model["min_lr"]) == ("poly", want.power, 0)
     assert (model["lr"], model["weight_decay"], model["betas"]) == (want.lr, want.weight_decay, [0.9, 0.999])
-    assert model["no_decay"] == (["relative_position_bias_table", "norm"] if want.warmup else [])
+    assert model["no_decay"] == (NOT_DECAYED if want.warmup else [])
     assert model["warmup_steps"] == want.warmup
     assert not want.warmup or model["warmup_lr"] == pytest.approx(1e-6 * want.lr)
     assert (trainer["max_steps"], trainer["max_epochs"]) == (want.steps, None)
@@ -91,3 +93,16 @@ def test_it_is_the_published_recipe(name, tmp_path):
     assert (data["img_size"], data["limits"], data["reduce_zero_label"]) == (512, [2048, 512], True)
     assert data["multiple"] == (1 if want.warmup else 32)
     assert trainer["sync_batchnorm"]
+
+
+def test_agent_attentions_tables_are_not_decayed_in_swins_place():
+    """As in the segmentors and detectors of its authors, which name all six tables."""
+    with torch.device("meta"):
+        model = linvit.create_backbone("agent_swin_tiny", num_classes=0)
+    undecayed = next(
+        group for group in parameter_groups(model, 1.0, 0.05, no_decay=NOT_DECAYED) if not group["weight_decay"]
+    )
+    kept = {id(parameter) for parameter in undecayed["params"]}
+    tables = {name: id(parameter) in kept for name, parameter in model.named_parameters() if ".tables." in name}
+    assert len(tables) == 6 * 10  # blocks with agents
+    assert all(tables.values())

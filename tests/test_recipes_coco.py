@@ -10,6 +10,7 @@ from linvit.cli.configs import find
 from linvit.model_info import coco_info
 from linvit.registry import backbones
 from tests.test_configs import COCO, ROOT, heading
+from tests.test_recipes_ade20k import NOT_DECAYED
 
 DEVICES = 8
 SIDES = [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
@@ -88,7 +89,7 @@ def test_it_is_the_published_recipe(key):
     assert model["lr"] == pytest.approx(want.lr, rel=1e-4)
     assert model["warmup_lr"] == pytest.approx(1e-3 * want.lr, rel=1e-4)
     assert (model["weight_decay"], model["warmup_steps"], model["min_lr"]) == (want.weight_decay, 500, 0)
-    assert model["no_decay"] == (["absolute_pos_embed", "relative_position_bias_table", "norm"] if want.swin else [])
+    assert model["no_decay"] == (["absolute_pos_embed", *NOT_DECAYED] if want.swin else [])
     assert (model["schedule"], model.get("decay_factor", 0.1)) == ("steps", 0.1)
     epochs, falls = {"1x": (12, [8, 11]), "3x": (36, [27, 33])}[key[2]]
     assert (trainer["max_epochs"], model["decay_epochs"]) == (epochs, falls)
