@@ -35,64 +35,32 @@ A, B = torch.ones(2, 3, 5, 4), torch.ones(2, 3, 4, 6)  # 120 and 144 numbers
 PLANES = torch.ones(2, 3, 8, 6)  # 288 numbers
 LONG = torch.ones(30, 4)
 SQUARE = 9 * torch.eye(6).expand(2, 6, 6)  # symmetric and positive
-OPERATORS: list[tuple[str, Callable[[], Any], tuple[int, int, int]]] = [  # products, elementwise, transcendental
-    ("matmul", lambda: A @ B, (2 * 3 * 5 * 4 * 6, 0, 0)),
-    ("einsum", lambda: torch.einsum("bhnd,bhmd->bhnm", A, A), (2 * 3 * 5 * 5 * 4, 0, 0)),
-    ("linear", lambda: F.linear(A, B[0, 0].mT, B[0, 0, 0]), (120 * 6, 30 * 6, 0)),
-    ("mv", lambda: A[0, 0] @ A[0, 0, 0], (5 * 4, 0, 0)),
-    ("conv2d", lambda: F.conv2d(PLANES, torch.ones(4, 3, 3, 3), torch.ones(4)), (192 * 27, 2 * 4 * 6 * 4, 0)),
-    ("depthwise", lambda: F.conv2d(PLANES, torch.ones(3, 1, 3, 3), groups=3, padding=1), (288 * 9, 0, 0)),
-    ("views", lambda: A.mT.flatten(1).reshape(3, -1)[1:].unflatten(1, (4, -1)).contiguous().double(), (0, 0, 0)),
-    ("copies", lambda: torch.cat([A, A.clone(), torch.zeros(2, 3, 5, 4)]).roll(1, 0).repeat(2, 1, 1, 1), (0, 0, 0)),
-    ("indices", lambda: A[:, torch.tensor([0, 2])].gather(2, torch.zeros(2, 2, 1, 4, dtype=torch.long)), (0, 0, 0)),
-    ("add", lambda: A + 1, (0, 120, 0)),
-    ("broadcast", lambda: A * A[:, :, :1], (0, 120, 0)),
-    ("complex product", lambda: torch.complex(A, A) * torch.complex(A, A), (0, 6 * 120, 0)),
-    ("in place", lambda: A.clone().add_(A, alpha=0.5).relu_(), (0, 360, 0)),
-    ("threshold", lambda: torch.threshold_(A.clone(), 0, 0), (0, 120, 0)),
-    ("square", lambda: A.square(), (0, 120, 0)),
-    ("cube", lambda: A**3, (0, 240, 0)),
-    ("power", lambda: A**2.5, (0, 0, 120)),
-    ("exp", lambda: A.exp(), (0, 0, 120)),
-    ("rsqrt", lambda: A.clone().rsqrt_(), (0, 0, 120)),
-    ("sigmoid", lambda: A.sigmoid(), (0, 240, 120)),
-    ("elu", lambda: F.elu(A), (0, 120, 120)),
-    ("gelu", lambda: F.gelu(A), (0, 480, 120)),
-    ("softplus", lambda: F.softplus(A), (0, 240, 240)),
-    ("where", lambda: torch.where(A > 0, A, A), (0, 240, 0)),
-    ("sum", lambda: A.sum(-1), (0, 120, 0)),
-    ("mean of all", lambda: A.mean(), (0, 120, 0)),
-    ("largest", lambda: A.max(-1), (0, 120, 0)),
-    ("maximum of two", lambda: torch.max(A, A), (0, 120, 0)),
-    ("amax", lambda: A.amax((1, 2)), (0, 120, 0)),
-    ("norm", lambda: torch.linalg.vector_norm(A, dim=-1), (0, 240, 30)),
-    ("normalize", lambda: F.normalize(A, dim=-1), (0, 240 + 30 + 120, 30)),
-    ("standard deviation", lambda: A.std(-1), (0, 480, 30)),
-    ("softmax", lambda: A.softmax(-1), (0, 480, 120)),
-    ("logsumexp", lambda: A.logsumexp(-1), (0, 360, 120 + 30)),
-    ("layer norm", lambda: F.layer_norm(A, (4,), torch.ones(4), torch.ones(4)), (0, 7 * 120, 30)),
-    ("layer norm, bare", lambda: F.layer_norm(A, (4,)), (0, 5 * 120, 30)),
-    ("group norm", lambda: F.group_norm(PLANES, 3), (0, 5 * 288, 6)),
-    ("batch norm", lambda: F.batch_norm(PLANES, torch.zeros(3), torch.ones(3)), (0, 4 * 288, 0)),
-    ("average pooling", lambda: F.avg_pool2d(PLANES, 2), (0, 72 * 4, 0)),
-    ("maximum pooling", lambda: F.max_pool2d(PLANES, (2, 3)), (0, 48 * 6, 0)),
-    ("bilinear", lambda: F.interpolate(PLANES, size=(4, 3), mode="bilinear"), (0, 7 * 72, 0)),
-    ("nearest", lambda: F.interpolate(PLANES, size=(4, 3)), (0, 0, 0)),
-    ("attention", lambda: F.scaled_dot_product_attention(A, A, A), (2 * 150 * 4, 2 * 120 + 4 * 150, 150)),
-    ("cdist", lambda: torch.cdist(LONG, LONG), (900 * 4, 2 * 240 + 3 * 900, 900)),
-    ("cdist, 2", lambda: torch.cdist(A, A), (0, 3 * 150 * 4, 150)),
-    ("cdist, 1", lambda: torch.cdist(A, A, p=1), (0, 3 * 150 * 4, 0)),
-    ("inverse", lambda: torch.linalg.inv(SQUARE), (2 * 216, 0, 0)),
-    ("singular values", lambda: torch.linalg.svdvals(torch.ones(6, 9)), (7 * 9 * 36 + 4 * 216, 0, 0)),
-    ("pseudo-inverse", lambda: torch.linalg.pinv(torch.ones(9, 6)), (8 * 9 * 36 + 4 * 216, 0, 0)),
+OPERATORS: list[tuple[str, Callable[[], Any], tuple[int, int]]] = [  # products, elementwise
+    ("matmul", lambda: A @ B, (2 * 3 * 5 * 4 * 6, 0)),
+    ("einsum", lambda: torch.einsum("bhnd,bhmd->bhnm", A, A), (2 * 3 * 5 * 5 * 4, 0)),
+    ("linear", lambda: F.linear(A, B[0, 0].mT, B[0, 0, 0]), (120 * 6, 0)),
+    ("depthwise", lambda: F.conv2d(PLANES, torch.ones(3, 1, 3, 3), groups=3, padding=1), (288 * 9, 0)),
+    ("views", lambda: A.mT.flatten(1).reshape(3, -1)[1:].unflatten(1, (4, -1)).contiguous().double(), (0, 0)),
+    ("copies", lambda: torch.cat([A, A.clone(), torch.zeros(2, 3, 5, 4)]).roll(1, 0).repeat(2, 1, 1, 1), (0, 0)),
+    ("indices", lambda: A[:, torch.tensor([0, 2])].gather(2, torch.zeros(2, 2, 1, 4, dtype=torch.long)), (0, 0)),
+    ("broadcast", lambda: A * A[:, :, :1], (0, 120)),
+    ("in place", lambda: A.clone().add_(A, alpha=0.5).relu_(), (0, 240)),
+    ("exp", lambda: A.exp(), (0, 120)),
+    ("sum", lambda: A.sum(-1), (0, 120)),
+    ("softmax", lambda: A.softmax(-1), (0, 120)),
+    ("layer norm", lambda: F.layer_norm(A, (4,), torch.ones(4), torch.ones(4)), (0, 120)),
+    ("average pooling", lambda: F.avg_pool2d(PLANES, 2), (0, 288)),
+    ("attention", lambda: F.scaled_dot_product_attention(A, A, A), (2 * 150 * 4, 2 * 120 + 150)),
+    ("distances", lambda: torch.cdist(LONG, LONG), (900 * 4, 900)),
+    ("inverse", lambda: torch.linalg.inv(SQUARE), (2 * 216, 0)),
+    ("singular values", lambda: torch.linalg.svdvals(torch.ones(6, 9)), (7 * 9 * 36 + 4 * 216, 0)),
+    ("pseudo-inverse", lambda: torch.linalg.pinv(torch.ones(9, 6)), (8 * 9 * 36 + 4 * 216, 0)),
 ]
 
 
 @pytest.mark.parametrize(("function", "want"), [row[1:] for row in OPERATORS], ids=[row[0] for row in OPERATORS])
-def test_operator_counts_what_it_computes(function: Callable[[], Any], want: tuple[int, int, int]) -> None:
-    counted = count_operations(Calls(function))
-    assert counted == (*want, 0, ())
-    assert counted.total == sum(want)
+def test_operator_counts_what_it_computes(function: Callable[[], Any], want: tuple[int, int]) -> None:
+    assert count_operations(Calls(function)) == (*want, 0)
 
 
 @torch.library.custom_op("linvit_test::doubled", mutates_args=())
@@ -100,15 +68,14 @@ def doubled(x: Tensor) -> Tensor:
     return torch.cat([x, x])
 
 
-def test_an_unknown_operator_counts_its_output_and_is_named() -> None:
-    counted = count_operations(Calls(lambda x: doubled(x) + 1), torch.ones(5))
-    assert counted == (0, 20, 0, 0, ("linvit_test.doubled",))
+def test_an_operator_of_a_plug_in_counts_its_largest_tensor() -> None:
+    assert count_operations(Calls(lambda x: doubled(x) + 1), torch.ones(5)) == (0, 20, 0)
 
 
 @pytest.mark.parametrize("grid", [GRID, REDUCED], ids=["full", "reduced"])
 @pytest.mark.parametrize("name", own_names(attentions))
 def test_products_of_a_mechanism_are_those_that_torch_counts(name: str, grid: Grid) -> None:
-    """Without fused kernels, of which torch's counter knows some, in some versions. No operator is unknown."""
+    """Without fused kernels, of which torch's counter knows some, in some versions."""
     try:
         module = mechanism(name, grid)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -118,7 +85,6 @@ def test_products_of_a_mechanism_are_those_that_torch_counts(name: str, grid: Gr
     counted = attention_cost(name, grid, dim=24, num_heads=3)
     assert 2 * counted.matmul == counter.get_total_flops()
     assert counted.total > 0
-    assert counted.unknown == ()
     given = inputs(module, grid, batch=1)
     assert count_operations(module, given.q, given.k, given.v, grid, **given.extra) == counted  # not on meta
 
@@ -162,9 +128,8 @@ def test_convolution_product_and_linear(device: str) -> None:
     model = Mixer().to(device)
     assert macs(model, (8, 12)) == BY_HAND
     assert num_parameters(model) == 8 * 48 + 8 + 16 + 8 * 5 + 5
-    biases, norm, softmax = 6 * 8 + 8 * 5, 7 * 6 * 8, 4 * 64
     counted = count_operations(model, torch.zeros(1, 3, 8, 12, device=device))
-    assert counted == (BY_HAND, biases + norm + softmax, 64 + 6, num_parameters(model), ())
+    assert counted == (BY_HAND, 6 * 8 + 64, num_parameters(model))  # norm, softmax
 
 
 def test_the_model_is_left_as_it_was() -> None:

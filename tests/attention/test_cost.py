@@ -14,7 +14,7 @@ from tests.helpers import own_names
 
 DIM, HEADS = 96, 3
 GRID = Grid((12, 14), num_prefix=1)
-WORDS = {"MACs": "matmul", "elementwise operations": "elementwise", "transcendental functions": "transcendental"}
+WORDS = {"MACs": "matmul", "elementwise operations": "elementwise"}
 CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the symbols that they set in the formula
     ("softmax", {}, {}),
     ("softmax", {"fused": False, "qk_norm": True}, {}),

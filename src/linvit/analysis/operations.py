@@ -1,19 +1,47 @@
-"""Operations of one forward pass, counted while it runs: of any module, and of any attention mechanism."""
+"""Operations of one forward pass, counted while it runs: of any module, and of any attention mechanism.
 
-from collections import Counter
-from collections.abc import Sequence
+torch's `FlopCounterMode` counts matrix products, convolutions and fused attention. Beside them stands one rule: an
+operator that computes counts one operation per element of its largest tensor. Inverses and singular values count the
+multiply-accumulates of the usual algorithms (Golub & Van Loan, "Matrix Computations", 4th edition: Chapter 3 and
+Section 8.6), those of singular values an estimate, since they are found by iteration.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from linvit.analysis.operation_rules import operations_of
 from linvit.attention.base import Attention, Grid
 from linvit.image_size import image_size
 from linvit.registry import Spec, attentions
+
+FREE = frozenset(
+    [
+        *("_to_copy", "_unsafe_view", "bernoulli", "cat", "clone", "complex", "constant_pad_nd", "copy_"),
+        *("diag_embed", "embedding", "empty_like", "fill_", "flip", "full_like", "gather", "im2col", "index"),
+        *("index_put_", "index_select", "linalg_check_errors", "masked_select", "new_empty", "new_empty_strided"),
+        *("new_full", "new_ones", "new_zeros", "nonzero", "ones_like", "pixel_shuffle", "pixel_unshuffle"),
+        *("rand_like", "randn_like", "reflection_pad1d", "reflection_pad2d", "repeat", "replication_pad1d"),
+        *("replication_pad2d", "resize_", "roll", "scatter", "select_scatter", "slice_scatter", "stack", "tril"),
+        *("triu", "unsafe_split", "upsample_nearest1d", "upsample_nearest2d", "zero_", "zeros_like"),
+    ]
+)
+"""Operators that move, cast or choose elements; as views do, they count nothing."""
+
+COUNTED_BY_TORCH = frozenset(["addmm", "baddbmm", "bmm", "convolution", "mm"])
+
+ALGORITHMS: dict[str, Callable[[int, int], int]] = {
+    "linalg_inv_ex": lambda m, n: n**3,
+    "linalg_pinv": lambda m, n: 8 * m * n**2 + 4 * n**3,
+    "_linalg_svd": lambda m, n: 7 * m * n**2 + 4 * n**3,
+}
+"""Multiply-accumulates for an m x n matrix, m >= n."""
 
 
 class Operations(NamedTuple):
@@ -22,23 +50,19 @@ class Operations(NamedTuple):
     Attributes:
         matmul: Multiply-accumulates (MACs) in matrix products, convolutions, matrix factorisations and Euclidean
             distances; FLOPs are twice that. But for the last two it is half of what torch's `FlopCounterMode` counts.
-        elementwise: Additions, multiplications, divisions, comparisons and sums of single elements.
-        transcendental: exp, log, sqrt, pow, tanh and the like.
+        elementwise: Results of every other operator that computes, such as sums, exponentials and norms, one per
+            element of its largest tensor. A softmax counts as much as a sum.
         parameters: Learnable parameters of the module.
-        unknown: Operators that no rule describes, such as a plug-in's own kernels. Each of their calls counts one
-            elementwise operation per element of the output.
     """
 
     matmul: int
     elementwise: int
-    transcendental: int
     parameters: int
-    unknown: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
         """All operations, a MAC counted once."""
-        return self.matmul + self.elementwise + self.transcendental
+        return self.matmul + self.elementwise
 
     @property
     def flops(self) -> int:
@@ -61,19 +85,14 @@ def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operati
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
-        products, rest = FlopCounterMode(display=False), _Counter()
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, rest:
+        products, others = FlopCounterMode(display=False), _Counter()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, others:
             module(*inputs, **options)
     finally:
         for part in training:
             part.training = True
-    return Operations(
-        products.get_total_flops() // 2 + rest.counts["products"],
-        rest.counts["elementwise"],
-        rest.counts["transcendental"],
-        num_parameters(module),
-        tuple(sorted(rest.unknown)),
-    )
+    matmul = products.get_total_flops() // 2 + others.matmul
+    return Operations(matmul, others.elementwise, num_parameters(module))
 
 
 def attention_cost(attention: Spec, grid: Grid, *, dim: int, num_heads: int, key_dim: int | None = None) -> Operations:
@@ -139,18 +158,24 @@ def num_parameters(module: nn.Module) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what the rules say of every operator that is called."""
+    """Adds up what torch's counter leaves out, of every operator that is called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[str] = Counter()
-        self.unknown: set[str] = set()
+        self.matmul = self.elementwise = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        count, known = operations_of(func, args, kwargs, out)
-        self.counts.update(count._asdict())
-        if not known:
-            self.unknown.add(str(func.overloadpacket))
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        given, made = (
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), out)
+        )
+        if name in ALGORITHMS:
+            *batch, rows, columns = args[0].shape
+            self.matmul += math.prod(batch) * ALGORITHMS[name](max(rows, columns), min(rows, columns))
+        elif name == "_euclidean_dist":  # a a^T - 2 a b^T + b b^T
+            self.matmul += out.numel() * args[0].shape[-1]
+            self.elementwise += out.numel()
+        elif given and made and not func.is_view and name not in FREE | COUNTED_BY_TORCH:
+            self.elementwise += max(tensor.numel() for tensor in given + made)
         return out

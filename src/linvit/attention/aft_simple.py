@@ -2,8 +2,7 @@
 
 Paper: Zhai et al. 2021, "An Attention Free Transformer", the variant without position biases. It is Hydra attention
 with other kernels.
-Cost: `(3 N + 6 M) C` elementwise operations and `(N + M) C` transcendental functions, no matrix product, O(C) memory.
-Rank: 1 per channel.
+Cost: `(2 N + 3 M) C` elementwise operations, no matrix product, O(C) memory. Rank: 1 per channel.
 """
 
 from typing import Literal

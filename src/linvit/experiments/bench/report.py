@@ -19,7 +19,7 @@ EXPONENT = (
 )
 OPERATIONS = (
     "MACs are multiply-accumulates of matrix products and convolutions. FLOPs count two for each of them, and one for "
-    "each operation on single elements (exp, sums, normalisation). Many papers write FLOPs and mean MACs."
+    "each element that any other operator reads or makes. Many papers write FLOPs and mean MACs."
 )
 TIMES = (
     "Medians, quartiles in parentheses. The modules take turns, so that whatever else the machine does meets them all. "
