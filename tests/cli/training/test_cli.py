@@ -380,10 +380,13 @@ class TestMistakes:
             ({"data__num_workers": -2}, ["num_workers", "-2"]),
             ({"data__augmentation.hflip": 3}, ["hflip must lie between 0 and 1; got 3"]),
             ({"model__label_smoothing": 1}, ["label_smoothing must lie in [0, 1); got 1"]),
-            ({"model__atention": "linear"}, ["'atention'", "Did you mean 'attention'?"]),
-            ({"data__batchsize": 3}, ["'batchsize'", "Did you mean 'batch_size'?"]),
-            ({"trainer__max_epoch": 3}, ["trainer.max_epoch", "Did you mean 'max_epochs'?"]),  # an abbreviation, too
-            ({"checkpoint__moniter": "x"}, ["checkpoint.moniter", "Did you mean 'monitor'?"]),
+            ({"model__atention": "linear"}, ["'atention'", "Did you mean --model.attention?"]),
+            ({"data__batchsize": 3}, ["'batchsize'", "Did you mean --data.batch_size?"]),
+            (
+                {"trainer__max_epoch": 3},
+                ["trainer.max_epoch", "Did you mean --trainer.max_epochs?"],
+            ),  # an abbreviation, too
+            ({"checkpoint__moniter": "x"}, ["checkpoint.moniter", "Did you mean --checkpoint.monitor?"]),
             ({"no_such_section": 3}, ["no_such_section"]),
             ({"model__lr": "fast"}, ["lr", "Expected a number", "fast"]),
             ({"data__batch_size": "many"}, ["batch_size", "Expected a whole number", "many"]),
@@ -407,10 +410,10 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("old", "new", "words"),
         [
-            ("    attention: focused", "    atention: focused", ["'atention'", "Did you mean 'attention'?"]),
+            ("    attention: focused", "    atention: focused", ["'atention'", "Did you mean --model.attention?"]),
             ("    attention: focused", "    attention: {factor: 4}", ["has no name"]),
             ("    lr: 2.0e-3", "    lr: [1, 2]", ["lr", "Expected a number", "[1, 2]"]),
-            ("model:", "modell:", ["modell", "Did you mean 'model'?"]),
+            ("model:", "modell:", ["modell", "Did you mean --model"]),
             ("data.yaml", "nowhere.yaml", ["nowhere.yaml"]),
             ("model:", "model: [", ["mine.yaml"]),
         ],

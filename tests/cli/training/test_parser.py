@@ -73,24 +73,46 @@ def test_what_explains_the_types_is_left_out():
     assert readable(MESSAGE).splitlines() == [
         'Parser key "model":',
         "  Problem with given class_path 'linvit.tasks.ClassificationTask':",
-        "        Option 'label_smothing' is not accepted. Did you mean 'label_smoothing'?",
+        "        Option 'label_smothing' is not accepted. Did you mean --model.label_smoothing?",
     ]
 
 
 @pytest.mark.parametrize(
     ("message", "hint"),
     [
-        ("unrecognized arguments: --trainer.max_epocs=3", " Did you mean 'max_epochs'?"),
-        ("unrecognized arguments: --checkpoint.save_topk=3", " Did you mean 'save_top_k'?"),
-        ("Option 'sorce' is not accepted", " Did you mean 'source'?"),
-        ("Option 'hflipp' is not accepted", " Did you mean 'hflip'?"),
-        ("Option 'every_n_step' is not accepted", " Did you mean 'every_n_steps'?"),
-        ("Subcommand 'fit' does not accept option 'modell.init_args.backbone'", " Did you mean 'model'?"),
-        ("unrecognized arguments: --zzz=3", "."),
+        ("unrecognized arguments: --trainer.max_epocs=3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --trainer.epochs=3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --trainer.lr=3", "--model.lr"),
+        ("unrecognized arguments: --lr 0.1", "--model.lr"),
+        ("unrecognized arguments: --epochs 3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --seed 3", "--seed_everything"),
+        ("unrecognized arguments: --batch-size=3", "--data.batch_size"),
+        ("unrecognized arguments: --num_classes=3", "--data.num_classes"),  # that of the model follows from the data
+        ("unrecognized arguments: --checkpoint.save_topk=3", "--checkpoint.save_top_k"),
+        ("unrecognized arguments: --modell=linvit.tasks.Task", "--model"),
+        (
+            "Problem with given class_path 'linvit.data.ClassificationData': Option 'sorce' is not accepted",
+            "--data.source",
+        ),
+        (
+            "Problem with given class_path 'linvit.data.ClassificationData': Option 'augment_on' is not accepted",
+            "--data.augmentation.augment_on",
+        ),
+        (
+            "Problem with given class_path 'linvit.tasks.ClassificationTask': Option 'hflipp' is not accepted",
+            "--data.augmentation.hflip",
+        ),
+        (
+            "Problem with given class_path 'linvit.callbacks.AttentionRank': Option 'every_n_step' is not accepted",
+            "'every_n_steps'",  # a key in the list of callbacks
+        ),
+        ("Subcommand 'fit' does not accept option 'modell.init_args.backbone'", "--model.backbone"),
+        ("Subcommand 'fit' does not accept option 'modell.class_path'", "--model"),
+        ("unrecognized arguments: --trainer.zzz=3", None),
     ],
 )
-def test_the_nearest_option_is_named(message, hint):
-    assert readable(message) == f"{message}.{hint.removeprefix('.')}"
+def test_the_suggestion_is_what_to_type(message, hint):
+    assert readable(message) == (f"{message}. Did you mean {hint}?" if hint else f"{message}.")
 
 
 def test_other_messages_stay():

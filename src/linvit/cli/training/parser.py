@@ -1,21 +1,23 @@
 """Reading configurations: exact option names only, and errors one can read."""
 
+import difflib
 import inspect
+import pkgutil
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser
 
-from linvit import callbacks
+from linvit.callbacks import BestCheckpoint, NonFiniteGuard
 from linvit.cli.terminal import reflow
 from linvit.cli.training.options import options_of, subclasses
 from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
 from linvit.tasks import Task
+from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.old_checkpoints import RENAMED_OPTIONS, new_name
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
@@ -26,10 +28,20 @@ NOISE = re.compile(
 )
 NONE = re.compile(r"^(--[\w.]+)=None$")
 USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal
-SECTIONS = ("config", "base", "model", "data", "trainer", "checkpoint", "non_finite", "seed_everything", "ckpt_path")
+TOP = ("config", "base", "resume", "seed_everything", "ckpt_path", "requeue_exit_code", "print_config", "model", "data")
+CLOSE = 0.7  # of two names, as difflib counts
+OTHER_NAMES = {  # what other programs call our options
+    "seed": "seed_everything",
+    "epochs": "trainer.max_epochs",
+    "workers": "data.num_workers",
+    "output": "trainer.default_root_dir",
+    "gpus": "trainer.devices",
+    "amp": "trainer.precision",
+}
 UNKNOWN = re.compile(
-    r"(?:Option '([\w.]+)' is not accepted|accept option '([\w.]+)'|unrecognized arguments: --([\w.]+))"
+    r"(?:Option '([\w.-]+)' is not accepted|accept option '([\w.-]+)'|unrecognized arguments: --([\w.-]+))"
 )
+CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
 
 
 TYPES = {
@@ -66,20 +78,49 @@ class Parser(LightningArgumentParser):
 def readable(message: str) -> str:
     """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
-    kept = [_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip())]
+    text = "\n".join(_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip()))
     unknown = UNKNOWN.search(message)
     if unknown is None:
-        return "\n".join(kept)
-    first, _, rest = next(group for group in unknown.groups() if group).partition(".")
-    if rest and first not in SECTIONS:
-        return "\n".join(kept) + "." + did_you_mean(first, SECTIONS)
-    name = (rest or first).rpartition(".")[2]
-    if name in RENAMED_OPTIONS:
-        return "\n".join(kept) + f". {new_name(name)}"
-    owners = [Trainer, ModelCheckpoint, *subclasses(Task), *subclasses(ImageData)]
-    owners += [getattr(callbacks, name) for name in callbacks.__all__]
-    names = {option.rpartition(".")[2] for owner in owners for option in options_of(owner)} | set(SECTIONS)
-    return "\n".join(kept) + "." + did_you_mean(name, names)
+        return text
+    given = next(group for group in unknown.groups() if group).replace("-", "_").replace("init_args.", "")
+    given = given.removesuffix(".class_path")
+    leaf = given.rpartition(".")[2]
+    if leaf in RENAMED_OPTIONS:
+        return f"{text}. {new_name(leaf)}"
+    owner = pkgutil.resolve_name(owners[-1]) if (owners := CLASS_PATH.findall(message)) else None
+    return f"{text}.{_suggestion(given, owner if isinstance(owner, type) else None)}"
+
+
+def _suggestion(given: str, owner: type | None) -> str:
+    """The option to type in place of one that does not exist, as a sentence; empty if none is near.
+
+    Args:
+        given: Without dashes. Its section is missing where a class has refused it.
+        owner: The class that has refused it, if one has.
+    """
+    tasks, data = subclasses(Task), subclasses(ImageData)
+    if owner is not None and issubclass(owner, Task):
+        given, tasks = f"model.{given}", iter([owner])
+    elif owner is not None and issubclass(owner, ImageData):
+        given, data = f"data.{given}", iter([owner])
+    elif owner is not None:  # a callback in a list, whose options no flag sets
+        return did_you_mean(given, options_of(owner))
+    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [BestCheckpoint]}
+    known = {name: name for name in TOP} | {
+        f"{part}.{option}": option.rpartition(".")[2]
+        for part, owners in {**parts, "non_finite": [NonFiniteGuard]}.items()
+        for owner in owners
+        for option in options_of(owner)
+        if part != "model" or option not in SET_BY_DATA
+    }
+    section, leaf = given.partition(".")[0] if "." in given else "", given.rpartition(".")[2]
+    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1) or [""]
+    own = [name for option, name in known.items() if option.startswith(f"{near[0]}.")]
+    hits = difflib.get_close_matches(leaf, own, 1, CLOSE) or difflib.get_close_matches(leaf, known.values(), 1, CLOSE)
+    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else (hits or near)[0])
+    options = [option for option in known if name in (option, known[option])]
+    nearest = max(options, key=lambda option: difflib.SequenceMatcher(None, option, given).ratio(), default=None)
+    return f" Did you mean --{nearest}?" if nearest else ""
 
 
 def _in_words(line: str) -> str:
