@@ -1,5 +1,6 @@
 """`--resume=auto`: one command fits every case."""
 
+import csv
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -63,6 +64,28 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     assert "is finished already, at step 4, 2 epochs" in done.log
     assert [path.name for path in runs.iterdir()] == ["version_0"]
     assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4
+
+
+def test_a_run_whose_last_evaluation_is_lost_is_not_finished(folder, tmp_path):
+    table = folder / "metrics.csv"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    named = {"trainer__limit_val_batches": 3, "trainer__limit_train_batches": 10}
+    table.write_text("".join(lines[:-1]), encoding="utf-8")  # what a kill behind the last checkpoint may have left
+    done = fit(tmp_path, AUTO, **named)
+    assert done.code == 0, done.err
+    again = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
+    before = list(csv.DictReader(lines))
+    assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
+
+
+def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_it_is_said(folder):
+    checkpoints = folder / "checkpoints"
+    (folder / "metrics.csv").unlink()
+    for path in checkpoints.glob("*.ckpt"):
+        if step_of(path) < 20:
+            path.unlink()
+    with pytest.raises(UserError, match=r"its last evaluation is not in its metrics.csv.*linvit validate --config"):
+        find([str(folder / "config.yaml")], folder.parent.parent, settings(2))
 
 
 def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):

@@ -85,7 +85,7 @@ def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
         "linear-seed1": "failed",
     }
     (linear,) = (variant for variant in experiment.results().variants if variant.name == "linear")
-    assert linear.trouble[0] == f"failed: the disk is full ({experiment.root / 'linear-seed0' / 'log.txt'})"
+    assert linear.trouble[0] == f"it failed: the disk is full ({experiment.root / 'linear-seed0' / 'log.txt'})"
 
 
 def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experiment, program):
@@ -159,6 +159,20 @@ def test_progress_is_that_of_the_curves(experiment):
     assert (cell.state, cell.fraction()) == ("waiting", 0.0)
     write_run(cell.folder / "version_0", scores=(0.5,), epochs=4)
     assert cell.fraction() == 0.25
+
+
+def test_a_cell_that_ended_well_without_its_last_evaluation_is_run_again(experiment):
+    experiment.prepare(configs(**BOTH))
+    cell = experiment.cells[0]
+    folder = write_run(cell.folder / "version_0", scores=(0.5, 0.0), epochs=3)
+    assert cell.ended(0, 1.0) == "finished"
+    assert cell.state == "stopped"
+    softmax = experiment.results().variants[0]
+    assert softmax.scores(None) == {}
+    assert softmax.trouble[0] == "its last evaluation is that of epoch 2 of 3, step 20"
+    write_run(folder, scores=(0.5, 0.0, 0.75), epochs=3)
+    assert cell.state == "finished"
+    assert experiment.results().variants[0].scores(None) == {0: (0.75, 29, 3)}
 
 
 def test_devices_and_threads_are_shared_out(monkeypatch):

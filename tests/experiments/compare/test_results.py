@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import yaml
 from PIL import Image
 
 from linvit import UserError
@@ -38,8 +39,12 @@ def folder(tmp_path):
 def test_runs_that_differ_in_their_seed_alone_are_one_variant(folder):
     linear, softmax = group(find([folder]))
     assert (linear.name, softmax.name) == ("linear", "softmax")
-    assert linear.scores(None) == {0: 0.70, 1: 0.74}
-    assert linear.trouble == {2: "50% of its epochs"}
+    assert linear.scores(None) == {0: (0.70, 19, 2), 1: (0.74, 19, 2)}
+    run = linear.runs[2].folder
+    assert linear.trouble == {
+        2: f"its last evaluation is that of epoch 1 of 2, step 10. Continue it with: linvit fit --config "
+        f"{run}/config.yaml --resume=auto"
+    }
     assert softmax.rank() == 47.0  # the last ones: 31 and 63
     assert results(folder).summary(softmax) == pytest.approx((0.81, math.sqrt(0.0002), 2))
     assert results(folder).difference(linear)[:1] == pytest.approx((-0.09,))
@@ -49,6 +54,33 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
     write_run(tmp_path / "quickstart/version_0")
     write_run(tmp_path / "quickstart/version_1", attention="linear")
     assert [variant.name for variant in group(find([tmp_path]))] == ["attention=softmax", "attention=linear"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rows", "complete"),
+    [
+        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "29,2,.3"], True),
+        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "24,2,"], False),  # killed within the last epoch
+        ({"max_epochs": 3}, ["9,0,.1", "19,1,.2", "29,2,"], False),  # or before its last evaluation was written
+        ({"max_epochs": 3}, [], False),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 2}, ["19,1,.2", "29,2,"], True),
+        ({"max_epochs": 4, "check_val_every_n_epoch": 2}, ["19,1,.2", "39,3,"], False),
+        ({"max_epochs": -1, "max_steps": 25}, ["9,0,.1", "19,1,.2", "24,2,"], True),
+        ({"max_epochs": -1, "max_steps": 30}, ["9,0,.1", "19,1,.2"], False),
+        ({"max_epochs": 2, "max_steps": 999}, ["9,0,.1", "19,1,.2"], True),
+        ({"max_epochs": 9, "max_steps": 999}, ["9,0,.1", "19,1,.2"], False),
+        ({"max_epochs": 9, "callbacks": [{"class_path": "EarlyStopping"}]}, ["9,0,.1", "19,1,.2"], True),
+        ({"max_epochs": 9, "callbacks": [{"class_path": "EarlyStopping"}]}, ["9,0,.1", "19,1,.2", "24,2,"], False),
+        ({"max_epochs": 9, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], True),
+        ({"max_epochs": 12, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], False),
+        ({"max_epochs": 12, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "119,11,"], False),
+        ({"max_epochs": -1, "max_steps": 90, "check_val_every_n_epoch": None}, ["39,3,.1", "79,7,.2", "89,8,"], True),
+    ],
+)
+def test_a_run_is_complete_with_its_last_evaluation(tmp_path, trainer, rows, complete):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    (tmp_path / "metrics.csv").write_text("\n".join(["step,epoch,val/score", *rows]))
+    assert Run(tmp_path).complete == complete
 
 
 def test_what_differs_besides_is_said(folder):
@@ -74,11 +106,12 @@ def test_the_three_tables_agree(folder):
     assert [row["variant"] for row in rows] == ["linear", "softmax"]
     assert float(rows[0]["difference"]) == pytest.approx(-0.09)
     assert rows[0]["score_seed2"] == ""
-    assert "50% of its epochs" in rows[0]["trouble"]
+    assert (rows[0]["score_seed1"], rows[0]["epoch_seed1"]) == ("0.74", "2")
+    assert "epoch 1 of 2" in rows[0]["trouble"]
     markdown = tables.markdown(found).splitlines()
-    assert markdown[2].startswith("| linear | 0.7200 ± 0.0283 | 2 (1 missing) | -0.0900 [-0.2171, +0.0371] |")
+    assert markdown[2].startswith("| linear | 0.7200 ± 0.0283 | 2 | 2 (1 incomplete) | -0.0900 [-0.2171, +0.0371] |")
     assert markdown[3].endswith("| baseline | 47.0 | 72.2 |")
-    assert r"linear & 0.7200 $\pm$ 0.0283 & 2 (1 missing) & -0.0900" in tables.latex(found)
+    assert r"linear & 0.7200 $\pm$ 0.0283 & 2 & 2 (1 incomplete) & -0.0900" in tables.latex(found)
     assert r"[95 \% interval]" in tables.latex(found)
 
 
@@ -86,7 +119,7 @@ def test_the_page_has_all_of_it(folder):
     (folder / "softmax-seed0/version_0/attention_maps").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "linear-seed0/version_0/val_confusion.png")
     page = report.write(results(folder), folder, "cpu").read_text(encoding="utf-8")
-    for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "50% of its epochs", "val_confusion"):
+    for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "epoch 1 of 2", "val_confusion"):
         assert text in page
     assert "Attention maps" not in page
     assert page.count("data:image/svg+xml") == 2  # curves of the score and of the rank

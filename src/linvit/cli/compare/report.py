@@ -1,6 +1,7 @@
 """`linvit compare --report`: the table of runs that exist; and the end of `linvit compare`."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from linvit.cli.training.run_folder import shown
 from linvit.errors import UserError, check_choice
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
-from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.experiment import FILE, Experiment
 from linvit.experiments.compare.on_tensorboard import write_summary
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
 from linvit.experiments.compare.runs import differing, find
@@ -40,7 +41,8 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
     results = Results(
         results.title, results.variants, baseline, args.score or results.score, results.keys, results.source
     )
-    return finish(results, root, args, "")
+    folder = shlex.quote(str(root / FILE))
+    return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
 
 
 def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
@@ -62,8 +64,9 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     print(f"\n{tables.markdown(results)}\n{written.controls(results)}")
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
     for cell, text in troubled.items():
-        print(f"missing: {cell}: {text}")
-    if any("failed" in text for text in troubled.values()) and command:
-        print(f"run failed cells again with\n  {command} --retry")
+        print(f"incomplete: {cell}: {text}")
+    if troubled and command:
+        failed = " --retry" * any(text.startswith("it failed") for text in troubled.values())
+        print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
     rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")
     return 1 if troubled else 0

@@ -12,6 +12,7 @@ from linvit.checkpointing.atomic_file import LAST, PREVIOUS
 from linvit.cli.training.checkpoint import Checkpoint
 from linvit.cli.training.run_folder import run_name, run_of_config, shown, versions
 from linvit.errors import UserError
+from linvit.experiments.compare.runs import CONFIG, Run
 from linvit.signatures import same
 from linvit.tasks.base import SET_BY_RUN
 
@@ -72,6 +73,33 @@ def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) 
     return epochs or 0 <= max_steps <= checkpoint.step or checkpoint.stopped_early
 
 
+def has_last_evaluation(run: Path, checkpoint: Checkpoint) -> bool:
+    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one."""
+    if not (run / CONFIG).exists():
+        return True
+    found = Run(run)
+    logger = found.config["trainer"].get("logger")
+    others = any(isinstance(part, dict) for part in (logger if isinstance(logger, list) else [logger]))
+    return logger is False or others or found.evaluated(checkpoint.epochs, checkpoint.step)
+
+
+def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """The newest checkpoint of a run that is older than a given one.
+
+    Raises:
+        UserError: If there is none.
+    """
+    others = map(_whole, sorted((run / "checkpoints").glob("*.ckpt")))
+    older = [other for other in others if other is not None and other.step < checkpoint.step]
+    if not older:
+        raise UserError(
+            f"{shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv, and there is no "
+            f"earlier checkpoint to continue from. To score it: linvit validate --config {shown(run / 'config.yaml')} "
+            f"--ckpt_path {shown(Path(checkpoint.path))}; to train it again, delete its folder"
+        )
+    return max(older, key=lambda other: other.step)
+
+
 def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path | None, Checkpoint | None]:
     """The run to go on with and its checkpoint; either may be None. Ends the program if there is nothing left to do."""
     run, trainer = run_to_resume(configs, root, settings), settings.trainer
@@ -86,14 +114,20 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path 
         return None, None
     if checkpoint is None:
         rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
-    elif is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
+    elif not is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
+        rank_zero_info(f"--resume=auto: {shown(run)} goes on from {Path(checkpoint.path).name}, step {checkpoint.step}")
+    elif not has_last_evaluation(run, checkpoint):
+        checkpoint = before(run, checkpoint)
+        rank_zero_warn(
+            f"--resume=auto: {shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv: "
+            f"it continues from {Path(checkpoint.path).name}, step {checkpoint.step}, to be evaluated"
+        )
+    else:
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, raise --trainer.max_epochs; to start anew, leave --resume out"
         )
         raise SystemExit(0)
-    else:
-        rank_zero_info(f"--resume=auto: {shown(run)} goes on from {Path(checkpoint.path).name}, step {checkpoint.step}")
     return run, checkpoint
 
 

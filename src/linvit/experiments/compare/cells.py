@@ -63,9 +63,9 @@ class Cell:
 
     @property
     def state(self) -> State:
-        """How its last process ended; "waiting" if none has ended."""
+        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
         state: State = self._outcome().get("state", "waiting")
-        return state
+        return "stopped" if state == "finished" and (run := self.run) is not None and not run.complete else state
 
     @property
     def seconds(self) -> float:

@@ -71,12 +71,13 @@ class Experiment:
             variant.published = published.scores.get(variant.name) if published else None
             for seed in self.grid.seeds:
                 cell = Cell(self.root, variant.name, seed)
-                if (run := cell.run) is not None:
+                run, state = cell.run, cell.state
+                if run is not None:
                     variant.runs[seed] = run
-                if cell.state == "failed":
-                    variant.trouble[seed] = f"failed: {cell.last_words()} ({cell.log})"
-                elif cell.state != "finished":
-                    variant.trouble[seed] = f"{cell.fraction():.0%} of it is done"
+                if state == "failed":
+                    variant.trouble[seed] = f"it failed: {cell.last_words()} ({cell.log})"
+                elif state != "finished":
+                    variant.trouble[seed] = "it has not begun" if run is None else run.progress
         source = published.source if published else ""
         return Results(self.root.name, variants, self.grid.baseline, self.grid.score, self.grid.keys, source)
 

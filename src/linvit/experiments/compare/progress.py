@@ -63,8 +63,8 @@ class Progress:
         finished = sum(other.state == "finished" for other in self._cells)
         how = f"{cell.state} after {timedelta(seconds=round(cell.seconds))}"
         run = cell.run
-        curve = run.curves.get(run.score_tag()) if run is not None else None
-        score = f", {run.score_tag()} {curve[-1][1]:.4f}" if run is not None and curve else ""
+        last = run.score(run.score_tag()) if run is not None else None
+        score = f", {run.score_tag()} {last.value:.4f} of epoch {last.epoch}" if run is not None and last else ""
         words = f": {cell.last_words()} ({cell.log})" if cell.state == "failed" else score
         left = self.left() if finished < len(self._cells) else ""
         return f"{cell.name} {how}{words}; {finished} of {len(self._cells)} cells{', ' * bool(left)}{left}"

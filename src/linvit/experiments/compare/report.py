@@ -88,9 +88,9 @@ def _how(results: Results, device: str) -> str:
     ranks = any(variant.rank() is not None for variant in results.variants)
     costs = any(isinstance(variant.costs, Costs) for variant in results.variants)
     return (
-        f"Score: {results.tag} of the last epoch, mean ± standard deviation over seeds. Difference: mean over the "
-        f"seeds that both have, with the 95 % confidence interval of the paired t-test; a star marks an interval "
-        f"without zero. The intervals are not corrected for the number of comparisons."
+        f"Score: {results.tag} of the epoch beside it, a run's last, mean ± standard deviation over seeds. "
+        f"Difference: mean over the seeds that both have, with the 95 % interval of the paired t-test; a star "
+        f"marks an interval without zero. The intervals are not corrected for the number of comparisons."
         + (
             f" Latency: median of a forward pass per image, in batches of two, on the {device.upper()}, all variants "
             f"in turns. MACs: of one image. Memory: the most that a forward and a backward pass of two images "
@@ -143,7 +143,7 @@ def _pictures(page: Page, results: Results) -> None:
 def _trouble(page: Page, results: Results) -> None:
     troubled = [variant for variant in results.variants if variant.trouble]
     if troubled:
-        page.heading("Missing")
+        page.heading("Incomplete runs, whose scores are left out")
         rows = [[v.name, str(seed), text] for v in troubled for seed, text in sorted(v.trouble.items())]
         page.table(["variant", "seed", "why"], rows)
 

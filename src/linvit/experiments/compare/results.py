@@ -8,7 +8,7 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.runs import Run, covered, differing, flat, outermost, shown
+from linvit.experiments.compare.runs import Run, Score, covered, differing, flat, outermost, shown
 from linvit.experiments.compare.statistics import Difference, paired_difference, spread
 
 
@@ -30,16 +30,20 @@ class Variant:
     published: float | None = None
     costs: Costs | str | None = None
 
-    def scores(self, tag: str | None) -> dict[int, float]:
+    @property
+    def finished(self) -> dict[int, Run]:
+        """The runs that were trained and evaluated to their end, by seed."""
+        return {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
+
+    def scores(self, tag: str | None) -> dict[int, Score]:
         """The last score of each finished run, by seed."""
-        finished = {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
-        curves = {seed: run.curves.get(run.score_tag(tag)) for seed, run in finished.items()}
-        return {seed: curve[-1][1] for seed, curve in curves.items() if curve}
+        found = {seed: run.score(run.score_tag(tag)) for seed, run in self.finished.items()}
+        return {seed: score for seed, score in found.items() if score is not None}
 
     def ranks(self) -> dict[str, float]:
-        """The rank of each layer that was measured last, mean over heads and seeds."""
+        """The rank of each layer that was measured last, mean over heads and finished runs."""
         found: dict[str, list[float]] = {}
-        for run in self.runs.values():
+        for run in self.finished.values():
             for tag, curve in run.curves.items():
                 if is_rank(tag):
                     found.setdefault(tag.split("/")[1], []).append(curve[-1][1])
@@ -84,11 +88,11 @@ class Results:
         (baseline,) = (other for other in self.variants if other.name == self.baseline)
         ours, theirs = variant.scores(self.score), baseline.scores(self.score)
         seeds = sorted(ours.keys() & theirs.keys())
-        return paired_difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        return paired_difference([ours[seed].value for seed in seeds], [theirs[seed].value for seed in seeds])
 
     def summary(self, variant: Variant) -> tuple[float, float, int]:
         """Mean and standard deviation of the scores over seeds, and the number of seeds."""
-        scores = list(variant.scores(self.score).values())
+        scores = [score.value for score in variant.scores(self.score).values()]
         return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
 
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
@@ -140,7 +144,9 @@ def group(runs: Iterable[Run]) -> list[Variant]:
             variant.name = f"{run.folder.parent.name}/{run.folder.name}"
     for variant in found.values():
         variant.trouble = {
-            seed: f"{run.fraction:.0%} of its epochs" for seed, run in variant.runs.items() if run.fraction < 1
+            seed: f"{run.progress}. Continue it with: {run.command}"
+            for seed, run in variant.runs.items()
+            if not run.complete
         }
     return list(found.values())
 

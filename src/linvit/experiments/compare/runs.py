@@ -2,11 +2,12 @@
 
 import csv
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -14,8 +15,24 @@ from linvit import yaml_text
 from linvit.errors import UserError
 
 CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
+EVALUATED = "val/score"
+"""The curve that every evaluation adds to."""
 PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
 """Options that may differ between the runs of one variant."""
+
+
+class Score(NamedTuple):
+    """The last value of a curve of scores.
+
+    Attributes:
+        value: The score.
+        step: Optimiser step at which it was logged, from 0.
+        epoch: Epochs that had been trained, counted from 1; 0 if the curves do not say.
+    """
+
+    value: float
+    step: int
+    epoch: int
 
 
 @dataclass(frozen=True)
@@ -58,15 +75,81 @@ class Run:
         return int(self.config.get("seed_everything") or 0)
 
     @property
+    def epochs(self) -> int | None:
+        """The epochs that its configuration asks for; None if steps, a time or `EarlyStopping` may end it before."""
+        trainer = self._trainer
+        epochs, steps, callbacks = (trainer.get(key) for key in ("max_epochs", "max_steps", "callbacks"))
+        others = (steps or -1) >= 0 or trainer.get("max_time") or "EarlyStopping" in str(callbacks)
+        return None if others or epochs is None or epochs < 0 else int(epochs)
+
+    @property
     def fraction(self) -> float:
-        """How much of its epochs, or else of its steps, a run has done, as far as its curves tell: 0 to 1."""
-        trainer = self.config.get("trainer", {})
-        epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps")
-        done = max((epoch for _, epoch in self.curves.get("epoch", [])), default=-1) + 1
-        if steps and steps > 0:
-            step = max((points[-1][0] for points in self.curves.values()), default=-1) + 1
-            return min(1.0, float(step / steps))
-        return min(1.0, float(done / epochs)) if epochs and epochs > 0 else 0.0
+        """How much of its epochs, or else of its steps, a run has evaluated: 0 to 1."""
+        score = self.score(EVALUATED)
+        if score is None:
+            return 0.0
+        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
+        done, all_of_it = (score.step + 1, steps) if steps > 0 else (score.epoch, epochs)
+        return min(1.0, done / all_of_it) if all_of_it > 0 else 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run's last evaluation is in its curves, which a kill may have cut off."""
+        if self.score(EVALUATED) is None:
+            return False
+        trained = max((int(epoch) + 1 for _, epoch in self.curves.get("epoch", [])), default=0)
+        seen = max(curve[-1][0] for curve in self.curves.values()) + 1
+        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
+        if steps > 0:
+            return self.evaluated(None, steps) or (epochs > 0 and self.evaluated(epochs, steps))
+        wanted = trained if self.epochs is None else self.epochs
+        return trained >= wanted and self.evaluated(wanted, seen)
+
+    def evaluated(self, epochs: int | None, steps: int) -> bool:
+        """Whether the evaluation that follows upon so many whole epochs, or that many steps have, is in the curves.
+
+        Args:
+            epochs: Epochs that have been trained to their end; None if that is not known.
+            steps: Optimiser steps, which count where evaluations do not follow epochs.
+        """
+        every = self._trainer.get("check_val_every_n_epoch", 1)
+        if self._trainer.get("limit_val_batches") == 0:
+            return True
+        score = self.score(EVALUATED)
+        if epochs is not None and every:
+            return epochs < every or (score is not None and score.epoch >= epochs - epochs % every)
+        if score is None:
+            return True  # its steps may end before the first evaluation
+        before = [-1, *(step for step, _ in self.curves[EVALUATED])][-2]
+        return 2 * score.step - before >= steps  # where the next one would be
+
+    def score(self, tag: str) -> Score | None:
+        """The last value of a curve; None if there is none."""
+        curve = self.curves.get(tag)
+        if not curve:
+            return None
+        step, value = curve[-1]
+        return Score(value, step, int(dict(self.curves.get("epoch", [])).get(step, -1)) + 1)
+
+    @property
+    def progress(self) -> str:
+        """How far it was evaluated, as a sentence."""
+        score = self.score(EVALUATED)
+        if score is None:
+            return f"there is no evaluation in its {CURVES}"
+        epochs = self._trainer.get("max_epochs") or -1
+        return (
+            f"its last evaluation is that of epoch {score.epoch}{f' of {epochs}' * (epochs > 0)}, step {score.step + 1}"
+        )
+
+    @property
+    def command(self) -> str:
+        """The command that continues it."""
+        return f"linvit fit --config {shlex.quote(str(self.folder / CONFIG))} --resume=auto"
+
+    @property
+    def _trainer(self) -> dict[str, Any]:
+        return self.config.get("trainer") or {}
 
     def score_tag(self, given: str | None = None) -> str:
         """The curve of scores: `val/score`, of the moving average where the task predicts with that."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, Variant
+from linvit.experiments.compare.runs import Score
 from linvit.plain_text import CsvWriter, printable
 
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -16,7 +17,7 @@ def titles(results: Results) -> list[str]:
     optional = ["published"] if results.source else []
     rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
     costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
-    scores = [results.tag, "seeds", f"difference from {results.baseline} [95 % interval]"]
+    scores = [results.tag, "epoch", "seeds", f"difference from {results.baseline} [95 % interval]"]
     return ["variant", *scores, *costs, *rank, *optional]
 
 
@@ -47,7 +48,7 @@ def csv_text(results: Results) -> str:
     writer.writerow(
         ["variant", "mean", "standard_deviation", "seeds", "difference", "interval_low", "interval_high"]
         + ["parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "rank", "published"]
-        + [f"score_seed{seed}" for seed in seeds]
+        + [f"{what}_seed{seed}" for seed in seeds for what in ("score", "epoch")]
         + ["trouble"]
     )
     for variant in results.variants:
@@ -61,7 +62,11 @@ def csv_text(results: Results) -> str:
             else [costs.parameters, costs.macs, costs.latency.median, *costs.latency.quartiles, costs.memory]
         )
         numbers = [mean, spread, count, *(difference[:3] if difference else ["", "", ""]), *measured]
-        numbers += [variant.rank(), variant.published, *(scores.get(seed) for seed in seeds)]
+        numbers += [
+            variant.rank(),
+            variant.published,
+            *(value for seed in seeds for value in _of_seed(scores.get(seed))),
+        ]
         cells = ["" if number is None or number != number else number for number in numbers]
         writer.writerow([variant.name, *cells, _trouble(variant)])
     return file.getvalue()
@@ -86,7 +91,7 @@ def _row(results: Results, variant: Variant, columns: Sequence[str]) -> list[str
     else:
         apart = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
         apart += " *" if difference.significant else ""
-    cells = [variant.name, score, f"{seeds}{_mark(variant)}", apart]
+    cells = [variant.name, score, _epochs(results, variant), f"{seeds}{_mark(variant)}", apart]
     costs = variant.costs
     if "MACs" in columns:
         cells += ["-"] * 4 if not isinstance(costs, Costs) else _costs(costs)
@@ -103,8 +108,21 @@ def _costs(costs: Costs) -> list[str]:
     return [count(costs.parameters), count(costs.macs), latency, memory]
 
 
+def _of_seed(score: Score | None) -> tuple[float | None, int | None]:
+    """A score and its epoch."""
+    return (None, None) if score is None else (score.value, score.epoch)
+
+
+def _epochs(results: Results, variant: Variant) -> str:
+    """Of which epochs the scores are."""
+    found = [score.epoch for score in variant.scores(results.score).values()]
+    if not found:
+        return "-"
+    return f"{min(found)}" if min(found) == max(found) else f"{min(found)} to {max(found)}"
+
+
 def _mark(variant: Variant) -> str:
-    return f" ({len(variant.trouble)} missing)" if variant.trouble else ""
+    return f" ({len(variant.trouble)} incomplete)" if variant.trouble else ""
 
 
 def _trouble(variant: Variant) -> str:
