@@ -45,6 +45,7 @@ def damaged(root: Path, good: int = 20) -> dict[str, str | None]:
         "half.png": (png[: len(png) // 2], ""),
         "flipped.png": (png[:100] + bytes([png[100] ^ 0xFF]) + png[101:], ""),
         "bomb.png": (bomb(20_000, 10_000), "pixels"),
+        "16_bit.png": (encoded(Image.fromarray(np.full((SIDE, SIDE), 9000, np.uint16)), "PNG"), "1 band of uint16"),
     }
     for name, (data, reason) in bad.items():
         (ant / name).write_bytes(data)
@@ -57,10 +58,9 @@ def damaged(root: Path, good: int = 20) -> dict[str, str | None]:
     save(photo(63).convert("RGBA"), bee / "alpha.png")
     save(photo(64).convert("L"), bee / "grey.jpg")
     save(photo(65), bee / "progressive.jpg", progressive=True)
-    save(Image.fromarray(np.linspace(0, 65535, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)), bee / "16_bit.png")
     save(photo(66).convert("P"), bee / "animated.gif", save_all=True, append_images=[photo(67).convert("P")])
     (bee / "png_inside.jpg").write_bytes(png)
-    odd = "cmyk.jpg rotated.jpg palette.png alpha.png grey.jpg progressive.jpg 16_bit.png animated.gif png_inside.jpg"
+    odd = "cmyk.jpg rotated.jpg palette.png alpha.png grey.jpg progressive.jpg animated.gif png_inside.jpg"
     found |= {f"train/bee/{name}": None for name in odd.split()}
     (bee / "folder.jpg").mkdir()  # is no image
     (root / "val" / "bee" / "copy.jpg").write_bytes((bee / "1.jpg").read_bytes())

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.models import adapt_input_conv
 
 import linvit
 from linvit.attention.ops.tables import grid_from_count, resize_table
@@ -262,11 +263,21 @@ class TestRefusal:
         report = load_pretrained(create(FAKES["deit"].spec), state)
         assert report.missing == {"pos_embed": "1x99x48 in the file, 1x197x48 in the model"}
 
-    def test_other_channels_of_the_image(self):
+    @pytest.mark.parametrize("channels", [1, 2, 4, 6, 13])
+    def test_other_channels_of_the_image(self, channels):
+        """The first convolution is fitted to them as timm fits it."""
+        model, name = create(FAKES["pvt"].spec, in_chans=channels), "stages.0.embed.proj.weight"
+        state = FAKES["pvt"].state()
+        (stem,) = (tensor for tensor in state.values() if tensor.shape == (16, 3, 4, 4))
+        report = load_pretrained(model, state)
+        assert report.resized[name] == f"16x3x4x4 to 16x{channels}x4x4"
+        assert not report.missing
+        torch.testing.assert_close(model.state_dict()[name], adapt_input_conv(channels, stem), rtol=0, atol=1e-6)
+
+    def test_channels_that_are_no_colours(self):
         model = create(FAKES["pvt"].spec, in_chans=4)
-        report = load_pretrained(model, FAKES["pvt"].state())
-        assert report.missing == {"stages.0.embed.proj.weight": "16x3x4x4 in the file, 16x4x4x4 in the model"}
-        assert "16x3x4x4 in the file, 16x4x4x4 in the model" in str(report)
+        state = {key: t[:, :2] if t.shape == (16, 3, 4, 4) else t for key, t in FAKES["pvt"].state().items()}
+        assert list(load_pretrained(model, state).missing) == ["stages.0.embed.proj.weight"]
 
     @pytest.mark.parametrize(
         "tensor", [torch.tensor(1.0), torch.ones(5), torch.ones(3, 3, 3), torch.ones(9, 1)], ids=lambda t: str(t.shape)

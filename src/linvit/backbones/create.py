@@ -27,6 +27,11 @@ def create_backbone(spec: Spec, attention: Spec | Sequence[Spec] | None = None, 
     return cast("nn.Module", backbones.create(spec, **options))
 
 
+def image_channels(in_chans: int) -> dict[str, int]:
+    """The option of a backbone for images of so many channels; three are what every backbone takes without it."""
+    return {} if in_chans == 3 else {"in_chans": in_chans}
+
+
 def dense_options(name: str) -> Mapping[str, Any]:
     """Returns the options that make a registered backbone what its authors publish for dense tasks."""
     constructor: Any = backbones.get(name)

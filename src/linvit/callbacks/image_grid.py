@@ -4,6 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torchvision.utils import make_grid
 
+from linvit.callbacks.pixels import rgb
 from linvit.callbacks.tensorboard import writers
 
 
@@ -28,4 +29,4 @@ class ImageGrid(Callback):
             shown = preview(self.images)
         for name, images in shown.items():
             for writer in writers(trainer):
-                writer.add_image(f"transforms/{name}", make_grid(images), trainer.global_step)
+                writer.add_image(f"transforms/{name}", make_grid(rgb(images)), trainer.global_step)

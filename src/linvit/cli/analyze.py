@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linvit.analysis.layer_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
+from linvit.callbacks.pixels import pixels
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.cli.trained import data_of, read_settings, trained
@@ -181,14 +182,13 @@ def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> 
         chosen = [samples[i if args.images else i * len(samples) // count] for i in range(count)]
     else:
         chosen = list(islice(samples, args.count))
-    mean, std = torch.tensor([data.mean, data.std]).view(2, 3, 1, 1)
     photos = []
     for i, sample in enumerate(chosen):
         batch = collate([sample], data.ragged, data.mixed)
         batch["image"] = _moved(batch["image"], device)
         data.finish(batch)
-        pixels = (255 * (batch["image"][0].cpu() * std + mean)).round().clamp(0, 255).byte().movedim(0, -1).numpy()
-        photos.append(Photo(str(batch["id"][0]) if "id" in batch else f"image {i}", batch, pixels))
+        name = str(batch["id"][0]) if "id" in batch else f"image {i}"
+        photos.append(Photo(name, batch, pixels(batch["image"][0], data)))
     return photos
 
 

@@ -28,6 +28,7 @@ from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
 from linvit.data.sources.splits import HUB
 from linvit.data.sources.stream import Stream
 from linvit.data.sources.stream_checks import check_stream_options
+from linvit.data.transforms.bands import Bands
 from linvit.data.transforms.on_device import denormalise, normalise
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -40,8 +41,9 @@ class ImageData(LightningDataModule):
     """Base of the data modules.
 
     A subclass supplies `num_classes` and `class_names`, `targets`, and the two transforms, which bring all samples to
-    8-bit images of `size`. Float arithmetic on images is done per batch on the device. The order of training samples
-    follows from (seed, epoch, rank layout), a sample's augmentation from (seed, epoch, row, copy).
+    8-bit images of `size`, or with a `value_range` to float32 images from 0 to 255. What else is arithmetic on floats
+    is done per batch on the device. The order of training samples follows from (seed, epoch, rank layout), a sample's
+    augmentation from (seed, epoch, row, copy).
 
     Args:
         source: An embedded set ("digits": 1,797 real handwritten digits); a path to an image folder
@@ -53,6 +55,11 @@ class ImageData(LightningDataModule):
         val_fraction: Fraction of the training images held out when the data has no validation split.
         repeated_aug: How often each image of an epoch is used, augmented differently each time. Epochs keep their
             length, so each has 1 / repeated_aug of the images (DeiT: 3).
+        bands: Numbers of the bands of an image that become its channels, in this order; the first is 1. null is for
+            images of one or three bands, as RGB. A model has as many input channels, and pretrained weights of three
+            are repeated and scaled for it.
+        value_range: The values that become 0 and 1, [low, high] or a pair for each band; what lies beyond is clipped.
+            null is for values of 8 bits. `linvit data check` prints the percentiles.
         mean: Mean of each channel, subtracted from images in [0, 1].
         std: Standard deviation of each channel.
         image_column: Column of the images; null finds it.
@@ -94,7 +101,7 @@ class ImageData(LightningDataModule):
     how_to_count: ClassVar[str | None] = None
     """What to do where the number of classes is unknown, for an error message; None is `how_to_label`."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
-        {"mean", "std", "image_column", "val_fraction", "repeated_aug", "seed"}
+        {"bands", "value_range", "mean", "std", "image_column", "val_fraction", "repeated_aug", "seed"}
         | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
@@ -107,6 +114,8 @@ class ImageData(LightningDataModule):
         img_size: int | Sequence[int] = 224,
         val_fraction: float = 0.1,
         repeated_aug: int = 1,
+        bands: list[int] | None = None,
+        value_range: tuple[float, float] | list[tuple[float, float]] | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         image_column: str | None = None,
@@ -125,8 +134,13 @@ class ImageData(LightningDataModule):
             raise UserError(f"batch_size must be at least 1; got {batch_size}")
         if num_workers < 0:
             raise UserError(f"num_workers must be 0 (load in the training process) or more; got {num_workers}")
-        if len(mean) != 3 or len(std) != 3 or not all(deviation > 0 for deviation in std):
-            raise UserError(f"mean and std need 3 values, one per channel, std above 0; got {list(mean)}, {list(std)}")
+        self.bands = Bands.parse(bands, value_range)
+        channels = self.bands.channels
+        if len(mean) != channels or len(std) != channels or not all(deviation > 0 for deviation in std):
+            way = "" if channels == 3 else "; linvit data check with the same --bands and --value_range prints them"
+            raise UserError(
+                f"mean and std need {channels} values, one per channel, std above 0; got {list(mean)}, {list(std)}{way}"
+            )
         if repeated_aug < 1:
             raise UserError(f"repeated_aug must be 1 (each image once) or more; got {repeated_aug}")
         if seed is not None and seed < 0:
@@ -148,12 +162,17 @@ class ImageData(LightningDataModule):
         self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
         self.data_source = DataSource(source, image_column, val_fraction, streaming, self.prepare)
         self.predict_source = None if predict_path is None else DataSource(predict_path, image_column, 0, False, dict)
-        self._statistics = torch.tensor([self.mean, self.std]).view(2, 3, 1, 1)
+        self._statistics = torch.tensor([self.mean, self.std]).view(2, -1, 1, 1)
 
     @property
     def num_classes(self) -> int | None:
         """Number of classes, or None if the data has no labels."""
         raise NotImplementedError
+
+    @property
+    def in_chans(self) -> int:
+        """Channels C of the images."""
+        return self.bands.channels
 
     @property
     def class_names(self) -> list[str] | None:
@@ -246,7 +265,7 @@ class ImageData(LightningDataModule):
         """Does what is left to do with the images of a batch, in place: augmentation, normalising, random erasing.
 
         A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
-        `after_mixing` in the batch, and calls it with the images (B, 3, H, W) that it has mixed, which returns them.
+        `after_mixing` in the batch, and calls it with the images (B, C, H, W) that it has mixed, which returns them.
         """
         image, ops = batch["image"], batch.pop("device_ops", None)
         device = image[0].device
@@ -264,7 +283,7 @@ class ImageData(LightningDataModule):
         batch["image"] = image
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Returns training and validation images (count, 3, H, W) in [0, 1], as the model sees them."""
+        """Returns training and validation images (count, C, H, W) in [0, 1], as the model sees them."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):
@@ -284,7 +303,7 @@ class ImageData(LightningDataModule):
         return sample
 
     def _of_one_size(self, images: Tensor | list[Tensor]) -> Tensor:
-        """Images (B, 3, H, W) to be shown; those of several sizes are resized to `size`, whatever their aspect."""
+        """Images (B, C, H, W) to be shown; those of several sizes are resized to `size`, whatever their aspect."""
         if isinstance(images, Tensor):
             return images
         return torch.cat([F.interpolate(image[None], self.size, mode="area") for image in images])
@@ -315,8 +334,12 @@ class ImageData(LightningDataModule):
 
     @property
     def _image_bytes(self) -> int:
-        """Bytes of an image as a loader process hands it over: 8-bit RGB."""
-        return 3 * self.size[0] * self.size[1]
+        """Bytes of an image as a loader process hands it over."""
+        return self._pixel_bytes * self.size[0] * self.size[1]
+
+    @property
+    def _pixel_bytes(self) -> int:
+        return self.in_chans * (1 if self.bands.ranges is None else 4)
 
     @property
     def _seed(self) -> int:
@@ -334,10 +357,12 @@ class ImageData(LightningDataModule):
         rows, chosen, shards = source.rows_of(split, whole=predict)
         transform = self.train_transform if training else self.eval_transform
         on_hub = source.name.startswith(HUB)
-        reader = source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub)
+        reader = source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub, self.bands)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
-            return Images(rows, reader, bad, self.trained_rows(rows, chosen) if training else chosen)
+            images = Images(rows, reader, bad, self.trained_rows(rows, chosen) if training else chosen)
+            images.check_bands()
+            return images
         seed = self._seed if training else None
         shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
         return Stream(shards, reader, *shared, seed, *self.stream_options)

@@ -70,6 +70,8 @@ class ClassificationData(ImageData):
         check_choice("crop_mode", crop_mode, ["center", "squash", "border"])
         if not 0 < crop_pct <= 1:
             raise UserError(f"crop_pct must lie in (0, 1]; got {crop_pct}")
+        given = augmentation.auto_augment, augmentation.color_jitter
+        self.bands.check_colours(dict(zip(("auto_augment", "color_jitter"), given, strict=True)))
         self.expected_classes = num_classes
         self.given_label_column = label_column
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)

@@ -259,8 +259,10 @@ class DetectionData(ImageData):
         super().setup(stage)
 
     def drawn(self, sample: Sample) -> Sample:
-        """A sample with its boxes drawn into its image."""
+        """A sample with its boxes drawn into its image, if that is RGB of 8 bits."""
         image, boxes = sample["image"], sample["boxes"]
+        if not self.bands.eight_bit_rgb:
+            return sample
         if "area" in sample:  # of evaluation, whose boxes are at the original size
             boxes = boxes * torch.tensor([image.shape[2] / sample["size"][1], image.shape[1] / sample["size"][0]] * 2)
         boxes = boxes[(boxes[:, 2:] > boxes[:, :2]).all(1)]
@@ -280,7 +282,7 @@ class DetectionData(ImageData):
     def _image_bytes(self) -> int:
         """Bytes of an image and ten masks, at most, as a loader process hands them over."""
         height, width = self.limits or self.size
-        return (3 + 10 * self.masks) * height * width
+        return (self._pixel_bytes + 10 * self.masks) * height * width
 
 
 def _moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:

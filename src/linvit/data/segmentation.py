@@ -93,6 +93,7 @@ class SegmentationData(ImageData):
             raise UserError(f"limits must be [longer side, shorter side] in pixels, above 0; got {list(limits)}")
         if multiple < 1:
             raise UserError(f"multiple must be 1 (as it is) or more; got {multiple}")
+        self.bands.check_colours({"photometric": augmentation.photometric})
         self.given_classes = num_classes
         self.given_names = class_names
         self.given_mask_column = mask_column
@@ -207,4 +208,4 @@ class SegmentationData(ImageData):
     @property
     def _image_bytes(self) -> int:
         """Bytes of an image and its mask as a loader process hands them over."""
-        return 4 * self.size[0] * self.size[1]
+        return (1 + self._pixel_bytes) * self.size[0] * self.size[1]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from linvit.backbones.create import create_backbone, dense_options
+from linvit.backbones.create import create_backbone, dense_options, image_channels
 from linvit.errors import UserError
 from linvit.heads.base import Head
 from linvit.heads.pyramid import drop_unused, pyramid
@@ -21,6 +21,7 @@ def backbone_and_head(
     attention: Spec | Sequence[Spec] | None,
     img_size: int | Sequence[int],
     drop_path_rate: float,
+    in_chans: int = 3,
 ) -> tuple[nn.Module, Any]:
     """Builds a backbone in the form of its dense models, and a head for those of its feature maps that the head wants.
 
@@ -37,7 +38,7 @@ def backbone_and_head(
         )
     name, options = backbones.parse(backbone)
     spec = {"name": name, **dense_options(name), **options}
-    shared = {"img_size": img_size, "drop_path_rate": drop_path_rate}
+    shared = {"img_size": img_size, "drop_path_rate": drop_path_rate, **image_channels(in_chans)}
     context = {key: value for key, value in shared.items() if key not in options}
     network = create_backbone(spec, attention, num_classes=0, **context)
     indices, channels, reductions = pyramid(network, head_class.levels)

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from linvit.backbones.create import create_backbone
+from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.callbacks.matmul_precision import MatmulPrecision
@@ -36,7 +36,12 @@ from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
-SET_BY_DATA = ("num_classes", "class_names", "img_size")  # arguments that the command line takes from the data
+SET_BY_DATA = (
+    "num_classes",
+    "class_names",
+    "img_size",
+    "in_chans",
+)  # arguments that the command line takes from the data
 # Arguments that a checkpoint does not decide:
 SET_BY_RUN = ("predict_with", "compile", "float32_matmul_precision", "grad_checkpointing", "recompute_attention")
 
@@ -57,6 +62,7 @@ class Task(LightningModule):
         num_classes: Classes. The command line takes it from the data.
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
+        in_chans: Channels C of the images. The command line takes them from the data.
         drop_path_rate: Stochastic depth of the last block.
         pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
@@ -74,7 +80,7 @@ class Task(LightningModule):
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 
     Attributes:
-        network: What is trained: images (B, 3, H, W) in, the prediction out.
+        network: What is trained: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
@@ -96,6 +102,7 @@ class Task(LightningModule):
         num_classes: int = 1000,
         class_names: list[str] | None = None,
         img_size: int | Sequence[int] = 224,
+        in_chans: int = 3,
         drop_path_rate: float = 0.0,
         pretrained: str | dict[str, Any] | None = None,
         ema_decay: float | None = None,
@@ -129,11 +136,11 @@ class Task(LightningModule):
         prefixes = ("",) if self.ema is None else ("", "ema_")
         tags = [f"{stage}/{prefix}" for stage in ("val", "test") for prefix in prefixes]
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
-        self.example_input_array = torch.zeros(1, 3, *image_size(img_size))
+        self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
 
     def configure_network(self) -> nn.Module:
-        """The network: images (B, 3, H, W) to the prediction. The default is the backbone with its classifier."""
+        """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
         return self.create_backbone(num_classes=self.hparams["num_classes"])
 
     def configure_metrics(self) -> Mapping[str, Metric]:
@@ -164,10 +171,11 @@ class Task(LightningModule):
         """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
         backbone = without_download(self.hparams["backbone"])
         options |= {"img_size": self.hparams["img_size"], "drop_path_rate": self.hparams["drop_path_rate"]}
+        options |= image_channels(self.hparams["in_chans"])
         return create_backbone(backbone, self.hparams["attention"], **options)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) to what the network predicts."""
+        """Images (B, C, H, W) to what the network predicts."""
         return self.network(images)  # type: ignore[no-any-return]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:

@@ -29,6 +29,7 @@ def load_pretrained(
 ) -> Report:
     """Loads an official checkpoint, or one of linvit's, into a model. Nothing in a file is executed.
 
+    The first convolution's three channels are fitted to another number of them (`for_channels`).
     Tables with an entry per position are resized to the grids of the model (see `linvit.Attention.resize_tables`). The
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
     of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
@@ -144,7 +145,7 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
                 continue
             report.initialised[name] = f"zero: the file has {len(given)} classes, the model {len(own)}"
             values[name] = torch.zeros_like(own)
-        elif (value := resized[name]).shape != own.shape:
+        elif (value := for_channels(resized[name], own)).shape != own.shape:
             report.missing[name] = f"{_shape(given)} in the file, {_shape(own)} in the model"
         else:
             values[name] = value
@@ -157,6 +158,20 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     report.unexpected = [name for name in state if name not in own_state]
     report.fraction = matched / total if total else 1.0
     return values, report
+
+
+def for_channels(given: Tensor, own: Tensor) -> Tensor:
+    """A kernel of three input channels (D, 3, h, w) for images of another number, as timm fits it; others as they are.
+
+    One channel gets the sum of the three. More get them in turn, times three over their number, which keeps the size
+    of what comes out.
+    """
+    channels = own.shape[1] if own.ndim == 4 else 3
+    if given.shape != (*own.shape[:1], 3, *own.shape[2:]) or channels == 3:
+        return given
+    if channels == 1:
+        return given.sum(1, keepdim=True)
+    return given.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
 
 
 def _heads(model: nn.Module) -> tuple[str, ...]:

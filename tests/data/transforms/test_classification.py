@@ -155,7 +155,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
         centre = np.linalg.solve([[a, b], [d, e]], [50 - c, 50 - f])  # where the middle went
         largest = np.maximum(largest, [abs(angle), np.abs(centre - 50).max() / 100, zoom])
         assert not warp.bicubic
-        assert warp.fill == (0, 0, 0)
+        assert warp.fill == (0,)
     ends = np.array(expected)
     assert (largest <= ends + 0.005).all()
     assert (largest >= 0.95 * ends).all()

@@ -70,20 +70,6 @@ def test_other_files_go_through_pil(kind):
     assert torch.equal(decode(data), by_pil(data))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_grey_of_16_bits_is_scaled(kind):
-    values = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    found = decode(stored(Image.fromarray(values * 257), kind))
-    assert torch.equal(found, torch.from_numpy(values.astype(np.uint8)).expand(3, 16, 16))
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "integers"), (np.float32, "floats")])
-def test_32_bits_are_an_os_error_rather_than_a_guess(dtype, kind):
-    data = stored(Image.fromarray(np.linspace(0, 1, 64).reshape(8, 8).astype(dtype)), "TIFF")
-    with pytest.raises(OSError, match=f"its pixels are 32-bit {kind}, of no agreed range; save it with 8 or 16 bits"):
-        decode(data)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.95])
 def test_a_part_of_a_file_is_an_os_error(decoder, kind, keep):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -14,6 +13,7 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.measurement import Measurement
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
+from linvit.callbacks.pixels import pixels, rgb
 from linvit.callbacks.tensorboard import add_picture
 from linvit.errors import UserError, check_number
 
@@ -78,12 +78,10 @@ class AttentionMaps(Measurement):
         images = cast("Tensor", self._samples).float().cpu()
         data: Any = getattr(trainer, "datamodule", None)
         if hasattr(data, "mean"):
-            mean, std = torch.tensor([data.mean, data.std]).view(2, 3, 1, 1)
-            images = images * std + mean
-        else:
-            low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-            images = (images - low) / (high - low).clamp_min(1e-12)
-        return list((255 * images).round().clamp(0, 255).byte().movedim(1, -1).numpy())
+            return list(pixels(images, data))
+        low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+        images = rgb((images - low) / (high - low).clamp_min(1e-12))
+        return list((255 * images).round().byte().movedim(1, -1).numpy())
 
 
 def read_query(given: Sequence[float] | None) -> Query:

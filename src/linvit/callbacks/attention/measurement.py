@@ -123,6 +123,6 @@ class Measurement(Callback):
             return first[: self.images].detach().clone()
         with isolate_rng():
             shown: Tensor = data.preview(self.images)["val"]
-        mean, std = torch.tensor([data.mean, data.std]).view(2, 3, 1, 1)
+        mean, std = torch.tensor([data.mean, data.std]).view(2, -1, 1, 1)
         samples: Tensor = (shown - mean) / std
         return samples

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
-from torch import Tensor
 
 from linvit.callbacks.dense.colours import captions
 from linvit.callbacks.tensorboard import add_picture
@@ -82,12 +80,3 @@ class ValidationPictures(Callback):
         Path(folder).mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(Path(folder) / f"val_{self.name}.png")
         add_picture(trainer, f"val/{self.name}", picture)
-
-
-def pixels(image: Tensor, trainer: Trainer) -> np.ndarray:
-    """An image (3, H, W) that the data module has normalised as a picture (H, W, 3), uint8."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    mean, std = (image.new_tensor(statistic).view(-1, 1, 1) for statistic in (data.mean, data.std))
-    shown = image.float() * std + mean
-    picture: np.ndarray = (255 * shown).round().clamp(0, 255).to(torch.uint8).movedim(0, 2).cpu().numpy()
-    return picture

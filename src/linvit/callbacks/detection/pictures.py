@@ -9,8 +9,9 @@ from PIL import Image
 
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import class_palette
-from linvit.callbacks.dense.validation_pictures import ValidationPictures, pixels
+from linvit.callbacks.dense.validation_pictures import ValidationPictures
 from linvit.callbacks.detection.drawing import draw
+from linvit.callbacks.pixels import pixels
 
 
 class DetectionPictures(ValidationPictures):

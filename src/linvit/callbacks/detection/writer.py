@@ -12,9 +12,9 @@ from PIL import Image
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import class_palette
 from linvit.callbacks.dense.picture_paths import PicturePaths
-from linvit.callbacks.dense.validation_pictures import pixels
 from linvit.callbacks.detection.drawing import draw
 from linvit.callbacks.detection.pictures import enlarged
+from linvit.callbacks.pixels import pixels
 
 WIDTH = (480, 1600)  # pixels of a picture
 

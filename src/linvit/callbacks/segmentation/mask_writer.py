@@ -12,7 +12,7 @@ from PIL import Image
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import class_palette, legend, overlay
 from linvit.callbacks.dense.picture_paths import PicturePaths
-from linvit.callbacks.dense.validation_pictures import pixels
+from linvit.callbacks.pixels import pixels
 
 
 class MaskWriter(Callback):

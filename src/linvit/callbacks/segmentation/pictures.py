@@ -11,7 +11,8 @@ from torch import Tensor
 
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import class_palette, legend, overlay
-from linvit.callbacks.dense.validation_pictures import ValidationPictures, pixels
+from linvit.callbacks.dense.validation_pictures import ValidationPictures
+from linvit.callbacks.pixels import pixels
 
 
 class SegmentationPictures(ValidationPictures):

@@ -161,7 +161,7 @@ def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_
     task = parser.instantiate(Namespace(model=settings.model)).model  # type: ignore[no-untyped-call]
     model, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameters()))
     batch = min(data.batch_size, CPU_BATCH) if fabric.device.type == "cpu" else data.batch_size
-    images = torch.randn(batch, 3, *data.size, device=fabric.device)
+    images = torch.randn(batch, data.in_chans, *data.size, device=fabric.device)
     labels = torch.zeros(batch, dtype=torch.long, device=fabric.device)
 
     def step() -> None:

@@ -75,17 +75,23 @@ class Checkpoint:
                 )
             given[name] = value
 
-    def from_data(self, name: str, num_classes: int | None) -> Any:
+    def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None) -> Any:
         """The checkpoint's value of an argument that the data sets otherwise.
 
         Args:
             name: One of `SET_BY_DATA`.
             num_classes: How many classes the data has, if it must agree.
+            in_chans: How many channels its images have, if they must agree.
 
         Raises:
-            UserError: If the data has another number of classes.
+            UserError: If the data has another number of classes or channels.
         """
-        value = self._options[name]
+        value = self._options.get(name, 3) if name == "in_chans" else self._options[name]
+        if name == "in_chans" and in_chans is not None and in_chans != value:
+            raise UserError(
+                f"checkpoint '{self.path}' was trained on images of {value} channels, but the data gives {in_chans}: "
+                f"set --data.bands, --data.value_range, --data.mean and --data.std as in the configuration of its run"
+            )
         if name == "num_classes" and num_classes is not None and num_classes != value:
             raise UserError(f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}")
         return value

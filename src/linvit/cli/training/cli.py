@@ -273,7 +273,7 @@ class LinvitCLI(LightningCLI):
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""
         if self.checkpoint is not None:
             must_agree = name == "num_classes" and self.config.subcommand != "predict"
-            return self.checkpoint.from_data(name, data.num_classes if must_agree else None)
+            return self.checkpoint.from_data(name, data.num_classes if must_agree else None, data.in_chans)
         value = getattr(data, name)
         if value is None and name == "num_classes":
             way = data.how_to_count or data.how_to_label

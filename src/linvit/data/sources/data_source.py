@@ -12,6 +12,7 @@ from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.images import Reader, SampleReader, Target, Transform
 from linvit.data.sources.shards import Shards, load_streams
 from linvit.data.sources.splits import hold_out, load_splits
+from linvit.data.transforms.bands import Bands
 from linvit.errors import UserError
 
 Splits = dict[str, datasets.Dataset]
@@ -128,6 +129,7 @@ class DataSource:
         max_pixels: int,
         exif_orientation: bool,
         on_hub: bool,
+        bands: Bands,
     ) -> Reader:
         """What makes samples of rows.
 
@@ -137,8 +139,9 @@ class DataSource:
             max_pixels: Images with more are refused.
             exif_orientation: Whether to turn images as their EXIF entry says.
             on_hub: Whether images may lie on the hub.
+            bands: What is taken of an image.
         """
-        return SampleReader(transform, self.image_column, targets, max_pixels, exif_orientation, on_hub)
+        return SampleReader(transform, self.image_column, targets, max_pixels, exif_orientation, on_hub, bands)
 
     def evaluated(self, available: Collection[str]) -> str:
         """The split that is tested or predicted: test, or the next best of those that are available."""

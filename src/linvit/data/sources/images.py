@@ -12,12 +12,15 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.seeds import SeededIndex
 from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import BadImageError, ImageFile, image_file, name_of
+from linvit.data.sources.read import RGB, BadImageError, ImageFile, image_file, name_of
 from linvit.data.sources.splits import Rows
+from linvit.data.transforms.bands import Bands, BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps
+from linvit.errors import UserError
 
 Sample = dict[str, Any]
-"""image: 8-bit (3, H, W); index: in the split; id: path or index; the targets of its task; device_ops: in training."""
+"""image: (C, H, W), 8-bit, or float32 from 0 to 255 with a value range; index: in the split; id: path or index; the
+targets of its task; device_ops: in training."""
 Transform = Callable[[Sample, int], Sample]
 """A sample and its seed to the sample that is used."""
 
@@ -92,6 +95,7 @@ class SampleReader(Reader):
         max_pixels: Images with more are refused.
         exif_orientation: Whether to turn images as their EXIF entry says.
         on_hub: Whether the rows are of the hub, where their images may lie, too.
+        bands: What is taken of an image.
     """
 
     image: str
@@ -99,6 +103,7 @@ class SampleReader(Reader):
     max_pixels: int
     exif_orientation: bool
     on_hub: bool = False
+    bands: Bands = RGB
 
     def columns_of(self, rows: Rows) -> Rows:
         """Selects the columns that samples need; images stay undecoded, since `datasets` would not name a bad one."""
@@ -111,7 +116,7 @@ class SampleReader(Reader):
     def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
         """Loads the image file; see `Reader`."""
         stored = row[self.image]
-        file = image_file(stored, name_of(stored, place), self.max_pixels, self.on_hub)
+        file = image_file(stored, name_of(stored, place), self.max_pixels, self.on_hub, self.bands)
         return {**row, self.image: file}
 
     def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
@@ -153,6 +158,12 @@ class Images(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.chosen)
+
+    def check_bands(self) -> None:
+        """Raises a `UserError` if the first image has bands or bits that would be lost, since then all may have."""
+        found = self._load(0) if len(self) else None
+        if isinstance(found, BadImageError) and isinstance(found.__cause__, BandsError):
+            raise UserError(f"image {found.name}: {found.reason}") from found
 
     def __getitem__(self, at: SeededIndex | int) -> Sample:
         """Loads, decodes and transforms one image, or another one in its place; a bare index has the seed 0.

@@ -18,6 +18,7 @@ from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
 from linvit.data.sources.read import MAX_PIXELS, name_of, size_of
 from linvit.data.sources.splits import HUB, load_splits
+from linvit.data.transforms.bands import Bands
 from linvit.errors import UserError, did_you_mean
 
 THREADS = 16
@@ -166,8 +167,9 @@ class ObjectSource(DataSource):
         max_pixels: int,
         exif_orientation: bool,
         on_hub: bool,
+        bands: Bands,
     ) -> Reader:
         """What makes samples of rows; see `DataSource.reader`."""
-        given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub)
+        given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub, bands)
         found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
         return ObjectReader(*given, *found)

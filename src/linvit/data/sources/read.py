@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
-from PIL import ExifTags, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from linvit.data.transforms.decode import FORMATS, decode, open_image
+from linvit.data.transforms.bands import Bands, Kind
+from linvit.data.transforms.decode import FORMATS, decode, decode_bands, header
 from linvit.errors import UserError
 from linvit.plain_text import printable
 
@@ -24,6 +25,8 @@ MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")  # of JPEG, with a lengt
 OVERHEAD = 2**26  # bytes of a file that need not be pixels
 ARCHIVES = {"zip", "gzip", "tar"}  # on the hub, in which the images of a hub set may lie
 
+RGB = Bands()
+"""An image of 8 bits, as three channels."""
 Stored = dict[str, Any] | None
 """An undecoded image: {"bytes": ..., "path": ...}, either of which may be None; or nothing."""
 
@@ -50,14 +53,18 @@ class ImageFile:
         data: The file.
         name: What messages call the image.
         path: Where it is, or was; None if that is not known.
+        kind: What its header says.
+        bands: What is taken of it.
     """
 
     data: bytes
     name: str
     path: str | None
+    kind: Kind
+    bands: Bands
 
     def decode(self, exif_orientation: bool = True) -> Tensor:
-        """Decodes it to 8-bit RGB (3, H, W).
+        """Decodes it to 8-bit RGB (3, H, W), or to the bands (C, H, W) that were asked for.
 
         Args:
             exif_orientation: Whether to turn the image as its EXIF entry says.
@@ -66,10 +73,14 @@ class ImageFile:
             BadImageError: If it is no whole image.
         """
         with _bad_images(self.name):
-            return decode(self.data, exif_orientation)
+            if self.bands == RGB:
+                return decode(self.data, exif_orientation)
+            return decode_bands(self.data, self.kind, self.bands, exif_orientation, self.name)
 
 
-def image_file(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: bool = False) -> ImageFile:
+def image_file(
+    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: bool = False, bands: Bands = RGB
+) -> ImageFile:
     """Loads an image file and checks its header.
 
     Args:
@@ -77,32 +88,37 @@ def image_file(stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: 
         name: What messages call it; see `name_of`.
         max_pixels: An image with more is refused before it is decoded, WebP and JPEG 2000 with more than half as many.
         on_hub: Whether the image belongs to a set of the hub, and may lie there.
+        bands: What is taken of it.
 
     Raises:
-        BadImageError: If it cannot be read, is no image, is too large or too thin, or takes too long to decode.
+        BadImageError: If it cannot be read, is no image, is too large or too thin, takes too long to decode, or has
+            more bands or bits than are asked for, which would be lost.
     """
     with _bad_images(name):
         data = load(stored, max_pixels, on_hub)
-        with open_image(data) as picture:
-            width, height = picture.size
-            limit, of_format = (
-                (max_pixels // 2, f" for {picture.format}") if picture.format in HEAVY else (max_pixels, "")
-            )
-            scans = _scans(data) if picture.info.get("progressive") else 1
-        if scans > MAX_SCANS:
+        kind = header(data)
+        width, height = kind.width, kind.height
+        limit, of_format = (max_pixels // 2, f" for {kind.format}") if kind.format in HEAVY else (max_pixels, "")
+        if kind.progressive and (scans := _scans(data)) > MAX_SCANS:
             raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
         if width * height > limit:
             raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
-    return ImageFile(data, name, _parts(stored)[1])
+        bands.check(kind)
+    return ImageFile(data, name, _parts(stored)[1], kind, bands)
 
 
 def read(
-    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
+    stored: Stored,
+    name: str,
+    max_pixels: int = MAX_PIXELS,
+    exif_orientation: bool = True,
+    on_hub: bool = False,
+    bands: Bands = RGB,
 ) -> Tensor:
-    """Loads and decodes an image to 8-bit RGB (3, H, W); see `image_file` and `ImageFile.decode`."""
-    return image_file(stored, name, max_pixels, on_hub).decode(exif_orientation)
+    """Loads and decodes an image (C, H, W); see `image_file` and `ImageFile.decode`."""
+    return image_file(stored, name, max_pixels, on_hub, bands).decode(exif_orientation)
 
 
 @contextmanager
@@ -110,7 +126,7 @@ def _bad_images(name: str) -> Iterator[None]:
     """Turns what goes wrong with an image into a `BadImageError`."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
         raise BadImageError(name, reason_of(error)) from error
@@ -121,10 +137,9 @@ def size_of(
 ) -> tuple[int, int] | None:
     """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
     try:
-        with open_image(load(stored, max_pixels, on_hub)) as picture:
-            turned = exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-            width, height = picture.size
-            return (width, height) if turned else (height, width)
+        kind = header(load(stored, max_pixels, on_hub))
+        turned = exif_orientation and kind.orientation >= 5
+        return (kind.width, kind.height) if turned else (kind.height, kind.width)
     except MemoryError:
         raise
     except Exception:  # a bad image is met, and counted, when it is used

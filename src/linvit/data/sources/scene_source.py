@@ -10,8 +10,10 @@ import datasets
 from linvit.data.loading.seeds import sample_seed
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.read import RGB
 from linvit.data.sources.scenes import SPLITS, Scenes, scene
 from linvit.data.sources.splits import SCENES, Rows
+from linvit.errors import UserError
 
 
 @dataclass
@@ -73,5 +75,13 @@ class SceneSource(DataSource):
         return self.tables
 
     def reader(self, targets: Mapping[str, Target], transform: Transform, *decoding: Any) -> Reader:
-        """Makes scenes instead of decoding images; see `DataSource.reader`."""
+        """Makes scenes instead of decoding images; see `DataSource.reader`.
+
+        Raises:
+            UserError: If other bands than those of RGB are asked for.
+        """
+        if decoding[-1] != RGB:
+            raise UserError(
+                f"the scenes of {self.name} have three bands of 8 bits; leave --data.bands and value_range out"
+            )
         return SceneReader(transform, self.size, self.options, tuple(targets))

@@ -1,4 +1,4 @@
-"""Affine maps of one 8-bit image: by PIL or, for shears and shifts, by faster code of our own.
+"""Affine maps of one image: by PIL or, for shears and shifts, by faster code of our own.
 
 PIL's affine transform reads 16 neighbours of every pixel. A shear or a shift moves pixels along rows or columns only: 4
 neighbours do, and a copy moves whole runs of a row. That is two to three times as fast, with the pixels that PIL gives.
@@ -36,7 +36,7 @@ def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: t
 
 
 def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """Maps an 8-bit image (3, H, W) as PIL does, which truncates results to whole numbers.
+    """Maps an image (C, H, W) as PIL does, which truncates results of 8-bit images to whole numbers.
 
     Args:
         image: The pixels.
@@ -46,11 +46,19 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
     """
     a, b, c, d, e, f = matrix
     height, width = image.shape[1:]
+    fill = [*fill] if len(fill) == len(image) else [*fill] * len(image)
+    mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    if image.dtype != torch.uint8 or len(image) != 3:
+        planes = [Image.fromarray(plane) for plane in image.numpy()]
+        moved = [
+            plane.transform((width, height), Image.Transform.AFFINE, matrix, mode, fillcolor=colour)
+            for plane, colour in zip(planes, fill, strict=True)
+        ]
+        return torch.from_numpy(np.stack([np.asarray(plane) for plane in moved]))
     if (a, d, e, f) == (1, 0, 1, 0):
         return _move_rows(image, b * (np.arange(height) + 0.5) + c, bicubic, fill)
     if (a, b, c, e) == (1, 0, 0, 1):
         return _move_rows(image.mT, d * (np.arange(width) + 0.5) + f, bicubic, fill).mT.contiguous()
-    mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
     return from_pil(
         to_pil(image).transform((width, height), Image.Transform.AFFINE, matrix, mode, fillcolor=tuple(fill))
     )

@@ -128,8 +128,7 @@ class TrainTransform:
 
 def colour_of(mean: Sequence[float]) -> Fill:
     """Converts means in [0, 1] to a colour in 8 bits."""
-    red, green, blue = (min(255, round(255 * value)) for value in mean)
-    return red, green, blue
+    return tuple(min(255, round(255 * value)) for value in mean)
 
 
 class EvalTransform:

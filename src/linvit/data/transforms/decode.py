@@ -9,11 +9,15 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
+from linvit import rasters
+from linvit.data.transforms.bands import TIFF, Bands, Kind, kind_of, kind_of_tiff
+from linvit.errors import UserError
+
 JPEG = b"\xff\xd8\xff"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """PIL's names of what is read. It knows many more, and some are no images but programs: EPS runs Ghostscript."""
 STRIP = 2**22  # pixels that are converted at once: all of a large image would take four times its memory
-WIDE = {"I": "32-bit integers", "F": "32-bit floats"}  # PIL's modes
+BY_PIL = ("uint8", "uint16", "int16", "float32")  # what PIL reads as it is, of one band
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -21,17 +25,66 @@ def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
+def header(data: bytes) -> Kind:
+    """What an image file holds; no more than its header is read.
+
+    Raises:
+        Exception: Of nearly any kind if it is not an image, or damaged.
+    """
+    if data[:4] in TIFF:
+        return kind_of_tiff(data)
+    with open_image(data) as picture:
+        return kind_of(picture, data)
+
+
 def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
     """Decodes an image file to 8-bit RGB (3, H, W), channels last in memory, which is faster to crop and resize.
 
     Args:
-        data: The file.
+        data: The file, whose `header` must be `plain`: nothing is scaled here.
         exif_orientation: Whether to turn the image as the camera's EXIF entry says.
 
     Raises:
-        OSError: If it is no image, not a whole one, or of 32 bits per channel.
+        OSError: If it is no image, or not a whole one.
     """
     return (jpeg_decoder() if data.startswith(JPEG) else decode_with_pil)(data, exif_orientation)
+
+
+def decode_bands(data: bytes, kind: Kind, bands: Bands, exif_orientation: bool, name: str) -> Tensor:
+    """Decodes chosen bands of an image file (channels, H, W): 8-bit, or float32 from 0 to 255 with a value range.
+
+    Args:
+        data: The file.
+        kind: Its `header`, which `bands.check` has passed.
+        bands: What is taken of it.
+        exif_orientation: Whether to turn the image as the camera's EXIF entry says.
+        name: What messages call the image.
+
+    Raises:
+        OSError: If it is not a whole image.
+        UserError: If it is of a format whose bands cannot be read, or rasterio is not installed.
+    """
+    return torch.from_numpy(bands.take(stored_values(data, kind, exif_orientation, name)))
+
+
+def stored_values(data: bytes, kind: Kind, exif_orientation: bool, name: str) -> np.ndarray:
+    """The values (bands, H, W) of an image file as they are stored; see `decode_bands`."""
+    if kind.plain:
+        planes = decode(data, exif_orientation).numpy()
+        return planes[: kind.bands]  # of a grey image one of three that are alike
+    if kind.bands == 1 and kind.dtype in BY_PIL:
+        picture = open_image(data)
+        values = np.array(ImageOps.exif_transpose(picture) if exif_orientation else picture)
+        return values[None].astype(kind.dtype, copy=False)
+    if kind.format not in rasters.DRIVERS:
+        raise UserError(
+            f"image {name}: a {kind.format} of {kind.dtype} cannot be read as it is; save it as TIFF or PNG"
+        )
+    values = rasters.read_values(data, kind.format, name)
+    turn = kind.orientation if exif_orientation else 1
+    if turn >= 5:
+        values = values.swapaxes(1, 2)
+    return values[:, :: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
 
 
 @functools.cache
@@ -70,7 +123,6 @@ def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
 def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
     """Decodes any image file by PIL; see `decode`."""
     picture = open_image(data)
-    check_range(picture)
     if exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
     width, height = picture.size
@@ -84,16 +136,5 @@ def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Converts an image of 8 or 16 bits to 8-bit RGB; 16-bit grey is scaled, where PIL would clip it to white."""
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture) // 257).astype(np.uint8))
-    return picture if picture.mode == "RGB" else picture.convert("RGB")  # a conversion would copy it
-
-
-def check_range(picture: Image.Image) -> None:
-    """Raises an `OSError` for pixels of 32 bits.
-
-    Nothing in a file says which of their values is white, and a guess from the values would make a dark image bright.
-    """
-    if picture.mode in WIDE and (picture.mode, picture.format) != ("I", "PPM"):  # PGM's 16 bits come in 32
-        raise OSError(f"its pixels are {WIDE[picture.mode]}, of no agreed range; save it with 8 or 16 bits per channel")
+    """Converts an image of 8 bits to RGB; a conversion of an RGB image would copy it."""
+    return picture if picture.mode == "RGB" else picture.convert("RGB")

@@ -64,8 +64,9 @@ class Pad(Op):
     def image(self, image: Tensor) -> Tensor:
         """Adds pixels of the fill colour."""
         height, width = image.shape[-2:]
-        colour = torch.tensor(self.fill, dtype=image.dtype).view(3, 1, 1)
-        padded = colour.repeat(1, height + self.top + self.bottom, width + self.left + self.right)
+        colour = torch.tensor(self.fill, dtype=image.dtype).view(-1, 1, 1)
+        across = width + self.left + self.right
+        padded = colour.expand(len(image), height + self.top + self.bottom, across).contiguous()
         padded[:, self.top : self.top + height, self.left : self.left + width] = image
         return padded
 
@@ -163,7 +164,7 @@ def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resize(image: Tensor, size: Sequence[int], interpolation: str = "bicubic", antialias: bool = True) -> Tensor:
-    """Resizes 8-bit (3, H, W) to `size` (H, W), rows first; with antialias equal to PIL's two passes to two levels.
+    """Resizes (C, H, W) to `size` (H, W), rows first; with antialias, 8 bits equal PIL's two passes to two levels.
 
     Pillow 13 begins with the columns where that is less work, as where the height shrinks and the width grows. There
     bicubic differs, since each pass clips what overshoots: by up to 5 levels on photographs, by 30 on noise.

@@ -69,18 +69,18 @@ class BatchDeviceOps:
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Converts 8-bit images (B, 3, H, W) to float32 with mean 0 and standard deviation 1 over the data.
+    """Brings images (B, C, H, W), from 0 to 255, to float32 with mean 0 and standard deviation 1 over the data.
 
     Args:
         images: On any device.
-        mean: Of values in [0, 1], (3, 1, 1), on the same device.
+        mean: Of values in [0, 1], (C, 1, 1), on the same device.
         std: Likewise.
     """
-    return images.float().sub_(255 * mean).div_(255 * std)
+    return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
 
 def denormalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Converts normalised images (..., 3, H, W) back to [0, 1]; `mean` and `std` are those of `normalise`."""
+    """Converts normalised images (..., C, H, W) back to [0, 1]; `mean` and `std` are those of `normalise`."""
     return (images * std + mean).clamp(0, 1)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from linvit.data.transforms.pixel_ops import OPERATIONS
 from linvit.ignore_index import IGNORE_INDEX
 
-Fill = tuple[int, int, int]
-"""A colour in 8 bits: red, green, blue."""
-BLACK: Fill = (0, 0, 0)
+Fill = tuple[int, ...]
+"""A colour in 8 bits: red, green, blue, or a value for each channel; one value is for all channels."""
+BLACK: Fill = (0,)
 PER_BOX = ("boxes", "labels", "masks", "iscrowd")  # entries with one value per box, which leave a sample with it
 
 
@@ -23,7 +23,7 @@ class Op:
     """One operation. A subclass overrides what it changes."""
 
     def image(self, image: Tensor) -> Tensor:
-        """Changes an 8-bit image (3, H, W)."""
+        """Changes an image (C, H, W) with values from 0 to 255, 8-bit or float32."""
         return image
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
@@ -55,8 +55,9 @@ def apply(ops: Iterable[Op], sample: dict[str, Any], ignore_index: int = IGNORE_
 
     Args:
         ops: In order.
-        sample: `image` (3, H, W) in 8 bits and, where it has them, `mask` (H, W), the classes of pixels; `boxes` (N, 4)
-            as x1, y1, x2, y2, with `labels` (N,), `iscrowd` (N,) and instance `masks` (N, H, W). It is left unchanged.
+        sample: `image` (C, H, W), 8-bit or float32; where it has them, `mask` (H, W), the classes of pixels, and
+            `boxes` (N, 4) as x1, y1, x2, y2, with `labels` (N,), `iscrowd` (N,) and instance `masks` (N, H, W). It is
+            left unchanged.
         ignore_index: Class of the pixels of `mask` that come from outside of the image.
 
     Returns:

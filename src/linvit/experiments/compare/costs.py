@@ -56,31 +56,31 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
     for name, run in runs.items():
         try:
             with torch.random.fork_rng(devices=[]):
-                network, size, published[name] = _network(run)
+                network, size, published[name], channels = _network(run)
         except Exception as error:  # one model that cannot be built keeps no other from the table
             found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             continue
-        candidates.append(Candidate(name, size, size[0] * size[1], partial(_with_images, network, device)))
+        candidates.append(Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels)))
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
     return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
 
 
-def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None]:
-    """The network of a run, the size of its images, and the published scores."""
+def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
+    """The network of a run, the size of its images, the published scores, and the channels of its images."""
     module, _, name = run.config["model"]["class_path"].rpartition(".")
     task: type[Task] = getattr(importlib.import_module(module), name)
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
     with checkpoint_follows():
         built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
-    return built.network, image_size(facts["img_size"]), built.published()
+    return built.network, image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
 
 
 def _with_images(
-    network: nn.Module, device: str, size: tuple[int, int]
+    network: nn.Module, device: str, channels: int, size: tuple[int, int]
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A network with images (2, 3, H, W)."""
+    """A network with images (2, C, H, W)."""
     module = WithTruth(network) if hasattr(network, "with_masks") else network
-    return module, (torch.randn(BATCH, 3, *size, device=device),), {}
+    return module, (torch.randn(BATCH, channels, *size, device=device),), {}
 
 
 class WithTruth(nn.Module):

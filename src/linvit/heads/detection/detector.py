@@ -106,6 +106,7 @@ def create_detector(
     attention: Spec | Sequence[Spec] | None = None,
     img_size: int | Sequence[int] = 224,
     drop_path_rate: float = 0.0,
+    in_chans: int = 3,
 ) -> Detector:
     """Creates a network of object detection or instance segmentation.
 
@@ -121,6 +122,7 @@ def create_detector(
         img_size: Side, or (H, W), that tables of fixed length are built for; images may be of any other size. Where the
             spec of the backbone has an `img_size`, that is the backbone's.
         drop_path_rate: Stochastic depth of the backbone's last block.
+        in_chans: Channels of the images.
 
     Raises:
         UserError: If a name or option is unknown, or the backbone has no feature maps that the head can use.
@@ -131,4 +133,6 @@ def create_detector(
         >>> sorted(detections[0])
         ['boxes', 'labels', 'scores']
     """
-    return Detector(*backbone_and_head("detection", backbone, head, num_classes, attention, img_size, drop_path_rate))
+    return Detector(
+        *backbone_and_head("detection", backbone, head, num_classes, attention, img_size, drop_path_rate, in_chans)
+    )

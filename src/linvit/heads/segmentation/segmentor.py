@@ -65,6 +65,7 @@ def create_segmentor(
     attention: Spec | Sequence[Spec] | None = None,
     img_size: int | Sequence[int] = 224,
     drop_path_rate: float = 0.0,
+    in_chans: int = 3,
 ) -> Segmentor:
     """Creates a network of semantic segmentation.
 
@@ -81,6 +82,7 @@ def create_segmentor(
         img_size: Side, or (H, W), that tables of fixed length are built for; images may be of any other size. Where the
             spec of the backbone has an `img_size`, that is the backbone's.
         drop_path_rate: Stochastic depth of the backbone's last block.
+        in_chans: Channels of the images.
 
     Raises:
         UserError: If a name or option is unknown, or the backbone has no feature maps that the head can use.
@@ -91,5 +93,5 @@ def create_segmentor(
         torch.Size([1, 150, 97, 131])
     """
     return Segmentor(
-        *backbone_and_head("segmentation", backbone, head, num_classes, attention, img_size, drop_path_rate)
+        *backbone_and_head("segmentation", backbone, head, num_classes, attention, img_size, drop_path_rate, in_chans)
     )

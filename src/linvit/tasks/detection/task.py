@@ -53,7 +53,10 @@ class DetectionTask(Task):
 
     def configure_network(self) -> nn.Module:
         """The detector: a list of images to a list of mappings of what it finds; with targets, to its losses."""
-        given = {name: self.hparams[name] for name in ("backbone", "head", "num_classes", "attention", "img_size")}
+        given = {
+            name: self.hparams[name]
+            for name in ("backbone", "head", "num_classes", "attention", "img_size", "in_chans")
+        }
         return create_detector(**given, drop_path_rate=self.hparams["drop_path_rate"])
 
     def configure_metrics(self) -> Mapping[str, Metric]:

@@ -1,0 +1,84 @@
+"""Rasters by rasterio, an extra: what Pillow cannot read, and where on earth a picture lies."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linvit.errors import UserError
+
+DRIVERS = {"TIFF": "GTiff", "PNG": "PNG", "JPEG2000": "JP2OpenJPEG"}
+"""GDAL's names of the formats that are read. Its other drivers stay closed: some follow addresses in a file."""
+
+
+class Georeference(NamedTuple):
+    """Where a picture lies: what rasterio writes into a GeoTIFF.
+
+    Attributes:
+        crs: Coordinate reference system, or None.
+        transform: From columns and rows to coordinates of that system.
+    """
+
+    crs: Any
+    transform: Any
+
+    def of_window(self, top: int, left: int) -> "Georeference":
+        """That of a part of the picture whose upper left pixel is at row `top` and column `left`."""
+        return Georeference(self.crs, self.transform @ type(self.transform).translation(left, top))
+
+
+def load_rasterio(what: str) -> Any:
+    """Imports rasterio.
+
+    Raises:
+        UserError: If it is not installed; says that `what` needs it.
+    """
+    try:
+        import rasterio
+    except ImportError as error:
+        raise UserError(f'{what} needs rasterio: pip install "linvit[geo]"') from error
+    return rasterio
+
+
+def read_values(data: bytes, kind: str, name: str) -> np.ndarray:
+    """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored.
+
+    Raises:
+        UserError: If rasterio is not installed.
+        OSError: If the file is damaged.
+    """
+    rasterio = load_rasterio(f"'{name}', a {kind} of more than 8 bits or more than 3 bands,")
+    try:
+        with rasterio.MemoryFile(data) as file, file.open(driver=DRIVERS[kind]) as opened:
+            values: np.ndarray = opened.read()
+    except rasterio.errors.RasterioError as error:
+        raise OSError(f"rasterio cannot read it: {error.__cause__ or error}") from error
+    return values
+
+
+def georeference(path: str | Path) -> Georeference | None:
+    """The georeference of a file, or None if it has none.
+
+    Raises:
+        UserError: If it is a TIFF and rasterio is not installed.
+    """
+    import warnings
+
+    if not str(path).lower().endswith((".tif", ".tiff")) or not Path(path).is_file():
+        return None
+    rasterio = load_rasterio(f"the georeference of '{path}'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(path, driver="GTiff") as opened:
+            known = opened.crs is not None or not opened.transform.is_identity
+            return Georeference(opened.crs, opened.transform) if known else None
+
+
+def write_tiff(path: Path, values: np.ndarray, place: Georeference | None) -> None:
+    """Writes values (bands, H, W), of any type, as a compressed GeoTIFF."""
+    rasterio = load_rasterio(f"'{path}'")
+    count, height, width = values.shape
+    size = {"height": height, "width": width, "count": count, "dtype": values.dtype}
+    where = {} if place is None else place._asdict()
+    with rasterio.open(path, "w", driver="GTiff", compress="deflate", **size, **where) as file:
+        file.write(values)
