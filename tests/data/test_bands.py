@@ -52,7 +52,7 @@ def test_segmentation_sees_all_bands(pairs, tmp_path):
     image = data.val_set[0]["image"]
     torch.testing.assert_close(image.numpy(), values(0)[[3, 0, 1, 2]] * np.float32(255 / 9000))
     task = SegmentationTask(
-        backbone="swin_tiny",
+        backbone={"name": "pvt_v2_b0", "sr_ratios": [1, 1, 1, 1], "depths": [1, 1, 1, 1]},
         head="semantic_fpn",
         num_classes=2,
         img_size=16,

@@ -60,7 +60,9 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
         except Exception as error:  # one model that cannot be built keeps no other from the table
             found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             continue
-        candidates.append(Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels)))
+        candidates.append(
+            Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels=channels))
+        )
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
     return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
 
@@ -76,7 +78,7 @@ def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None, in
 
 
 def _with_images(
-    network: nn.Module, device: str, channels: int, size: tuple[int, int]
+    network: nn.Module, device: str, size: tuple[int, int], channels: int = 3
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A network with images (2, C, H, W)."""
     module = WithTruth(network) if hasattr(network, "with_masks") else network
