@@ -48,6 +48,10 @@ def test_uncompressed_counts():
         (lambda: coco_masks.from_polygons([], (7, 5)), "at least one polygon"),
         (lambda: coco_masks.from_polygons([[0, 0, 1e9, 0, 1e9, 1e9]], (7, 5)), "far outside of its image of 5 x 7"),
         (lambda: coco_masks.from_polygons([[0, 0, float("nan"), 0, 1, 1]], (7, 5)), "far outside"),
+        (
+            lambda: coco_masks.from_polygons([[0, 0, 5, 0, 5, 7]] * 100, (7, 5)),
+            "its 100 polygons have 1,900",
+        ),
         (lambda: coco_masks.compress([4, 4], (7, 5)), "add up to the pixels of the image, 7 x 5"),
         (lambda: coco_masks.compress([4, -4, 35], (7, 5)), "0 or more"),
         (lambda: coco_masks.decode([{"size": [7000, 5], "counts": "9250<"}]), "expected 35000"),

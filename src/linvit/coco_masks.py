@@ -12,6 +12,7 @@ import numpy as np
 from linvit.errors import UserError
 
 Rle = dict[str, Any]
+MAX_OUTLINE = 100  # length of all polygons of a mask, in units of height and width of its image
 
 
 def encode(masks: Any) -> list[Rle]:
@@ -50,15 +51,23 @@ def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
         size: (H, W) of the image.
 
     Raises:
-        UserError: If a polygon has fewer corners, or an odd number of coordinates, or one far outside the image: the
-            library draws the whole line, in memory that grows with its length.
+        UserError: If a polygon has fewer corners, or an odd number of coordinates, or one far outside the image, or all
+            are too long together: the library draws whole lines, in time and memory that grow with their length.
     """
     height, width = size
+    outline = 0.0
     for polygon in polygons:
         if len(polygon) < 6 or len(polygon) % 2:
             raise UserError(f"a polygon is [x1, y1, x2, y2, x3, y3, ...]; got {len(polygon)} coordinates")
-        if not np.abs(np.asarray(polygon, float)).max() <= 10 * max(height, width):  # NaN is not, either
+        corners = np.asarray(polygon, float).reshape(-1, 2)
+        if not np.abs(corners).max() <= 10 * max(height, width):  # NaN is not, either
             raise UserError(f"a polygon has corners far outside of its image of {width} x {height} pixels")
+        outline += np.abs(corners - np.roll(corners, 2)).max(1).sum()
+    if outline > MAX_OUTLINE * (height + width):
+        raise UserError(
+            f"the outlines of its {len(polygons):,} polygons have {outline:,.0f} pixels, more than {MAX_OUTLINE} times "
+            f"the height and width of the image; store it as a run-length encoding"
+        )
     if not polygons:
         raise UserError("a mask needs at least one polygon")
     library = _library()

@@ -17,9 +17,8 @@ def test_a_good_set(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{tmp_path}: 3 classes"
     assert "  train                4 images, 0 of them without objects; 8 objects, 1 of them crowds" in lines
-    assert any(
-        line.startswith("  train     WARNING: training leaves out 1 of them, such as annotation 2") for line in lines
-    )
+    at = lines.index("  train     WARNING: training leaves out 1 objects")
+    assert lines[at + 1].startswith("    1 with a box outside of its image, such as annotation 2 of ")
     assert ["1", "18", "dog", "3", "3"] in [line.split() for line in lines]
     assert "  no bad images" in lines
     assert "  WARNING: images in two splits: 3" in lines
@@ -34,13 +33,29 @@ def test_everything_bad_is_listed(tmp_path, capsys):
     assert main(["check", str(tmp_path), "--workers", "0", "--output", str(listed)]) == 1
     with listed.open(newline="", encoding="utf-8") as file:
         found = {(split, name.rpartition("/")[2]): reason for split, name, reason in csv.reader(file)}
-    assert "none of the classes (99)" in found["train", "5.png"] or "annotations are for" in found["train", "5.png"]
-    assert "no finite number" in found["train", "2.png"]
+    assert "none of the classes: 99" in found["train", "5.png"] or "annotations are for" in found["train", "5.png"]
+    assert "a bbox that is not four finite numbers: [1, 2, nan, 4]" in found["train", "2.png"]
     assert "not an image" in found["val", "9.png"]
     assert "have no training object: 'bottle'" in found["train", "classes"]
     out = capsys.readouterr().out
-    assert "annotation 7 of" in out
+    assert "  train                2 of 6 ANNOTATIONS ARE MALFORMED\n    1 with a bbox that is not four" in out
+    assert "    1 with a category that is none of the classes, such as annotation 7 of" in out
+    assert "  3 BAD IMAGES" in out
     assert "its annotations are for 64 x 48 pixels, the image has 20 x 30" in out
+
+
+def test_masks_that_a_run_with_masks_would_refuse_are_found_without_masks(tmp_path, capsys):
+    """Label Studio writes empty segmentations for boxes."""
+    empty = [annotation(100 + i, 5, segmentation=[]) for i in range(7)]
+    write_coco(tmp_path, found=[*annotations(), *empty])
+    assert main(["check", str(tmp_path), "--workers", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "  train     WARNING: 7 objects have no usable mask" in out
+    assert "--model.head=faster_rcnn\n    7 with an empty segmentation, such as annotation 100 of " in out
+    assert main(["check", str(tmp_path), "--workers", "0", "--masks"]) == 1
+    out = capsys.readouterr().out
+    assert "7 of 13 ANNOTATIONS ARE MALFORMED\n    7 with an empty segmentation, such as annotation 100 of " in out
+    assert "BAD IMAGES" not in out
 
 
 def test_which_sets_have_objects(tmp_path):

@@ -48,6 +48,19 @@ def test_the_damaged_set(root, expected, tmp_path, capsys, workers):
     assert f"    train: {root}/train/bee/1.jpg  =  val: {root}/val/bee/copy.jpg" in lines
 
 
+def test_files_that_are_not_read_are_named(tmp_path, capsys):
+    image_folder(tmp_path, ["train", "val"])
+    for name in ("a.HEIC", "b.heic", "c.docx", "labels.csv", ".hidden.heic"):
+        (tmp_path / "train" / "ant" / name).touch()
+    assert main(["check", str(tmp_path), "--workers", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("  WARNING: files that are not read: 3")
+    assert lines[at + 1 : at + 3] == [
+        f"    2 .heic, such as {tmp_path}/train/ant/a.HEIC",
+        f"    1 .docx, such as {tmp_path}/train/ant/c.docx",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["folder", "parquet", "saved"])
 def test_a_good_set_of_any_kind(tmp_path, capsys, kind):
     folder = image_folder(tmp_path / "folder", ["train", "val"])

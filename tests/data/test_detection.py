@@ -1,9 +1,12 @@
 """Detection data: what samples and batches are, their order, and what is refused."""
 
+import csv
 import itertools
 import json
 import os
 import re
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from linvit import UserError, coco_masks
 from linvit.data import DetectionData
 from linvit.data.loading.seeds import generator
+from linvit.data.sources.coco_json import AnnotationFile
 from linvit.data.sources.scenes import Scenes
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform, trainable
 from linvit.data.transforms.geometry import Crop, HorizontalFlip
@@ -338,20 +342,24 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
-            ([annotation(7, 6)], "annotation 7 of image 6 in .*train2017.json' is malformed: it belongs to image 6"),
-            ([annotation(7, 5), annotation(7, 2)], "ids of annotations in .* come more than once: '7'"),
-            ([annotation(7, 5, 99)], "annotation 7 of .*5.png: its category is none of the classes .99."),
-            (
-                [annotation(7, 5) | {"bbox": [1, 2, float("nan"), 4]}],
-                "annotation 7 of .*5.png: its box or its area is no finite",
-            ),
-            ([annotation(7, 5) | {"bbox": [1, 2, 3]}], "annotation 7 of image 5 .* malformed"),
-            ([{"id": 7, "image_id": 5}], "annotation 7 of image 5 .* it has no 'bbox'"),
-            ([{"id": "a", **annotation(7, 5), "category_id": None}], "annotation 7 of image 5 .* malformed"),
-            (["7"], "annotation None in .* malformed"),
+            ([annotation(7, 6)], "1 of the 7 .* an image_id that no image has, such as annotation 7: 6"),
+            ([annotation(7, 5), annotation(7, 2)], "1 of the 8 .* an id that another annotation has, .* 7 of .*2.png"),
+            ([annotation(7, 5, 99)], "a category that is none of the classes, such as annotation 7 of .*5.png: 99"),
+            ([annotation(7, 5) | {"bbox": [1, 2, float("nan"), 4]}], "annotation 7 of .*5.png: .1, 2, nan, 4"),
+            ([annotation(7, 5) | {"bbox": [1, 2, 3]}], "a bbox that is not four finite numbers"),
+            ([annotation(7, 5) | {"bbox": ["1", "2", "3", "4"]}], "a bbox that is not four finite numbers"),
+            ([annotation(7, 5) | {"bbox": [1, 2, 3, 10**400]}], "a bbox that is not four finite numbers"),
+            ([annotation(7, 5) | {"bbox": [1, 2, 3, 1e30]}], "a box that .* far outside of its image"),
+            ([{"id": 7, "image_id": 5, "category_id": 1}], "not four finite numbers, .* 7 of .*5.png: None"),
+            ([annotation(7, 5) | {"id": "a"}], "no whole number as id, such as annotation 'a' of .*5.png: 'a'"),
+            ([annotation(7, 5, "1")], "no whole number as category_id, such as annotation 7 of .*5.png: '1'"),
+            ([annotation(7, 5, iscrowd="0")], "another value than 0 or 1 as iscrowd"),
+            ([annotation(7, 5, area="9")], "an area that is not a finite number"),
+            (["7"], "an entry that is no object of JSON"),
             ([annotation(7, 5, segmentation=[[1, 2, 3, 4, 5, 6, 7]])], "annotation 7 .* got 7 coordinates"),
+            ([annotation(7, 5, segmentation=[1, 2, 3, 4, 5, 6])], "polygons are lists in a list"),
             ([annotation(7, 5, segmentation=[[1, 2, 3e9, 4, 5, 6]])], "annotation 7 .* far outside of its image"),
-            ([annotation(7, 5, segmentation=[])], "annotation 7 .* has no segmentation"),
+            ([annotation(7, 5, segmentation=[])], "an empty segmentation.*annotation 7.*--model.head=faster_rcnn"),
             ([annotation(7, 5, segmentation={"size": [9, 9], "counts": [81]})], "annotation 7 .* its image .48, 64."),
             ([annotation(7, 5, segmentation={"size": [48, 64], "counts": [81]})], "annotation 7 .* add up to"),
             ([annotation(7, 5, segmentation={"size": [48, 64], "counts": "abc"})], "annotation 7 .* no.* run-length"),
@@ -360,6 +368,27 @@ class TestRefused:
     def test_annotations(self, tmp_path, wrong, message):
         said = refused(tmp_path, found=[*annotations(), *wrong], masks=True)
         assert re.search(message, said), said
+        assert "--data.skip_bad_annotations=true" in said
+        data = coco(tmp_path, masks=True, skip_bad_annotations=True)
+        with pytest.warns(UserWarning, match="malformed: .* They are left out"):
+            data.setup("fit")
+        good = [sample["labels"].tolist() for sample in data.train_set]
+        assert sum(map(len, good)) == 6 + len(wrong) - 1
+
+    def test_bad_annotations_are_skipped_up_to_a_fraction_and_listed(self, tmp_path):
+        """Label Studio writes empty segmentations."""
+        empty = [annotation(100 + i, 5, segmentation=[]) for i in range(7)]
+        write_coco(tmp_path, found=[*annotations(), *empty, annotation(7, 5, 99)])
+        with pytest.raises(UserError, match=r"8 of the 14 .*7 with an empty .*1 with a cat.*_fraction=0.572 .*, 5"):
+            coco(tmp_path, masks=True, skip_bad_annotations=True).setup("fit")
+        data = coco(tmp_path, masks=True, skip_bad_annotations=True, max_bad_fraction=0.572, empty_classes=True)
+        task = SimpleNamespace(hparams={"num_classes": 3})
+        data.trainer = SimpleNamespace(log_dir=str(tmp_path), lightning_module=task, global_rank=0, world_size=1)
+        data.setup("fit")
+        with open(f"{tmp_path}/bad_annotations.csv", newline="", encoding="utf-8") as file:
+            rows = [*csv.reader(file)]
+        assert [row[0] for row in rows] == ["split", *8 * ["train"], *8 * ["val"]]
+        assert rows[1][1:] == [f"annotation 100 of {tmp_path / 'train2017' / '5.png'}", "an empty segmentation", ""]
 
     def test_classes_without_objects(self, tmp_path):
         said = refused(tmp_path, found=[one for one in annotations() if one["category_id"] != 18])
@@ -376,7 +405,10 @@ class TestRefused:
             ({"categories": [*CATEGORIES, {"id": 2, "name": "dog"}]}, "the name 'dog'"),
             ({"categories": [{"id": 1, "name": "dog"}, {"id": 18, "name": "person"}]}, "category 1 is 'person' in"),
             ({"images": []}, "has no images"),
-            ({"images": [{"id": 5, "file_name": "5.png"}]}, "image 5 in .* needs id, height and width"),
+            (
+                {"images": [{"id": 5, "file_name": "5.png"}]},
+                "an image in .* needs id, height and .* got .*5.png",
+            ),
             (
                 {"images": [{"id": 5, "file_name": "5.png", "height": 0, "width": 3}]},
                 "'5.png'.* a size that cannot be: 3 x 0",
@@ -384,11 +416,19 @@ class TestRefused:
             ({"images": [{"id": 5, "file_name": "5.png", "height": 10**9, "width": 10**9}]}, "cannot be: 1000000000 x"),
             ({"images": [{"id": 10**30, "file_name": "5.png", "height": 1, "width": 1}]}, "needs id, height and width"),
             ({"images": None}, "has no images"),
+            ({"images": ["5.png"]}, "an image in .* got '5.png'"),
+            ({"categories": [{"id": "1", "name": "dog"}]}, "a category in .* got .*'1'"),
         ],
     )
     def test_images_and_categories(self, tmp_path, content, message):
         said = refused(tmp_path, content=content)
         assert re.search(message, said), said
+
+    def test_many_categories_take_no_time(self, tmp_path):
+        write_json(tmp_path / "x.json", categories=[{"id": i, "name": str(i)} for i in range(100_000)])
+        started = time.process_time()
+        assert len(AnnotationFile(tmp_path / "x.json", masks=False).categories) == 100_000
+        assert time.process_time() - started < 20  # a look at all others for each takes more than a minute
 
     def test_missing_files(self, tmp_path):
         write_coco(tmp_path)
@@ -400,7 +440,9 @@ class TestRefused:
         with pytest.raises(UserError, match=r"'5.png', the first image of .*--data.image_folders"):
             loaded(tmp_path)
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"images": [', '{"images": [{}', '{"images"', "nonsense", "[" * 10**5])
+    @pytest.mark.parametrize(
+        "text", ["", "[]", '{"images": [', '{"images": [{}', '{"images"', "nonsense", "[" * 10**5, "1" * 6000]
+    )
     def test_what_is_no_annotation_file(self, tmp_path, text):
         write_coco(tmp_path)
         (tmp_path / "annotations" / "instances_train2017.json").write_text(text, encoding="utf-8")
@@ -423,7 +465,7 @@ class TestRefused:
         write_coco(tmp_path, found=[*annotations(), *thin, *many])
         data = coco(tmp_path)
         with pytest.warns(
-            UserWarning, match=r"3 objects in the train split .* annotation 7 of .*5.png: its box has a side"
+            UserWarning, match=r"3 objects of .* are left out .*1 with a box with a side .* annotation 7 of .*5.png"
         ):
             data.setup("fit")
         assert sum(len(sample["labels"]) for sample in data.train_set) == 36

@@ -3,6 +3,8 @@
 import argparse
 import os
 from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.detection import DetectionData
 from linvit.data.segmentation import SegmentationData
+from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.labels import check_labels
+from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.scan import Finding, ScanResult, scan
-from linvit.data.sources.splits import HUB
+from linvit.data.sources.splits import HUB, kind_of
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
@@ -35,7 +39,8 @@ EPILOG = """examples:
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings
 only: images that are in two splits, classes with training images and no
-validation images, and folders of classes without images.
+validation images, folders of classes without images, and files that are not
+read, such as HEIC.
 """
 SHOWN = 20  # bad images and copies that are printed
 
@@ -87,8 +92,7 @@ def main(argv: list[str]) -> int:
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     wrong = _columns(data) or _training(data)
     found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB))
-    print("\n".join([*_summary(data, found), *wrong, *_bad(found, args.output), *_copies(found)]))
-    _write(found, args.output)
+    _report([*_summary(data, found), *wrong], found, args)
     return int(bool(found.bad or wrong))
 
 
@@ -99,8 +103,7 @@ def _check_masks(args: argparse.Namespace) -> int:
     lines, bad = check_pairs.check(data, args.workers, SHOWN)
     found = scan(data.splits, data.image_column, args.max_pixels, args.workers)
     found.bad += [Finding("mask", mask.name, mask.reason) for mask in bad]
-    print("\n".join([f"{data.source}: {data.num_classes} classes", *lines, *_bad(found, args.output), *_copies(found)]))
-    _write(found, args.output)
+    _report([f"{data.source}: {data.num_classes} classes", *lines], found, args)
     return int(bool(found.bad))
 
 
@@ -108,19 +111,25 @@ def _check_objects(args: argparse.Namespace) -> int:
     """Looks at images and objects; see `main`."""
     given = {"masks": args.masks, "box_format": args.box_format, "class_names": args.class_names}
     data = DetectionData(args.source, image_column=args.image_column, max_pixels=args.max_pixels, **given)
-    lines, bad = check_objects.check(data)
     on_hub = args.source.startswith(HUB)
+    is_coco = isinstance(data.data_source, ObjectSource) and data.data_source.coco is not None
+    look_too = is_coco and not args.masks and find_spec("faster_coco_eval") is not None
+    with_masks = DetectionData(args.source, **given | {"masks": True}) if look_too else None
+    lines, bad, malformed = check_objects.check(data, with_masks)
     found = scan(data.splits, data.image_column, args.max_pixels, args.workers, on_hub=on_hub)
     found.bad += bad
-    print("\n".join([f"{data.source}: {data.num_classes} classes", *lines, *_bad(found, args.output), *_copies(found)]))
-    _write(found, args.output)
-    return int(bool(found.bad))
+    _report([f"{data.source}: {data.num_classes} classes", *lines], found, args, malformed)
+    return int(bool(found.bad or malformed))
 
 
-def _write(found: ScanResult, output: Path | None) -> None:
-    if output is not None:
-        with output.open("w", encoding="utf-8", newline="") as file:
-            rows = [(bad.split, bad.name, bad.reason) for bad in found.bad]
+def _report(
+    lines: Sequence[str], found: ScanResult, args: argparse.Namespace, malformed: Sequence[Finding] = ()
+) -> None:
+    """Prints lines and what was found in the images, and writes what is bad, malformed annotations too."""
+    print("\n".join([*lines, *_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
+    if args.output is not None:
+        with args.output.open("w", encoding="utf-8", newline="") as file:
+            rows = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *malformed)]
             CsvWriter(file).writerows([("split", "image", "reason"), *rows])
 
 
@@ -191,6 +200,20 @@ def _bad(found: ScanResult, output: Path | None) -> list[str]:
         f"  {len(found.bad):,} BAD IMAGES",
         *(f"    {bad.name}: {bad.reason}" for bad in found.bad[:SHOWN]),
         *([f"    and {more:,} more; {where}"] if more > 0 else []),
+    ]
+
+
+def _ignored(source: str) -> list[str]:
+    """A line for each kind of file in a folder of images that is not read."""
+    path = Path(source).expanduser()
+    if source.startswith(HUB) or not path.is_dir() or kind_of(path) is not None:
+        return []
+    files = ignored_files(path)
+    endings = [os.path.splitext(file)[1].lower() for file in files]
+    first = dict(zip(reversed(endings), reversed(files), strict=True))
+    return [f"  WARNING: files that are not read: {len(files):,}"] * bool(files) + [
+        f"    {count:,} {ending or 'without an ending'}, such as {first[ending]}"
+        for ending, count in Counter(endings).most_common(SHOWN)
     ]
 
 

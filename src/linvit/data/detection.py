@@ -1,23 +1,26 @@
 """Images with objects, each with a box, a class and perhaps a mask: embedded, from COCO's files, tables or the hub."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import datasets
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import ImageData
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.class_names import read_names
+from linvit.data.sources.coco_json import Finding
 from linvit.data.sources.columns import features_of
 from linvit.data.sources.images import Images, Sample, Target
 from linvit.data.sources.labels import check_model_classes
-from linvit.data.sources.object_check import Look, check_all_occur, check_objects, class_table, look_at
+from linvit.data.sources.object_check import ObjectAudit, annotation_name, check_all_occur, class_table, describe
 from linvit.data.sources.object_source import Classes, ObjectSource
 from linvit.data.sources.objects import as_it_is, flat_objects, object_targets
 from linvit.data.sources.scene_source import SceneSource
@@ -25,6 +28,7 @@ from linvit.data.sources.scenes import CLASSES, Scenes
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
 from linvit.errors import UserError
+from linvit.plain_text import CsvWriter
 
 TABLE = 100  # classes of which the log has the table
 
@@ -56,6 +60,7 @@ class DetectionData(ImageData):
             [1333, 800]; null leaves the size.
         augmentation: Random changes to training images.
         group_by_aspect: Whether training batches are of images wider than high, or of others.
+        skip_bad_annotations: Leave out malformed annotations, up to `max_bad_fraction` of a split; false refuses them.
         drop_empty: Whether training leaves out images without any annotation.
         min_side: Training leaves out images with a shorter side.
         scenes: What `digit_scenes` is like.
@@ -89,6 +94,7 @@ class DetectionData(ImageData):
         limits: tuple[int, int] | None = None,
         augmentation: DetectionAugmentation = DetectionAugmentation(),  # noqa: B008 (frozen)
         group_by_aspect: bool = True,
+        skip_bad_annotations: bool = False,
         drop_empty: bool = True,
         min_side: int = 32,
         scenes: Scenes = Scenes(),  # noqa: B008
@@ -103,6 +109,8 @@ class DetectionData(ImageData):
         self.empty_classes = empty_classes
         self.limits = limits
         self.group_by_aspect = group_by_aspect
+        self.skip_bad_annotations = skip_bad_annotations
+        self.skipped: dict[str, list[Finding]] = {}
         self.drop_empty = drop_empty
         self.min_side = min_side
         self.train_transform = TrainTransform(limits, augmentation, masks)
@@ -176,26 +184,52 @@ class DetectionData(ImageData):
         """How many objects each class has in a split of a source that is no scenes, int (K,); all are looked at first.
 
         Raises:
-            UserError: If some are malformed.
+            UserError: If some are malformed, and may not be skipped.
         """
-        source = self.data_source
-        assert isinstance(source, ObjectSource)
-        found = self.look(split)
-        warning = check_objects(found.findings, partial(source.name_of, self.splits[split]), split, source.name)
+        found = self.audit(split)
+        self._check_malformed(found, split)
         if found.wrong_format is not None:
-            raise UserError(f"the {split} split of '{source.name}': {found.wrong_format}")
-        if warning is not None and split == "train":
-            rank_zero_warn(warning)
+            raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
+        if found.untrained and split == "train":
+            which = "; ".join(describe(found.untrained, partial(self.name_of, split)))
+            rank_zero_warn(f"{len(found.untrained)} objects of '{self.source}' are left out of training: {which}")
         return found.counts
 
-    def look(self, split: str) -> Look:
+    @cache  # noqa: B019
+    def audit(self, split: str) -> ObjectAudit:
         """What there is to say about the objects of a split of a source that is no scenes."""
-        source = self.data_source
-        assert isinstance(source, ObjectSource)
-        assert source.column is not None
-        flat = flat_objects(source.splits[split], source.column)
-        subset = source.given_names is not None
-        return look_at(flat, self.sizes(split), self.classes.labels, subset, source.column.box_format)
+        assert isinstance(self.data_source, ObjectSource)
+        return self.data_source.audit(split, self.sizes(split))
+
+    def name_of(self, split: str, row: int) -> str:
+        """What messages call the image of a row of a source that is no scenes."""
+        assert isinstance(self.data_source, ObjectSource)
+        return self.data_source.name_of(self.splits[split], row)
+
+    def _check_malformed(self, found: ObjectAudit, split: str) -> None:
+        if not found.malformed:
+            return
+        bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
+        which = "; ".join(describe(found.malformed, partial(self.name_of, split)))
+        said = (
+            f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: {which}"
+        )
+        if self.skip_bad_annotations and bad <= allowed:
+            self.skipped[split] = found.malformed
+            rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the run's folder lists them")
+            return
+        way = "leave them out by --data.skip_bad_annotations=true"
+        if self.skip_bad_annotations or bad > allowed:
+            fraction = math.ceil(1000 * bad / found.total) / 1000
+            way += (
+                f" with --data.max_bad_fraction={fraction:g} (with {self.bad_images.max_fraction:g}, {allowed} may be)"
+            )
+        if self.masks and any("segmentation" in finding.reason for finding in found.malformed):
+            way += (
+                ", or train without masks: --data.masks=false together with a head without masks, such as "
+                "--model.head=faster_rcnn"
+            )
+        raise UserError(f"{said}. Repair or remove them (linvit data check lists all), {way}")
 
     @cache  # noqa: B019
     def sizes(self, split: str) -> np.ndarray:
@@ -257,6 +291,20 @@ class DetectionData(ImageData):
             model = self.trainer.lightning_module.hparams.get("num_classes")
             check_model_classes(model, self.num_classes, self.source)
         super().setup(stage)
+        folder = None if self.trainer is None else self.trainer.log_dir
+        if self.skipped and folder is not None:
+            self._write_skipped(Path(folder) / "bad_annotations.csv")
+
+    @rank_zero_only
+    def _write_skipped(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [
+            (split, annotation_name(one, partial(self.name_of, split)), one.reason, one.detail)
+            for split, found in self.skipped.items()
+            for one in found
+        ]
+        with path.open("w", newline="", encoding="utf-8") as file:
+            CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *rows])
 
     def drawn(self, sample: Sample) -> Sample:
         """A sample with its boxes drawn into its image, if that is RGB of 8 bits."""

@@ -45,8 +45,12 @@ class BadImages:
     def start(self, images: int) -> None:
         """Starts counting anew for a set of so many images."""
         self.images = images
-        self.allowed = max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * images))
+        self.allowed = self.allowed_of(images)
         self.rows = torch.full((len(self.met), self.allowed + 1), -1).share_memory_()  # of each process, -1 for none
+
+    def allowed_of(self, total: int) -> int:
+        """How many of so many may be skipped."""
+        return max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * total))
 
     def record(self, bad: BadImageError, row: int) -> None:
         """Counts a bad image and writes it to the report.

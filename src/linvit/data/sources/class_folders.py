@@ -9,6 +9,7 @@ class Listing(NamedTuple):
     """What lies directly in one folder."""
 
     images: list[str]  # names
+    ignored: list[str]  # names of files that are neither images nor text
     folders: list[str]  # names
     broken: list[str]  # names of links that lead nowhere
     others: bool  # whether there are files that only `datasets` knows how to use: metadata, archives

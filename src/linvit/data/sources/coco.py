@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +12,12 @@ import datasets
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.data.sources.coco_json import AnnotationFile
+from linvit.data.sources.coco_json import AnnotationFile, Finding
 from linvit.data.sources.folder import SETTLED, cache_folder, cached, keep
 from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, check_choice, some
 
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables
 WHOLE = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")  # names of a file without splits
 
 
@@ -61,14 +61,28 @@ def find_coco(
     }
 
 
-def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> tuple[dict[str, datasets.Dataset], dict[int, str]]:
-    """The splits as tables, and the names of the categories by id.
+class CocoTables(NamedTuple):
+    """What COCO's files say.
+
+    Attributes:
+        splits: A table with a row per image of each split.
+        categories: Names by id.
+        malformed: Annotations of each split that are not in its table.
+    """
+
+    splits: dict[str, datasets.Dataset]
+    categories: dict[int, str]
+    malformed: dict[str, list[Finding]]
+
+
+def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
+    """The splits as tables.
 
     The tables are kept in the cache of `datasets` as long as the dates of annotation files and folders stay, so that
     loader processes and the next run share them from there. One process reads the files, others wait for it.
 
     Raises:
-        UserError: If files are missing or malformed, or the splits have different categories.
+        UserError: If files are missing, are not COCO's, or the splits have different categories.
     """
     places = [(split, *map(str, map(Path.absolute, [file, *folders]))) for split, (file, folders) in files.items()]
     cache = cache_folder("coco", repr((VERSION, masks, places)))
@@ -76,7 +90,8 @@ def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> tuple[dict[str, da
         found = cached(cache, files)
         if found is None:
             found = _load(files, masks, cache)
-    return {split: found[split] for split in files}, _categories(files, found)
+    malformed = {split: [Finding(**row) for row in found[f"{split} malformed"]] for split in files}
+    return CocoTables({split: found[split] for split in files}, _categories(files, found), malformed)
 
 
 def _load(files: Mapping[str, CocoFiles], masks: bool, cache: Path) -> dict[str, datasets.Dataset]:
@@ -86,11 +101,17 @@ def _load(files: Mapping[str, CocoFiles], masks: bool, cache: Path) -> dict[str,
         started = time.time()
         read = AnnotationFile(annotations, masks)
         folder = _folder_of(read, folders, split)
-        tables |= {split: read.table(folder), f"{split} categories": read.category_table()}
+        tables |= {split: read.table(folder), f"{split} malformed": _table(read.malformed, Finding._fields)}
+        tables[f"{split} categories"] = _table(sorted(read.categories.items()), ("id", "name"))
         dates[split] = {str(path.absolute()): os.stat(path).st_mtime_ns for path in (annotations, folder)}
         rank_zero_info(f"read '{annotations}' in {time.time() - started:.0f} s: {len(read.images)} images")
     newest = max(date for split in dates.values() for date in split.values()) / 1e9
     return keep(cache, dates, tables) if time.time() - newest > SETTLED else tables
+
+
+def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> datasets.Dataset:
+    columns: Sequence[Sequence[object]] = [*zip(*rows, strict=True)] or [()] * len(names)
+    return datasets.Dataset.from_dict(dict(zip(names, map(list, columns), strict=True)))
 
 
 def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:

@@ -20,7 +20,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from linvit.data.sources.class_folders import Classes, Listing, find_classes
 from linvit.errors import UserError
 
-EXTENSIONS = tuple(ImageFolder.EXTENSIONS)
+EXTENSIONS = (*ImageFolder.EXTENSIONS, ".avif")
+TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
 METADATA = set(ImageFolder.METADATA_FILENAMES)
 SETTLED = 2.0  # seconds; a folder that changed later than this before its scan may change again within one clock tick
 THREADS = 16  # folders that are read at once: on a network file system one waits for answers
@@ -75,6 +76,12 @@ def files_below(folder: Path) -> list[str]:
     return _files(_walk(str(folder.absolute())))
 
 
+def ignored_files(folder: Path) -> list[str]:
+    """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
+    tree = _walk(str(folder.absolute()))
+    return sorted(f"{path}/{name}" for path, listing in tree.items() for name in listing.ignored)
+
+
 def path_column(paths: list[str]) -> pa.StructArray:
     """Paths as the `datasets` library stores images.
 
@@ -101,7 +108,7 @@ def _walk(root: str) -> dict[str, Listing]:
 
 
 def _list(folder: str) -> Listing:
-    images, folders, broken, others = [], [], [], False
+    images, ignored, folders, broken, others = [], [], [], [], False
     try:
         changed = os.stat(folder).st_mtime_ns  # before reading: a change while reading makes the listing old
         with os.scandir(folder) as entries:
@@ -118,12 +125,14 @@ def _list(folder: str) -> Listing:
                     others = True
                 elif entry.is_symlink() and not os.path.exists(entry.path):
                     broken.append(name)
+                elif not name.lower().endswith(TEXT):
+                    ignored.append(name)
     except OSError as error:
         raise UserError(
             f"cannot read the folder '{folder}': {error.strerror}. Its images would be missing without a word; "
             f"make it readable (chmod -R a+rX), or move it away"
         ) from error
-    return Listing(images, folders, broken, others, changed)
+    return Listing(images, ignored, folders, broken, others, changed)
 
 
 def _leads_up(link: str) -> bool:

@@ -226,9 +226,13 @@ def check_sizes(sample: Sample, name: str) -> None:
         ("its annotations are for", (sample.get("height"), sample.get("width")) if "height" in sample else None),
     ):
         if size is not None and tuple(size) != (height, width):
-            turned = "; without --data.exif_orientation they agree" if (width, height) == tuple(size) else ""
-            given = f"{size[1]} x {size[0]} pixels, the image has {width} x {height}{turned}"
-            raise BadImageError(name, f"{what} {given}")
+            raise BadImageError(name, wrong_size(what, size, (height, width)))
+
+
+def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> str:
+    """What to say of a size (H, W) that is not that of the image; `what` has it."""
+    turned = "; without --data.exif_orientation they agree" if tuple(image[::-1]) == tuple(size) else ""
+    return f"{what} {size[1]} x {size[0]} pixels, the image has {image[1]} x {image[0]}{turned}"
 
 
 class Held:

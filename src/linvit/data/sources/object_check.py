@@ -1,52 +1,48 @@
 """Looks at all objects of a split before the first step: boxes, categories, classes without objects."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from linvit.data.sources.coco_json import Finding
 from linvit.data.sources.objects import FlatObjects
-from linvit.data.transforms.detection import areas, trainable
+from linvit.data.transforms.detection import inside, trainable, usable
 from linvit.errors import UserError, some
 
-SHOWN = 3  # objects that a message names
 WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format
 SLACK = 1.0  # pixels by which a box may
 
 
-class Finding(NamedTuple):
-    """Something about one object.
-
-    Attributes:
-        row: Number of its image in the table.
-        id: Of the annotation, as the data say.
-        reason: What it is.
-        wrong: Whether it must be mended; otherwise it is left out of training.
-    """
-
-    row: int
-    id: Any
-    reason: str
-    wrong: bool
-
-
-class Look(NamedTuple):
+class ObjectAudit(NamedTuple):
     """What there is to say about the objects of a split.
 
     Attributes:
         flat: The objects.
-        counts: How many each class has, int (K,).
-        findings: Objects that are wrong, or kept from being trained on though the data do not say so.
+        counts: How many each class has, int (K,), without malformed ones.
+        total: How many annotations there are, with malformed ones.
+        malformed: Annotations that must be repaired or skipped.
+        untrained: Objects that are left out of training though the data do not say so.
         wrong_format: What to say if the boxes seem to be stored in another format.
     """
 
     flat: FlatObjects
     counts: np.ndarray
-    findings: list[Finding]
+    total: int
+    malformed: list[Finding]
+    untrained: list[Finding]
     wrong_format: str | None
 
 
-def look_at(flat: FlatObjects, sizes: np.ndarray, labels: Mapping[Any, int], subset: bool, box_format: str) -> Look:
+def audit_objects(
+    flat: FlatObjects,
+    sizes: np.ndarray,
+    labels: Mapping[Any, int],
+    subset: bool,
+    box_format: str,
+    unread: Sequence[Finding] = (),
+) -> ObjectAudit:
     """Looks at all objects of a split.
 
     Args:
@@ -55,45 +51,49 @@ def look_at(flat: FlatObjects, sizes: np.ndarray, labels: Mapping[Any, int], sub
         labels: Label of each category.
         subset: Whether objects of other categories are left out on purpose.
         box_format: How the data store boxes: xywh or xyxy.
+        unread: Malformed annotations that are not among the objects.
     """
-    used = [labels[category] for category in flat.categories.tolist() if category in labels]
-    counts = np.bincount(used, minlength=len(labels))
-    return Look(flat, counts, _findings(flat, sizes, labels, subset), _wrong_format(flat, sizes, box_format))
+    objects, categories = flat.objects, flat.categories.tolist()
+    height, width = np.where(sizes > 0, sizes, np.inf)[flat.rows].T  # infinite where it is not known
+    sound, kept = usable(objects, (height, width)), trainable(objects, (height, width))
+    known = np.array([category in labels for category in categories], bool)
+    sides = objects["boxes"][:, 2:] - objects["boxes"][:, :2]
+    thin, outside = (sides < 1).any(1), ~inside(objects["boxes"], (height, width))
+    meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
+
+    def findings(which: np.ndarray, reason: str, details: Sequence[Any], malformed: bool = False) -> list[Finding]:
+        places = np.flatnonzero(which).tolist()
+        return [Finding(int(flat.rows[i]), str(flat.ids[i]), reason, str(details[i]), malformed) for i in places]
+
+    boxes = objects["boxes"].tolist()
+    unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
+    return ObjectAudit(
+        flat,
+        np.bincount([labels[categories[i]] for i in np.flatnonzero(sound & known)], minlength=len(labels)),
+        len(flat.rows) + len(unread),
+        [
+            *unread,
+            *findings(~sound, unsound, boxes, True),
+            *findings(sound & ~known & (not subset), "a category that is none of the classes", categories, True),
+        ],
+        [
+            *findings(thin & ~meant, "a box with a side of less than a pixel", boxes),
+            *findings(outside & ~thin & ~meant, "a box outside of its image", boxes),
+            *findings(~kept & ~outside & ~thin & ~meant, "an area of 0", boxes),
+        ],
+        _wrong_format(objects["boxes"], (height, width), box_format),
+    )
 
 
-def _findings(flat: FlatObjects, sizes: np.ndarray, labels: Mapping[Any, int], subset: bool) -> list[Finding]:
-    objects = flat.objects
-    x1, y1, x2, y2 = objects["boxes"].T
-    finite = np.isfinite(objects["boxes"]).all(1) & np.isfinite(areas(objects))
-    unknown = np.array([not subset and category not in labels for category in flat.categories.tolist()], bool)
-    height, width = _sizes(flat, sizes)
-    outside = (np.minimum(x2, width) <= np.maximum(x1, 0)) | (np.minimum(y2, height) <= np.maximum(y1, 0))
-    meant = np.logical_or.reduce([~finite, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
-    thin = (x2 - x1 < 1) | (y2 - y1 < 1)
-    findings = []
-    for which, reason, wrong in (
-        (~finite, "its box or its area is no finite number", True),
-        (unknown, "its category is none of the classes", True),
-        (thin & ~meant, "its box has a side of less than a pixel", False),
-        (outside & ~thin & ~meant, "its box lies outside of the image", False),
-        ((areas(objects) <= 0) & ~thin & ~outside & ~meant, "its area is 0", False),
-    ):
-        for index in np.flatnonzero(which).tolist():
-            shown = f" ({flat.categories[index]})" if which is unknown else f" {objects['boxes'][index].tolist()}"
-            findings.append(Finding(int(flat.rows[index]), flat.ids[index], reason + shown, wrong))
-    return findings
-
-
-def _wrong_format(flat: FlatObjects, sizes: np.ndarray, box_format: str) -> str | None:
-    boxes = flat.objects["boxes"]
+def _wrong_format(boxes: np.ndarray, size: tuple[np.ndarray, np.ndarray], box_format: str) -> str | None:
     if not len(boxes):
         return None
-    height, width = _sizes(flat, sizes)
+    height, width = size
     other = {"xywh": "xyxy", "xyxy": "xywh"}[box_format]
     beyond = ((boxes[:, 2] > width + SLACK) | (boxes[:, 3] > height + SLACK)).mean()
-    if np.nanmax(boxes) <= 1 and (boxes % 1).any():
+    if np.nanmax(boxes, initial=0) <= 1 and (boxes % 1 > 0).any():
         return "no coordinate of a box is above 1: boxes must be in pixels, not in fractions of the image"
-    kept = trainable({"boxes": boxes}, (height, width)).mean()
+    kept = trainable({"boxes": boxes}, size).mean()
     if beyond > WRONG_FORMAT or kept < 1 - WRONG_FORMAT:
         return (
             f"{max(beyond, 1 - kept):.0%} of the boxes reach beyond their image, or have no area. They are read as "
@@ -102,26 +102,24 @@ def _wrong_format(flat: FlatObjects, sizes: np.ndarray, box_format: str) -> str 
     return None
 
 
-def check_objects(findings: Sequence[Finding], name: Callable[[int], str], split: str, source: str) -> str | None:
-    """Raises a `UserError` if an object must be mended; returns what to warn of if some are left out of training.
+def annotation_name(finding: Finding, name: Callable[[int], str]) -> str:
+    """What messages call an annotation, by what they call the image of a row."""
+    return f"annotation {finding.id}" + (f" of {name(finding.row)}" if finding.row >= 0 else "")
+
+
+def describe(findings: Sequence[Finding], name: Callable[[int], str]) -> list[str]:
+    """How many annotations have what, the most frequent first, each with an example.
 
     Args:
         findings: Of a split.
         name: What messages call the image of a row.
-        split: Name of the split.
-        source: The data source.
     """
-    for wrong in (True, False):
-        found = [finding for finding in findings if finding.wrong == wrong]
-        if not found:
-            continue
-        first = "; ".join(f"annotation {one.id} of {name(one.row)}: {one.reason}" for one in found[:SHOWN])
-        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        text = f"{len(found)} objects in the {split} split of '{source}'"
-        if wrong:
-            raise UserError(f"{text} are malformed. {first}{more}. Mend or remove them (linvit data check lists all)")
-        return f"{text} are left out of training. {first}{more}"
-    return None
+    first = {finding.reason: finding for finding in reversed(findings)}
+    return [
+        f"{count:,} with {reason}, such as {annotation_name(first[reason], name)}"
+        + (f": {first[reason].detail}" if first[reason].detail else "")
+        for reason, count in Counter(finding.reason for finding in findings).most_common()
+    ]
 
 
 def check_all_occur(names: Sequence[str], counts: np.ndarray, source: str) -> None:
@@ -142,9 +140,3 @@ def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, n
         objects = "".join(f"{own[label]:>10,}" for own in counts.values())
         lines.append(f"{label:>5} {key!s:>6}  {name:{wide}}{objects}")
     return lines
-
-
-def _sizes(flat: FlatObjects, sizes: np.ndarray) -> np.ndarray:
-    """Height and width (2, n) of the image of each object; infinite where it is not known."""
-    known: np.ndarray = np.where(sizes > 0, sizes, np.inf)[flat.rows].T
-    return known

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow.compute
 from tqdm import tqdm
 
-from linvit.data.sources.coco import find_coco, load_coco
+from linvit.data.sources.coco import CocoTables, find_coco, load_coco
 from linvit.data.sources.columns import features_of
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.object_check import ObjectAudit, audit_objects
 from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
 from linvit.data.sources.read import MAX_PIXELS, name_of, size_of
 from linvit.data.sources.splits import HUB, load_splits
@@ -72,8 +73,8 @@ class ObjectSource(DataSource):
         self.masks = masks
 
     @cached_property
-    def _loaded(self) -> tuple[Splits, dict[int, str] | None]:
-        """The tables, and the names of COCO's categories by id."""
+    def coco(self) -> CocoTables | None:
+        """The tables of COCO's files, if it has such."""
         path = Path(self.name).expanduser()
         if self.annotation_files or (not self.name.startswith(HUB) and path.is_dir()):
             files = find_coco(path, self.annotation_files, self.image_folders)
@@ -81,12 +82,24 @@ class ObjectSource(DataSource):
                 return load_coco(files, self.masks)
         if self.image_folders:
             raise UserError(f"--data.image_folders needs annotation files of COCO; there are none in '{self.name}'")
-        return load_splits(self.name), None
+        return None
 
     @cached_property
     def tables(self) -> Splits:
         """The rows of each split as they are stored."""
-        return self._loaded[0]
+        return load_splits(self.name) if self.coco is None else self.coco.splits
+
+    def audit(self, split: str, sizes: np.ndarray) -> ObjectAudit:
+        """Looks at all objects of a split.
+
+        Args:
+            split: One of the tables.
+            sizes: (H, W) of its images, int (n, 2).
+        """
+        assert self.column is not None
+        flat, subset = flat_objects(self.splits[split], self.column), self.given_names is not None
+        unread = [] if self.coco is None else self.coco.malformed[split]
+        return audit_objects(flat, sizes, self.classes.labels, subset, self.column.box_format, unread)
 
     @cached_property
     def column(self) -> ObjectColumn | None:
@@ -106,11 +119,11 @@ class ObjectSource(DataSource):
         Raises:
             UserError: If there are none, or some that are asked for do not exist.
         """
-        categories, column = self._loaded[1], self.column
+        column = self.column
         if column is None:
             raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")
-        if categories is not None:
-            found = dict(sorted(categories.items()))
+        if self.coco is not None:
+            found: dict[Any, str] = dict(sorted(self.coco.categories.items()))
         elif column.names is not None:
             found = dict(enumerate(column.names))
         else:

@@ -12,7 +12,7 @@ import pyarrow.compute
 from linvit.data.sources.coco_json import rle_counts
 from linvit.data.sources.images import Sample, SampleReader, Target, check_sizes
 from linvit.data.sources.read import BadImageError
-from linvit.data.transforms.detection import Objects
+from linvit.data.transforms.detection import Objects, usable
 from linvit.errors import UserError, check_choice, did_you_mean
 
 COLUMNS = ("objects", "annotations", "object")
@@ -97,11 +97,7 @@ class FlatObjects(NamedTuple):
 
 
 def flat_objects(rows: datasets.Dataset, column: ObjectColumn) -> FlatObjects:
-    """Reads all objects of a table at once; a table of COCO's size takes a second.
-
-    Raises:
-        UserError: If boxes are not of four numbers.
-    """
+    """Reads all objects of a table at once; a table of COCO's size takes a second. Boxes that are not four are NaN."""
     cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name]
     cells = cells.combine_chunks() if isinstance(cells, pyarrow.ChunkedArray) else cells
     compute = pyarrow.compute
@@ -116,11 +112,11 @@ def flat_objects(rows: datasets.Dataset, column: ObjectColumn) -> FlatObjects:
     counts = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     where = np.repeat(np.arange(len(counts)), counts)
     boxes = values("bbox")
-    wrong = np.flatnonzero(compute.list_value_length(boxes).fill_null(0).to_numpy(zero_copy_only=False) != 4)
-    if len(wrong):
-        raise UserError(f"a box in row {where[wrong[0]]} of column '{column.name}' has not four numbers")
-    flat = compute.list_flatten(boxes).cast(pyarrow.float64()).fill_null(np.nan)
-    found: dict[str, np.ndarray] = {"boxes": column.corners(flat.to_numpy(zero_copy_only=False).reshape(-1, 4))}
+    four = np.equal(compute.list_value_length(boxes).fill_null(0).to_numpy(zero_copy_only=False), 4)
+    flat = compute.list_flatten(boxes.filter(four)).cast(pyarrow.float64()).fill_null(np.nan)
+    corners = np.full((len(four), 4), np.nan)
+    corners[four] = flat.to_numpy(zero_copy_only=False).reshape(-1, 4)
+    found = {"boxes": column.corners(corners)}
     for field in ("iscrowd", "ignore"):
         if field in column.fields:
             found[field] = values(field).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
@@ -166,7 +162,8 @@ class ObjectReader(SampleReader):
         lists = cell if isinstance(cell, dict) else {name: [one[name] for one in cell] for name in fields.values()}
         found = {field: lists.get(name) or [] for field, name in fields.items()}
         kept = [i for i, category in enumerate(found["category"]) if category in self.labels]
-        boxes = np.array([found["bbox"][i] for i in kept], np.float64).reshape(-1, 4)
+        stored = [found["bbox"][i] or () for i in kept]
+        boxes = np.array([box if len(box) == 4 else [np.nan] * 4 for box in stored], np.float64).reshape(-1, 4)
         objects: dict[str, Any] = {
             "boxes": self.column.corners(boxes),
             "labels": np.array([self.labels[found["category"][i]] for i in kept], np.int64),
@@ -174,8 +171,12 @@ class ObjectReader(SampleReader):
         for field, kind in (("iscrowd", bool), ("ignore", bool), ("area", np.float64)):
             if field in fields:
                 objects[field] = np.array([found[field][i] for i in kept], kind)
+        sound = usable(objects, (size[0], size[1]))  # the others were refused, or are skipped
+        objects = {name: values[sound] for name, values in objects.items()}
         if self.masks:
-            objects["rles"] = [_rle(found["segmentation"][i], size) for i in kept]
+            objects["rles"] = [
+                _rle(found["segmentation"][i], size) for i, good in zip(kept, sound, strict=True) if good
+            ]
         return objects
 
 

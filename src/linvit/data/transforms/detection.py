@@ -20,6 +20,9 @@ Objects = Mapping[str, Any]
 and `ignore`, bool (n,), `area` (n,), and masks: `rles`, a list, or `masks` (n, H, W)."""
 
 
+FAR = 10  # sides of its image by which a corner may lie away from it
+
+
 @dataclass(frozen=True)
 class DetectionAugmentation:
     """Random changes to a training image and its objects.
@@ -157,13 +160,26 @@ def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
         objects: Of one image, or of many.
         size: (H, W) of the image, or two arrays (n,), of the image of each object.
     """
-    x1, y1, x2, y2 = objects["boxes"].T
-    inside = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
-    kept: np.ndarray = inside & (x2 - x1 >= 1) & (y2 - y1 >= 1) & (areas(objects) > 0)
+    boxes = objects["boxes"]
+    kept: np.ndarray = inside(boxes, size) & (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & (areas(objects) > 0)
     for flag in ("iscrowd", "ignore"):
         if flag in objects:
             kept &= ~objects[flag]
     return kept
+
+
+def inside(boxes: np.ndarray, size: tuple[Any, Any]) -> np.ndarray:
+    """Which boxes (n, 4) have a part in their image, bool (n,); see `trainable`."""
+    x1, y1, x2, y2 = boxes.T
+    within: np.ndarray = (np.minimum(x2, size[1]) > np.maximum(x1, 0)) & (np.minimum(y2, size[0]) > np.maximum(y1, 0))
+    return within
+
+
+def usable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
+    """Which objects have a box of finite numbers not far outside of their image, bool (n,); see `trainable`."""
+    near: np.ndarray = np.abs(objects["boxes"]).max(1, initial=0) <= FAR * np.maximum(*size)
+    near &= np.isfinite(objects["boxes"]).all(1) & np.isfinite(areas(objects))
+    return near
 
 
 def mask_areas(objects: Objects) -> np.ndarray:
