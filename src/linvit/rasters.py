@@ -1,5 +1,7 @@
 """Rasters by rasterio, an extra: what Pillow cannot read, and where on earth a picture lies."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,16 +59,14 @@ def read_values(data: bytes, kind: str, name: str) -> np.ndarray:
 
 
 def georeference(path: str | Path) -> Georeference | None:
-    """The georeference of a file, or None if it has none.
-
-    Raises:
-        UserError: If it is a TIFF and rasterio is not installed.
-    """
-    import warnings
-
+    """The georeference of a TIFF, or None if it has none, or if rasterio is not installed, of which it warns."""
     if not str(path).lower().endswith((".tif", ".tiff")) or not Path(path).is_file():
         return None
-    rasterio = load_rasterio(f"the georeference of '{path}'")
+    try:
+        rasterio = load_rasterio("the georeference of TIFFs, where they have one,")
+    except UserError as error:
+        warnings.warn(f"{error}; it is lost", stacklevel=2)
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         with rasterio.open(path, driver="GTiff") as opened:
@@ -74,11 +74,15 @@ def georeference(path: str | Path) -> Georeference | None:
             return Georeference(opened.crs, opened.transform) if known else None
 
 
-def write_tiff(path: Path, values: np.ndarray, place: Georeference | None) -> None:
-    """Writes values (bands, H, W), of any type, as a compressed GeoTIFF."""
+def write_tiff(
+    path: Path, values: np.ndarray, place: Georeference | None, colours: Sequence[Sequence[int]] = ()
+) -> None:
+    """Writes values (bands, H, W), of any type, as a compressed GeoTIFF; 8-bit classes may have colours."""
     rasterio = load_rasterio(f"'{path}'")
     count, height, width = values.shape
     size = {"height": height, "width": width, "count": count, "dtype": values.dtype}
     where = {} if place is None else place._asdict()
     with rasterio.open(path, "w", driver="GTiff", compress="deflate", **size, **where) as file:
         file.write(values)
+        if len(colours):
+            file.write_colormap(1, {index: tuple(colour) for index, colour in enumerate(colours)})

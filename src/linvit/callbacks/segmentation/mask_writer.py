@@ -13,12 +13,14 @@ from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import class_palette, legend, overlay
 from linvit.callbacks.dense.picture_paths import PicturePaths
 from linvit.callbacks.pixels import pixels
+from linvit.rasters import georeference, write_tiff
 
 
 class MaskWriter(Callback):
     """Writes `NAME.png`, whose values are the classes, and `NAME_overlay.jpg` for each image, at its original size.
 
-    A mask has 8 bits for up to 256 classes, else 16. Images in folders below the source keep these folders.
+    The mask of a GeoTIFF is one, too, `NAME.tif`, with its georeference. A mask has 8 bits for up to 256 classes, else
+    16. Images in folders below the source keep these folders.
     `legend.png` names the colours.
 
     Args:
@@ -52,7 +54,12 @@ class MaskWriter(Callback):
             classes = found.to(torch.int32).cpu().numpy()
             target = self._paths(str(name))
             kind = np.uint8 if len(self._colours) <= 256 else np.uint16
-            Image.fromarray(classes.astype(kind)).save(target.with_name(f"{target.name}.png"))
+            place, saved = georeference(str(name)), classes.astype(kind)
+            if place is None:
+                Image.fromarray(saved).save(target.with_name(f"{target.name}.png"))
+            else:
+                colours = self._colours.tolist() if kind is np.uint8 else ()
+                write_tiff(target.with_name(f"{target.name}.tif"), saved[None], place, colours)
             picture = Image.fromarray(pixels(image, trainer)).resize(classes.shape[::-1])
             shown = Image.fromarray(overlay(np.asarray(picture), classes, self._colours))
             shown.save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)

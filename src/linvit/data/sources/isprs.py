@@ -1,7 +1,6 @@
-"""The ISPRS sets of aerial images, Vaihingen and Potsdam: large pictures, cut into tiles with masks of numbers."""
+"""The ISPRS sets of aerial images, Vaihingen and Potsdam: large pictures with colour-coded masks."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +8,9 @@ import numpy as np
 from PIL import Image
 
 from linvit.data.sources.folder import files_below
-from linvit.data.sources.masks import UNKNOWN, MaskReader, Value
-from linvit.data.sources.read import BadImageError, read
+from linvit.data.sources.masks import UNKNOWN, MaskReader
+from linvit.data.sources.read import BadImageError
+from linvit.data.sources.tiles import Area
 from linvit.errors import UserError, some
 from linvit.ignore_index import IGNORE_INDEX
 
@@ -65,15 +65,6 @@ SETS = {
 }
 
 
-class Area(NamedTuple):
-    """A picture, its mask, and the split that it belongs to."""
-
-    name: str
-    split: str
-    image: str
-    mask: str
-
-
 def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
     """The pictures of a set with their masks.
 
@@ -100,47 +91,28 @@ def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = No
     return chosen
 
 
-def cut(area: Area, size: int, stride: int, output: Path) -> tuple[int, int]:
-    """Writes the tiles of a picture as `SPLIT/images/*.png` and `SPLIT/masks/*.png`.
-
-    Masks are of numbers, with the set's colours as their palette. The last training tiles of a row or column are
-    shifted inwards, so that all are whole; those of validation and test do not overlap, and are cut off at the edge, so
-    that each pixel counts once.
+def read_classes(path: str) -> tuple[Image.Image, int]:
+    """A colour-coded mask as numbers with the set's colours as their palette.
 
     Returns:
-        How many tiles there are, and how many pixels are ignored because they have a stray colour.
+        The mask, and how many pixels have a stray colour, which are ignored.
 
     Raises:
-        UserError: If a file cannot be read, image and mask differ in size, or many pixels have stray colours.
+        UserError: If it cannot be read, or many pixels have stray colours.
     """
+    reader = MaskReader(len(COLOURS), values=[*COLOURS], ignored=[BOUNDARY])
     try:
-        image = read({"bytes": None, "path": area.image}, area.image, exif_orientation=False).permute(1, 2, 0).numpy()
-        mask, strays = _classes(area.mask)
+        raw = reader.raw({"bytes": None, "path": path}, path)
     except BadImageError as error:
         raise UserError(f"cannot read '{error.name}': {error.reason}") from error
-    if mask.shape != image.shape[:2]:
-        raise UserError(f"'{area.mask}' has {mask.shape} pixels (rows, columns), but '{area.image}' {image.shape[:2]}")
-    palette = [*np.array(COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(COLOURS))]
-    count = 0
-    step = stride if area.split == "train" else size
-    for top in offsets(mask.shape[0], size, step, shift=area.split == "train"):
-        for left in offsets(mask.shape[1], size, step, shift=area.split == "train"):
-            part = slice(top, top + size), slice(left, left + size)
-            labels = Image.fromarray(mask[part], "P")
-            labels.putpalette(palette)
-            for kind, picture in (("images", Image.fromarray(image[part])), ("masks", labels)):
-                folder = output / area.split / kind
-                folder.mkdir(parents=True, exist_ok=True)
-                picture.save(folder / f"{area.name}_{top}_{left}.png")
-            count += 1
-    return count, strays
-
-
-def offsets(length: int, size: int, stride: int, shift: bool) -> Iterator[int]:
-    """Where tiles begin along an axis; with `shift` the last one ends with the picture, if it is larger than a tile."""
-    for start in range(0, max(length - size + stride, 1), stride):
-        if start < length:
-            yield max(min(start, length - size), 0) if shift else start
+    mask = reader.classify(raw)
+    stray = mask == UNKNOWN
+    if stray.mean() > STRAY:
+        raise UserError(f"'{path}' is no mask of this set: {stray.mean():.0%} of its pixels have other colours")
+    mask[stray] = IGNORE_INDEX
+    picture = Image.fromarray(mask, "P")
+    picture.putpalette([*np.array(COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(COLOURS))])
+    return picture, int(stray.sum())
 
 
 def _by_area(of: AerialSet, folder: Path) -> dict[str, str]:
@@ -158,16 +130,3 @@ def _by_area(of: AerialSet, folder: Path) -> dict[str, str]:
     if not found:
         raise UserError(f"no image in '{folder}' has a name of this set, which matches the pattern {of.area}")
     return found
-
-
-def _classes(path: str) -> tuple[np.ndarray, int]:
-    """A colour-coded mask as numbers (h, w), 8-bit, and how many pixels have a stray colour, which are ignored."""
-    values: list[Value] = [*COLOURS]
-    reader = MaskReader(len(COLOURS), values=values, ignored=[BOUNDARY])
-    raw = reader.raw({"bytes": None, "path": path}, path)
-    mask = reader.classify(raw)
-    stray = mask == UNKNOWN
-    if stray.mean() > STRAY:
-        raise UserError(f"'{path}' is no mask of this set: {stray.mean():.0%} of its pixels have other colours")
-    mask[stray] = IGNORE_INDEX
-    return mask, int(stray.sum())

@@ -1,0 +1,147 @@
+"""Large pictures with masks, cut into tiles that keep their bands, their bits and their georeference."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from linvit.data.sources.masks import LOSSY, WHOLE
+from linvit.data.sources.pairs import Folders, by_split, pairs
+from linvit.data.sources.read import MAX_PIXELS, load, reason_of
+from linvit.data.transforms.bands import Kind
+from linvit.data.transforms.decode import header, open_image, stored_values
+from linvit.errors import UserError, some
+from linvit.rasters import Georeference, georeference, write_tiff
+
+MODES = ("1", "L", "P", "RGB", "I;16")
+"""PIL's modes of masks that a PNG has as they are."""
+
+
+class Area(NamedTuple):
+    """A picture, its mask, and the split that it belongs to."""
+
+    name: str
+    split: str
+    image: str
+    mask: str
+
+
+def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], test: Collection[str]) -> list[Area]:
+    """The pictures of a folder with the masks of another.
+
+    Args:
+        images: Folder of the pictures, or of folders of splits.
+        masks: Folder of the masks, as that of the pictures.
+        suffix: What names of masks have after that of their picture.
+        val: Names of the pictures of validation, without extension; where the folders have no splits.
+        test: Names of those of the test set; all others are for training.
+
+    Raises:
+        UserError: If a folder is missing, a picture or a mask is alone, or there is no picture of a name.
+    """
+    for folder in (images, masks):
+        if not folder.is_dir():
+            raise UserError(f"there is no folder '{folder}'")
+    found = by_split(images, masks)
+    if found and (val or test):
+        raise UserError(f"'{images}' has folders of splits ({', '.join(found)}); leave --val and --test out")
+    areas = []
+    for split, folders in (found or {"train": Folders(images, masks)}).items():
+        if folders.masks is None:
+            raise UserError(f"the pictures in '{folders.images}' have no folder of masks in '{masks}'")
+        rows = pairs(folders, suffix, split)
+        columns = [[cell["path"] for cell in rows.data.column(name).to_pylist()] for name in ("image", "mask")]
+        for image, mask in zip(*columns, strict=True):
+            stem = str(Path(image).relative_to(folders.images.absolute()).with_suffix(""))
+            chosen = "test" if stem in test else "val" if stem in val else split
+            areas.append(Area(stem.replace("/", "_"), chosen, image, mask))
+    names = {area.name for area in areas}
+    if unknown := [name for name in (*val, *test) if name.replace("/", "_") not in names]:
+        raise UserError(f"there is no picture '{unknown[0]}' in '{images}'; it has {some(sorted(names), 10)}")
+    return areas
+
+
+def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
+    """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    try:
+        data = load({"bytes": None, "path": path}, 2 * MAX_PIXELS)
+        kind = header(data)
+        return stored_values(data, kind, False, path), kind, georeference(path)
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # decoders raise nearly anything on damaged files
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
+
+
+def read_mask(path: str) -> Image.Image:
+    """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours.
+
+    Raises:
+        UserError: If it cannot be read, is saved with loss, or has other values.
+    """
+    try:
+        picture = open_image(load({"bytes": None, "path": path}, 2 * MAX_PIXELS))
+        picture.load()
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot read '{path}': {reason_of(error)}") from error
+    if picture.format in LOSSY:
+        raise UserError(
+            f"'{path}' is a {picture.format}, which changes labels at edges; give masks saved as PNG or TIFF"
+        )
+    if picture.mode == "I" and picture.getextrema()[0] >= 0 and picture.getextrema()[1] < WHOLE:  # type: ignore[operator]
+        return Image.fromarray(np.asarray(picture).astype(np.uint16))
+    if picture.mode not in MODES:
+        raise UserError(f"'{path}' is no mask: its pixels are of the kind {picture.mode}; known are {', '.join(MODES)}")
+    return picture
+
+
+def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> int:
+    """Writes the tiles of a picture to `SPLIT/images` and of its mask to `SPLIT/masks`; returns how many there are.
+
+    The last training tiles of a row or column are shifted inwards, so that all are whole; those of validation and test
+    do not overlap, and are cut off at the edge, so that each pixel counts once. Tiles are PNG, or GeoTIFF where the
+    picture has a georeference, or bands that a PNG does not have.
+
+    Raises:
+        UserError: If the picture cannot be read, or differs from its mask in size.
+    """
+    values, kind, place = read_picture(area.image)
+    if mask.size != (values.shape[2], values.shape[1]):
+        raise UserError(
+            f"'{area.mask}' has {mask.width} x {mask.height} pixels, but '{area.image}' "
+            f"{values.shape[2]} x {values.shape[1]}"
+        )
+    as_png = place is None and (kind.plain or (kind.bands == 1 and kind.dtype == "uint16"))
+    for folder in ("images", "masks"):
+        (output / area.split / folder).mkdir(parents=True, exist_ok=True)
+    training, count = area.split == "train", 0
+    step = stride if training else size
+    for top in offsets(mask.height, size, step, shift=training):
+        for left in offsets(mask.width, size, step, shift=training):
+            part, name = values[:, top : top + size, left : left + size], f"{area.name}_{top}_{left}"
+            target = output / area.split / "images" / f"{name}.{'png' if as_png else 'tif'}"
+            if as_png:
+                Image.fromarray(np.ascontiguousarray(part[0] if len(part) == 1 else part.transpose(1, 2, 0))).save(
+                    target
+                )
+            else:
+                write_tiff(target, part, None if place is None else place.of_window(top, left))
+            box = left, top, min(left + size, mask.width), min(top + size, mask.height)
+            mask.crop(box).save(output / area.split / "masks" / f"{name}.png")
+            count += 1
+    return count
+
+
+def offsets(length: int, size: int, stride: int, shift: bool) -> Iterator[int]:
+    """Where tiles begin along an axis; with `shift` the last one ends with the picture, if it is larger than a tile."""
+    for start in range(0, max(length - size + stride, 1), stride):
+        if start < length:
+            yield max(min(start, length - size), 0) if shift else start
