@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,8 +44,13 @@ class PatchEmbed(nn.Module):
         below, right = -height % self.multiple, -width % self.multiple
         if below or right:
             x = F.pad(x, (0, right, 0, below))
-        x = self.proj(x.contiguous(memory_format=torch.channels_last))  # (B, dim, H', W'), in memory token by token
+        x = self.proj(channels_last(x))  # (B, dim, H', W'), in memory token by token
         return self.norm(x.flatten(2).mT), (x.shape[2], x.shape[3])
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(B, C, H, W) with the channels of a pixel side by side in memory, in a form that `torch.vmap` takes, too."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 class ConvEmbed(nn.Module):
@@ -74,5 +78,5 @@ class ConvEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Returns tokens and their patch grid."""
-        x = self.proj(x.contiguous(memory_format=torch.channels_last))  # (B, dim, H', W'), in memory token by token
+        x = self.proj(channels_last(x))  # (B, dim, H', W'), in memory token by token
         return x.flatten(2).mT, (x.shape[2], x.shape[3])

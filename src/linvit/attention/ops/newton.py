@@ -76,8 +76,7 @@ class NewtonInverse:
         matrix = kernel + self.ridge * identity
         if self.backward == "autograd":
             return self._iterate(kernel, matrix, identity)
-        with torch.no_grad():
-            inverse = self._iterate(kernel, matrix, identity)
+        inverse = self._iterate(kernel.detach(), matrix.detach(), identity)  # traces know no `torch.no_grad`
         # Adds 0 with the gradient of an inverse. An autograd.Function would lose its backward in torch.export.
         return inverse - inverse @ (matrix - matrix.detach()) @ inverse
 

@@ -32,7 +32,8 @@ def recomputed(
 
     Nothing is recomputed where the module's attribute `recompute` is False; where an argument behind the tensors, or a
     tensor of the module that is no parameter, needs a gradient; and where others decide what is kept: in
-    `torch.compile` and `torch.export`, in transforms of `torch.func`, and for forward-mode derivatives.
+    `torch.compile`, `torch.export` and `torch.jit.trace`, in transforms of `torch.func`, and for forward-mode
+    derivatives.
 
     Example:
         >>> class Cosine(linvit.Attention):
@@ -57,7 +58,7 @@ def recomputed(
 
 def transformed(q: Tensor) -> bool:
     """Whether something beside autograd's backward pass differentiates or traces this call."""
-    if torch.compiler.is_compiling() or q.is_meta:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or q.is_meta:
         return True
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
