@@ -32,6 +32,11 @@ class Hello(Callback):
 """
 
 
+class Failing(ClassificationTask):
+    def __init__(self, **options):
+        raise ValueError("no such thing")
+
+
 class TestFit:
     """One run: its folder, its curves, its last words."""
 
@@ -370,6 +375,10 @@ class TestMistakes:
                 {"model__backbone": "{name: deit_nano, num_heads: 5}"},
                 ["dim 96 is not divisible by num_heads 5", "1, 2, 3"],
             ),
+            (
+                {"model__backbone": "{name: timm, model: test_vit.r160_in1k, pretrained: true}"},
+                ["model.backbone.pretrained", "huggingface.co/timm/test_vit.r160_in1k/", "--model.pretrained=FILE"],
+            ),
             ({"data__img_size": 30}, ["image size 30x30 is not divisible by patch size 4", "28x28 and 32x32"]),
             ({"data__img_size": "[32, 30]"}, ["image size 32x30 is not divisible"]),
             ({"data__img_size": "[32, 32, 32]"}, ["img_size", "[32, 32, 32]"]),
@@ -438,6 +447,10 @@ model:
         message, left = self.error(tmp_path, "--config=mine.yaml", *flags(trainer__accelerator="cpu"))
         assert [word for word in words if word not in message] == [], message
         assert not left
+
+    def test_an_error_in_a_constructor_comes_without_the_configuration(self, tmp_path):
+        with pytest.raises(ValueError, match="^no such thing$"):
+            linvit("fit", f"--config={QUICKSTART}", *tiny(model=f"{__name__}.Failing"), cwd=tmp_path)
 
     def test_a_missing_config(self, tmp_path):
         text, left = self.error(tmp_path, "--config=configs/nope.yaml")

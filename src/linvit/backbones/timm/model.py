@@ -8,12 +8,17 @@ from typing import Any
 
 import timm
 import timm.models
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
 from timm.layers import PatchEmbed
 from torch import nn
 
 from linvit.backbones.timm.attention import replace_timm_attention
 from linvit.errors import UserError, did_you_mean
 from linvit.registry import Spec
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # what timm looks for
+TIMEOUT = 10.0  # seconds
 
 
 def timm_backbone(
@@ -38,7 +43,8 @@ def timm_backbone(
         attention: What replaces the model's attention: one spec, or a list with one per stage or per block (see
             `linvit.replace_attention`). None is the model's own.
         drop_path_rate: Stochastic depth, for models that have it (0 leaves the model's default).
-        pretrained: Load timm's weights (from its hub, or its cache).
+        pretrained: Load timm's weights (from its hub, or its cache). A file of them is for `linvit.load_pretrained`, or
+            `--model.pretrained=FILE` on the command line.
         features_only: Return a feature pyramid (a list of (B, C, H, W)) instead of logits.
         out_indices: Which levels of the pyramid; None means all.
         dynamic_img_size: Let a model of a fixed input size take images of other sizes, too, if it can.
@@ -47,7 +53,7 @@ def timm_backbone(
         >>> linvit.create_backbone({"name": "timm", "model": "resnet18"}, num_classes=10, img_size=64)
         >>> linvit.create_backbone({"name": "timm", "model": "vit_small_patch16_224"}, attention="focused")
     """
-    architecture = model.split(".")[0]
+    architecture = model.partition(".")[0]
     if not timm.is_model(architecture):
         raise UserError(
             f"timm {timm.__version__} has no model '{model}'.{did_you_mean(architecture, timm.list_models())} "
@@ -55,6 +61,8 @@ def timm_backbone(
         )
     options: dict[str, Any] = {"in_chans": in_chans}
     config = timm.models.get_pretrained_cfg(architecture)
+    if pretrained:
+        _check_weights(model)
     if config is not None and config.fixed_input_size:
         options["img_size"] = img_size
     if drop_path_rate:
@@ -71,6 +79,31 @@ def timm_backbone(
     if attention is not None:
         replace_timm_attention(network, attention, img_size)
     return network
+
+
+def _check_weights(model: str) -> None:
+    """Raises a `UserError` unless the weights of a model of timm are in the cache, or can be downloaded.
+
+    Asked without them, timm tries for most of a minute.
+    """
+    config = timm.models.get_pretrained_cfg(model)
+    repository = config.hf_hub_id if config is not None else None
+    if repository is None:
+        return  # timm says what it has
+    files = [config.hf_hub_filename] if config.hf_hub_filename else list(WEIGHTS)
+    if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
+        return
+    address = hf_hub_url(repository, files[0])
+    try:
+        get_hf_file_metadata(address, timeout=TIMEOUT)
+    except EntryNotFoundError:
+        return  # it is the other file
+    except Exception as error:  # of several libraries
+        raise UserError(
+            f"timm's weights of '{model}' (model.backbone.pretrained) are not on this machine, and the hub cannot be "
+            f"reached: {' '.join(str(error).split())[:200]}. Download {address} where there is a network, then give "
+            f"the file: --model.backbone.pretrained=false --model.pretrained=FILE"
+        ) from error
 
 
 def create_timm_model(model: str, pretrained: bool, dynamic_img_size: bool, **options: Any) -> nn.Module:

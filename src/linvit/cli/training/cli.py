@@ -170,6 +170,8 @@ class LinvitCLI(LightningCLI):
                 super().instantiate_classes()
         except MisconfigurationException as error:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
+        except ValueError as error:  # jsonargparse's has the whole configuration in it
+            raise (error.__cause__ or error) from (error.__cause__ and error.__cause__.__cause__)
 
     @property
     def resumed_run(self) -> Path | None:
