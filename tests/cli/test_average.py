@@ -72,6 +72,14 @@ def test_test_scores_both_and_predict_takes_the_one_asked_for(averaged):
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize(("weights", "name"), [("ema", "best_ema"), ("raw", "best")])
+def test_a_runs_folder_stands_for_the_best_of_the_weights_that_predict(averaged, weights, name):
+    arguments = [f"--ckpt_path={averaged.folder}", f"--model.predict_with={weights}"]
+    done = linvit("predict", f"--config={averaged.config}", *arguments, cwd=averaged.root)
+    assert done.code == 0, done.err
+    assert f"taken is checkpoints/{name}.ckpt" in done.log
+
+
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_no_verb_misses_what_kept_the_average(averaged, recwarn, verb):
     done = averaged.then(verb, *flags(trainer__limit_val_batches=1, trainer__limit_test_batches=1))

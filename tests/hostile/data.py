@@ -172,7 +172,8 @@ def _load(path: Path, address: str, streaming: bool = False) -> None:
 
 def _verb(verb: str) -> Door:
     def run(path: Path, address: str) -> object:
-        return main([verb, f"--config={QUICKSTART}", *tiny(data__source=path, data__num_workers=0)])
+        weights = [] if verb == "fit" else ["--untrained"]
+        return main([verb, f"--config={QUICKSTART}", *tiny(data__source=path, data__num_workers=0), *weights])
 
     return run
 

@@ -29,11 +29,9 @@ usage: linvit VERB [options]
                linvit fit --config quickstart --model.attention=linear
   validate   score a checkpoint on the validation split
   test       score it on the test split:
-               linvit test --config RUN/config.yaml \\
-                 --ckpt_path RUN/checkpoints/best.ckpt
+               linvit test --config RUN/config.yaml --ckpt_path RUN
   predict    write a table of predictions:
-               linvit predict --config RUN/config.yaml \\
-                 --ckpt_path RUN/checkpoints/best.ckpt
+               linvit predict --config RUN/config.yaml --ckpt_path RUN
   compare    run variants with several seeds, and make one table of them:
                linvit compare --config quickstart --seeds 3 \\
                  --model.attention=softmax,linear,focused
@@ -54,7 +52,7 @@ usage: linvit VERB [options]
                linvit bench backbone deit_tiny flatten_deit_tiny
                linvit bench data path/to/imagenet --config imagenet/swin_tiny
   analyze    ranks and maps of a trained model's attention, as a page:
-               linvit analyze --ckpt_path RUN/checkpoints/best.ckpt
+               linvit analyze --ckpt_path RUN
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3

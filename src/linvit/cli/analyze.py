@@ -17,6 +17,7 @@ from linvit.callbacks.pixels import pixels
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.cli.trained import data_of, read_settings, trained
+from linvit.cli.training.checkpoint import checkpoint_in
 from linvit.cli.training.run_folder import check_writable, run_of_checkpoint, shown
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
@@ -28,9 +29,9 @@ from linvit.registry import backbones
 from linvit.weights.load import load_pretrained
 
 EPILOG = """examples:
-  linvit analyze --ckpt_path RUN/checkpoints/best.ckpt
+  linvit analyze --ckpt_path RUN
                               on images of the run's validation set
-  linvit analyze --ckpt_path RUN/checkpoints/best.ckpt --images FOLDER
+  linvit analyze --ckpt_path RUN --images FOLDER
                               on images of your own
   linvit analyze --ckpt_path A.ckpt B.ckpt --config mine.yaml
                               several side by side, on the same images
@@ -78,7 +79,9 @@ def main(argv: list[str]) -> int:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argument_parser(PROGRAM, __doc__, EPILOG)
-    parser.add_argument("--ckpt_path", nargs="+", metavar="CKPT", help="checkpoints of runs, each a model of its own")
+    parser.add_argument(
+        "--ckpt_path", nargs="+", metavar="CKPT", help="runs, or their checkpoints, each a model of its own"
+    )
     parser.add_argument("--config", metavar="CONFIG", help="of the data and the task (default: the first run's own)")
     parser.add_argument("--images", metavar="DIR", help="a folder of images (default: the validation set)")
     parser.add_argument("--count", type=int, default=4, metavar="N", help="images (default: %(default)s)")
@@ -112,8 +115,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         check_number("--query: a fraction", fraction, at_least=0, at_most=1)
     if (args.backbone is None) == (not args.ckpt_path):
         raise UserError(
-            "linvit analyze takes checkpoints, --ckpt_path RUN/checkpoints/best.ckpt, or else a model without a run, "
-            "--backbone NAME"
+            "linvit analyze takes checkpoints, --ckpt_path RUN, or else a model without a run, --backbone NAME"
         )
     for option in ("attention", "pretrained", "img_size"):
         if args.backbone is None and getattr(args, option) is not None:
@@ -147,26 +149,28 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     settings = read_settings(PROGRAM, ["--config", str(config), *options, "--data.num_workers=0"])
     data = data_of(settings)
     classes = data.num_classes if args.images is None else None
-    names = [_name(path) for path in args.ckpt_path]
+    averaged = settings.model.init_args.get("predict_with") == "ema"
+    paths = [checkpoint_in(path, ["best_ema.ckpt"] * averaged + ["best.ckpt"]) for path in args.ckpt_path]
+    names = [_name(path) for path in paths]
     subjects = []
-    for name, path in zip(names, args.ckpt_path, strict=True):
+    for name, path in zip(names, paths, strict=True):
         task = trained(path, settings, classes)
-        averaged = task.ema if task.hparams["predict_with"] == "ema" else None
-        network: nn.Module = task.network if averaged is None else averaged.network
+        average = task.ema if task.hparams["predict_with"] == "ema" else None
+        network: nn.Module = task.network if average is None else average.network
         about = {
             "backbone": str(task.hparams["backbone"]),
             "attention": str(task.hparams["attention"] or "its own"),
-            "weights": f"{shown(Path(path))}{'' if averaged is None else ', moving average'}",
+            "weights": f"{shown(path)}{'' if average is None else ', moving average'}",
         }
         name = name if names.count(name) == 1 else str(path)
         subjects.append(Subject(name, network, _predicting(task, network), task.hparams["class_names"], about))
     return data, subjects
 
 
-def _name(path: str) -> str:
+def _name(path: Path) -> str:
     """Of the model of a checkpoint: its run, and the file."""
     run = run_of_checkpoint(path)
-    return Path(path).stem if run is None else f"{run.parent.name}/{run.name}/{Path(path).stem}"
+    return path.stem if run is None else f"{run.parent.name}/{run.name}/{path.stem}"
 
 
 def _predicting(task: Any, network: nn.Module) -> Any:

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from linvit.data import ClassificationData
+from linvit.tasks import ClassificationTask
 from tests.cli.runs import QUICKSTART, Done, Run, events, files, flags, linvit, tiny, train
 from tests.data.images import image_folder, picture, save
 
@@ -217,10 +218,16 @@ class TestScore:
             path.unlink()
 
     def test_without_a_checkpoint_nothing_is_left(self, tmp_path):
-        done = linvit("test", f"--config={QUICKSTART}", *tiny(trainer__limit_test_batches=1), cwd=tmp_path)
+        options = tiny(trainer__limit_test_batches=1)
+        done = linvit("test", f"--config={QUICKSTART}", *options, "--untrained", cwd=tmp_path)
         assert done.code == 0, done.err
         assert "test/score" in done.out
         assert files(tmp_path) == []
+
+    def test_a_runs_folder_stands_for_its_best_checkpoint(self, run, tested):
+        done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=run.root)
+        assert self.score(done, "test/score") == tested
+        assert f"--ckpt_path={run.folder}: taken is checkpoints/best.ckpt" in done.log
 
     def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):
         for seed in range(5):
@@ -282,6 +289,15 @@ class TestGoingOn:
         (paths,) = re.findall(r"linvit test --config (\S+) --ckpt_path (\S+)", done.log)
         assert all((tmp_path / path).is_file() for path in paths)
         assert paths[0].endswith("config_from_step_10.yaml")  # whose max_epochs is that of this run
+
+    def test_no_second_configuration_that_differs_in_nothing(self, tmp_path):
+        run = train(tmp_path, "--trainer.max_steps=5")
+        before = run.config.read_text()
+        done = linvit("fit", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert "taken is checkpoints/last.ckpt" in done.log
+        assert [path.name for path in run.folder.glob("config*")] == ["config.yaml"]
+        assert run.config.read_text() == before
 
     def test_it_goes_on_from_the_same_place_again(self, tmp_path):
         run = train(tmp_path, *flags(trainer__max_epochs=1))
@@ -449,7 +465,7 @@ model:
         assert not left
 
     def test_an_error_in_a_constructor_comes_without_the_configuration(self, tmp_path):
-        with pytest.raises(ValueError, match="^no such thing$"):
+        with pytest.raises(ValueError, match=r"^no such thing$"):
             linvit("fit", f"--config={QUICKSTART}", *tiny(model=f"{__name__}.Failing"), cwd=tmp_path)
 
     def test_a_missing_config(self, tmp_path):
@@ -521,6 +537,15 @@ class TestCheckpointMistakes:
         text, left = self.error(tmp_path, f"--config={run.config}", f"--ckpt_path={path}", verb=verb)
         assert f"there is no checkpoint at '{path}'. There are: {run.checkpoint('best')}" in text
         assert not left
+
+    @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+    def test_none(self, run, tmp_path, verb):
+        for config, way in ((QUICKSTART, "--ckpt_path RUN,"), (run.config, f"--ckpt_path {run.folder}")):
+            done = linvit(verb, f"--config={config}", cwd=tmp_path)
+            assert done.code == 2
+            assert way in done.err
+            assert "--untrained" in done.err
+        assert not files(tmp_path)
 
     def test_a_truncated_one(self, run, tmp_path):
         (tmp_path / "x.ckpt").write_bytes(run.checkpoint("best").read_bytes()[:100_000])

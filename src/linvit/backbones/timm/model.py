@@ -87,9 +87,9 @@ def _check_weights(model: str) -> None:
     Asked without them, timm tries for most of a minute.
     """
     config = timm.models.get_pretrained_cfg(model)
-    repository = config.hf_hub_id if config is not None else None
-    if repository is None:
+    if config is None or not config.hf_hub_id:
         return  # timm says what it has
+    repository = config.hf_hub_id
     files = [config.hf_hub_filename] if config.hf_hub_filename else list(WEIGHTS)
     if any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
         return

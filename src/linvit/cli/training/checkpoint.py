@@ -1,6 +1,7 @@
 """`--ckpt_path`: a checkpoint is read safely, decides the model, and is checked before anything expensive starts."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from linvit.checkpointing.atomic_file import PREVIOUS
 from linvit.cli.training.checkpoint_content import epochs_done, problems, stopped_early
-from linvit.cli.training.run_folder import run_of_checkpoint
+from linvit.cli.training.run_folder import CHECKPOINTS, run_of_checkpoint
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
 from linvit.signatures import same
@@ -158,3 +159,27 @@ def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Mod
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(f"checkpoint '{path}' belongs to another model: {'; '.join(wrong[:3])}{more}")
+
+
+def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:
+    """The first of these checkpoints that there is in a run's folder, which is said; a path of another kind as it is.
+
+    Raises:
+        UserError: If the run has none of them.
+    """
+    folder = Path(path) / CHECKPOINTS
+    if not folder.is_dir():
+        return Path(path)
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
+        raise UserError(
+            f"the run '{path}' has no {' and no '.join(names)} yet. "
+            + (
+                f"Name one of its checkpoints, --ckpt_path {folder}/NAME: {others}"
+                if others
+                else "It has no checkpoint"
+            )
+        )
+    rank_zero_info(f"--ckpt_path={path}: taken is {found.relative_to(path)}")
+    return found

@@ -15,16 +15,17 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
+from linvit.checkpointing.atomic_file import LAST
 from linvit.cli.training.auto_resume import SameCheckpoint, find
 from linvit.cli.training.bases import configs, with_bases
 from linvit.cli.training.callbacks import keep_best_ema, with_progress_bar
-from linvit.cli.training.checkpoint import Checkpoint
+from linvit.cli.training.checkpoint import Checkpoint, checkpoint_in
 from linvit.cli.training.endings import in_words, unsaved
 from linvit.cli.training.loggers import check_loggers, run_loggers
 from linvit.cli.training.parser import readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
-from linvit.cli.training.run_folder import check_writable, run_name
+from linvit.cli.training.run_folder import check_writable, run_name, run_of_config, shown
 from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
@@ -38,6 +39,11 @@ from linvit.tasks.pretrained import checkpoint_follows
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
     "linvit list configs names those that come with linvit"
+)
+UNTRAINED = "--untrained"
+NO_WEIGHTS = (
+    "linvit {0} needs weights: those of a run, --ckpt_path {1}, or of a file, --model.pretrained=FILE. To use the "
+    "random ones of a new model, say so: --untrained"
 )
 PRINT_CONFIG = (
     "a precision of null is chosen when the run starts, and the effective peak learning rate scales with its batch: "
@@ -100,18 +106,20 @@ class LinvitCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses; what is wrong is a `UserError`."""
-        self.argv = argv = cast("list[str]", args)
+        given = cast("list[str]", args)
+        self.argv = argv = [word for word in given if word != UNTRAINED or given[0] == "fit"]
+        self._untrained = len(argv) < len(given)
         self.configs = configs(argv)
         if any(argument.startswith("--print_config") for argument in argv):
             rank_zero_info(PRINT_CONFIG)
         try:
             self.config = parser.parse_args(with_bases(argv))
         except ArgumentError as error:
-            given = configs(with_bases(argv))
-            if not given and "are required" in error.message:
-                example = "quickstart" if argv[0] == "fit" else "RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt"
+            files = configs(with_bases(argv))
+            if not files and "are required" in error.message:
+                example = "quickstart" if argv[0] == "fit" else "RUN/config.yaml --ckpt_path RUN"
                 raise UserError(NO_CONFIG.format(argv[0], example)) from error
-            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(given)}")
+            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
             raise UserError(f"{message}\nSee linvit {argv[0]} --help") from error
 
     def _parse_ckpt_path(self) -> None:
@@ -119,6 +127,7 @@ class LinvitCLI(LightningCLI):
         if self.settings.resume:
             self._find_run()
         if self.checkpoint is None and self.settings.ckpt_path:
+            self.settings.ckpt_path = self._file_of(self.settings.ckpt_path)
             self.checkpoint = Checkpoint(self.settings.ckpt_path, resumed=self.is_fit)
         if self.checkpoint is not None:
             self._named = self.settings.model.as_dict()
@@ -126,6 +135,13 @@ class LinvitCLI(LightningCLI):
                 self.checkpoint.check_epochs(self.settings.trainer.max_epochs)
             self._run = self._run or self.checkpoint.run
             self.checkpoint.decide(self.settings.model)
+
+    def _file_of(self, path: str) -> str:
+        """The checkpoint that `--ckpt_path` names: of a run's folder its last to continue it, otherwise its best."""
+        if self.is_fit:
+            return str(checkpoint_in(path, [LAST]))
+        best, average = self.settings.checkpoint.filename, self.settings.model.init_args.get("predict_with") == "ema"
+        return str(checkpoint_in(path, [f"{best}_ema.ckpt"] * average + [f"{best}.ckpt"]))
 
     def _find_run(self) -> None:
         """Finds the run that `--resume=auto` goes on with; a `ckpt_path` in a configuration is for a new run."""
@@ -157,8 +173,18 @@ class LinvitCLI(LightningCLI):
                 self.save_config_kwargs = {"config_filename": name}
         elif self.checkpoint is not None:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
-        elif not self.settings.model.init_args.pretrained:
+        elif self._untrained:
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
+        elif not self._has_weights:
+            run = run_of_config(self.configs)
+            raise UserError(NO_WEIGHTS.format(self.config.subcommand, shown(run) if run is not None else "RUN"))
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the model or its backbone starts from weights that were trained."""
+        backbone = self.settings.model.as_dict()["init_args"].get("backbone")
+        pretrained = isinstance(backbone, dict) and backbone.get("pretrained")
+        return bool(self.settings.model.init_args.get("pretrained") or pretrained)
 
     def instantiate_classes(self) -> None:
         """Builds everything; `pretrained` is not loaded where a checkpoint replaces the weights."""

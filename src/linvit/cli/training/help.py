@@ -39,7 +39,7 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
         task: Path of the task's class.
         data: Path of the data module's class.
     """
-    run = "--config RUN/config.yaml --ckpt_path RUN/checkpoints/best.ckpt"
+    run = "--config RUN/config.yaml --ckpt_path RUN"
     start = "--config quickstart" if verb == "fit" else run
     lines = [
         OPENING[verb],
@@ -51,11 +51,15 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
             "CONFIG",
             "File, or name (linvit list configs); of several the last wins and names the run.",
         ),
-        *_row("--ckpt_path", "FILE", "Checkpoint to continue or to score; it decides the model."),
+        *_row(
+            "--ckpt_path",
+            "FILE",
+            f"Checkpoint, which decides the model; or a run's folder, for its {'last' if verb == 'fit' else 'best'}.",
+        ),
         *(
             _row("--resume", "auto", "Go on with the newest run of this configuration, or start one.")
             if verb == "fit"
-            else ()
+            else _row("--untrained", "", "Take a model without a checkpoint, with random weights.")
         ),
         *_row("--seed_everything", "0", "Seed of all random numbers."),
         *_row("--print_config", "", "Print the whole configuration and stop."),

@@ -9,6 +9,7 @@ from pathlib import Path
 from linvit.cli.configs import FOLDER, find
 from linvit.errors import UserError
 
+CHECKPOINTS = "checkpoints"  # within it
 VERSION = re.compile(r"version_\d+")
 
 
@@ -63,8 +64,9 @@ def _file(config: str | Path) -> Path:
 
 
 def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
-    """The run folder `.../NAME/version_N` that a checkpoint lies in, or None if it lies elsewhere."""
-    folder = Path(checkpoint).absolute().parent.parent
+    """The run folder `.../NAME/version_N` that a checkpoint is or lies in, or None if it lies elsewhere."""
+    path = Path(checkpoint).absolute()
+    folder = path if (path / CHECKPOINTS).is_dir() else path.parent.parent
     return folder if VERSION.fullmatch(folder.name) else None
 
 

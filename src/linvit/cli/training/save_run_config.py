@@ -5,9 +5,16 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from linvit import yaml_text
+from linvit.cli.training.run_summary import run_config
+from linvit.errors import UserError
+
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the full configuration of a training run beside its checkpoints; a resumed run adds a file of its own."""
+    """Saves the full configuration of a training run beside its checkpoints.
+
+    A resumed run adds a file of its own if anything in it differs from the last one, other than the checkpoint.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Saves before training starts; a kill leaves the whole file or none."""
@@ -16,4 +23,16 @@ class SaveRunConfig(SaveConfigCallback):
             self.config_filename, self.overwrite = f"{path.name}.part", True
             super().setup(trainer, pl_module, stage)
             if trainer.is_global_zero:
-                path.with_name(self.config_filename).replace(path)
+                part = path.with_name(self.config_filename)
+                if _options(part) == _options(run_config(path.parent)):
+                    part.unlink()
+                else:
+                    part.replace(path)
+
+
+def _options(config: Path) -> object:
+    """What a configuration holds, but the checkpoint; the path itself if it cannot be read."""
+    try:
+        return {**yaml_text.load(yaml_text.read(config), str(config)), "ckpt_path": None}
+    except (OSError, UserError, TypeError):
+        return config
