@@ -8,8 +8,8 @@ from pathlib import Path
 
 from linvit import entries
 from linvit.cli import main
-from tests.cli.test_yaml_text import BOMBS
 from tests.plugin.distributions import write_distribution
+from tests.test_yaml_text import BOMBS
 
 Door = Callable[[Path, str], object]
 

@@ -18,6 +18,7 @@ from PIL import Image
 from linvit.cli import main
 from linvit.data import ClassificationData
 from tests.cli.runs import QUICKSTART, tiny
+from tests.data.coco import SIZES, annotation, write_coco, write_json
 from tests.data.damaged import bomb, encoded, photo
 from tests.data.images import image_folder, png
 
@@ -153,6 +154,27 @@ def tables(root: Path, address: str) -> Iterator[Path]:
     yield root / "bomb.zip"
 
 
+def annotations(root: Path) -> Iterator[Path]:
+    """Folders with COCO's files, of which that of train is hostile."""
+    ring = [0, 0, 8999, 0, 8999, 8999, 0, 8999]
+    large = dict.fromkeys(SIZES, (9000, 9000))
+    contents: dict[str, dict[str, Any]] = {
+        "digits": {"info": {"year": 0}},
+        "categories": {"categories": [{"id": key, "name": f"c{key}"} for key in range(100_000)]},
+        "polygons": {"found": [annotation(key, 5, segmentation=[ring] * 2000) for key in range(20)], "sizes": large},
+        "escape": {"categories": [{"id": 1, "name": ESCAPE}], "found": [annotation(1, 5)]},
+        "words": {"found": [annotation(key, 5, "1") | {"bbox": [ESCAPE] * 4, "id": ESCAPE} for key in range(20)]},
+        "huge": {"found": [annotation(1, 5) | {"bbox": [0, 0, 10**400, 1e300]}]},
+        "runs": {"found": [annotation(1, 5, segmentation={"size": [48, 64], "counts": [2**62, -(2**62)]})]},
+        "nested": {"found": [annotation(1, 5, segmentation=[[[[1]]]])]},
+    }
+    for name, content in contents.items():
+        write_coco(root / name, ("train",))
+        file = write_json(root / name / "annotations" / "instances_train2017.json", **content)
+        file.write_text(file.read_text().replace('"year": 0', '"year": ' + "1" * 6000), encoding="utf-8")
+        yield root / name
+
+
 def _write(path: Path, table: pa.Table) -> None:
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path)
@@ -178,6 +200,12 @@ def _verb(verb: str) -> Door:
     return run
 
 
+ANNOTATION_DOORS: dict[str, Door] = {
+    f"linvit data check{' --masks' * masks}, objects": lambda path, address, masks=masks: main(  # type: ignore[misc]
+        ["data", "check", str(path), "--workers", "0", "--output", "bad.csv", *["--masks"] * masks]
+    )
+    for masks in (False, True)
+}
 DOORS: dict[str, Door] = {
     "ClassificationData": _load,
     "ClassificationData, stream": lambda path, address: _load(path, address, streaming=True),

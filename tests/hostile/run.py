@@ -44,6 +44,7 @@ def prepare(root: Path, mark: Path, address: str) -> dict[str, list[Path]]:
         "data": lambda folder: (
             path for part in (data.folders(folder, mark), data.tables(folder, address)) for path in part
         ),
+        "annotations": data.annotations,
         "configurations": lambda folder: commands.configurations(folder, mark),
         "plug-ins": commands.plugins,
     }
@@ -67,6 +68,7 @@ def cases(files: dict[str, list[Path]]) -> Iterator[Case]:
     doors = {
         "weights": weights.PYTHON | weights.COMMANDS,
         "data": data.DOORS,
+        "annotations": data.ANNOTATION_DOORS,
         "configurations": commands.CONFIG_DOORS,
         "plug-ins": commands.PLUGIN_DOORS,
     }
@@ -118,7 +120,7 @@ def table(found: list[tuple[Case, Outcome]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["weights", "data", "configurations", "plug-ins"])
+    parser.add_argument("--only", choices=["weights", "data", "annotations", "configurations", "plug-ins"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
