@@ -1,9 +1,11 @@
 """`linvit data check`: what is found in a set, how it is told, exit codes."""
 
 import csv
+import json
 import re
 
 import datasets
+import numpy as np
 import pytest
 
 import linvit.cli
@@ -11,6 +13,7 @@ from linvit.cli.data import main
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder, picture, plain_table, save
 from tests.plugin.distributions import python
+from tests.rasters import values, write
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,35 @@ class TestTraining:
         folder = image_folder(tmp_path / "data", ["train", "val"])
         save(picture(99), folder / "test" / "0.png")
         assert "  test                 1 images, no labels" in self.told(folder, capsys, code=0)
+
+
+@pytest.mark.parametrize("task", ["classification", "segmentation"])
+def test_what_images_of_other_bands_need_is_printed_and_is_enough(tmp_path, capsys, task):
+    """The options that it prints are what it takes to make the set good."""
+    folder = tmp_path / "scenes"
+    for index in range(4):
+        split, array = ("train", "val")[index % 2], values(index)
+        if task == "classification":
+            write(folder / split / "ab"[index // 2] / f"{index}.tif", array)
+        else:
+            write(folder / split / "images" / f"{index}.tif", array)
+            write(folder / split / "masks" / f"{index}.tif", array[:1].astype(np.uint8) % 2)
+    given = ["check", str(folder), "--workers", "0", *(["--num_classes", "2"] if task == "segmentation" else [])]
+    assert main(given) == 1
+    said = capsys.readouterr().out
+    assert "it has 4 bands of uint16, and without --data.bands" in said
+    assert "  bands     4 of uint16 (2 images)" in said
+    (options,) = [line.split()[1:] for line in said.splitlines() if line.startswith("  options ")]
+    assert [option.partition("=")[0] for option in options] == [
+        *("--data.bands", "--data.value_range", "--data.mean", "--data.std")
+    ]
+    low, high = json.loads(options[1].partition("=")[2])[0]
+    assert 0 <= low < 100
+    assert 8900 < high <= 9000
+    assert json.loads(options[2].partition("=")[2]) == pytest.approx([0.5] * 4, abs=0.03)
+    taken = [part for option in options[:2] for part in option.replace("--data.", "--").split("=")]
+    assert main([*given, *taken]) == 0
+    assert "no bad images" in capsys.readouterr().out
 
 
 def test_a_split_with_another_column_of_images(tmp_path, capsys):

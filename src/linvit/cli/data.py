@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linvit.cli import check_objects, check_pairs, tile
+from linvit.cli import check_bands, check_objects, check_pairs, tile
 from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.detection import DetectionData
@@ -21,6 +21,7 @@ from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.data.sources.scan import Finding, ScanResult, scan
 from linvit.data.sources.splits import HUB, kind_of
+from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
@@ -35,6 +36,10 @@ EPILOG = """examples:
                                         images and masks
   linvit data check path/to/coco --masks
                                         images and objects with masks
+  linvit data check path/to/scenes --num_classes 6 --bands [4,1,2]
+                                        GeoTIFFs of which three bands are used:
+                                        their percentiles, and the options that
+                                        linvit fit needs
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings
@@ -70,6 +75,7 @@ def main(argv: list[str]) -> int:
     check.add_argument(
         "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
     )
+    check_bands.add_arguments(check)
     check_pairs.add_arguments(check)
     check_objects.add_arguments(check)
     tile.add_parser(verbs)
@@ -86,39 +92,47 @@ def main(argv: list[str]) -> int:
     if check_objects.has_objects(args.source):
         return _check_objects(args)
     data = ClassificationData(
-        args.source, image_column=args.image_column, label_column=args.label_column, max_pixels=args.max_pixels
+        args.source,
+        image_column=args.image_column,
+        label_column=args.label_column,
+        max_pixels=args.max_pixels,
+        **check_bands.options(args),
     )
     image = data.image_column
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     wrong = _columns(data) or _training(data)
-    found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB))
-    _report([*_summary(data, found), *wrong], found, args)
+    found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB), bands=data.bands)
+    _report([*_summary(data, found), *check_bands.lines(data, args), *wrong], found, args)
     return int(bool(found.bad or wrong))
 
 
 def _check_masks(args: argparse.Namespace) -> int:
     """Looks at images and masks; see `main`."""
     given = {"num_classes": args.num_classes, "reduce_zero_label": args.reduce_zero_label}
+    given |= check_bands.options(args) | {"augmentation": SegmentationAugmentation(photometric=False)}
     data = SegmentationData(args.source, class_names=args.class_names, max_pixels=args.max_pixels, **given)
     lines, bad = check_pairs.check(data, args.workers, SHOWN)
-    found = scan(data.splits, data.image_column, args.max_pixels, args.workers)
+    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, bands=data.bands)
     found.bad += [Finding("mask", mask.name, mask.reason) for mask in bad]
-    _report([f"{data.source}: {data.num_classes} classes", *lines], found, args)
+    _report([f"{data.source}: {data.num_classes} classes", *lines, *check_bands.lines(data, args)], found, args)
     return int(bool(found.bad))
 
 
 def _check_objects(args: argparse.Namespace) -> int:
     """Looks at images and objects; see `main`."""
     given = {"masks": args.masks, "box_format": args.box_format, "class_names": args.class_names}
+    given |= check_bands.options(args)
     data = DetectionData(args.source, image_column=args.image_column, max_pixels=args.max_pixels, **given)
     on_hub = args.source.startswith(HUB)
     is_coco = isinstance(data.data_source, ObjectSource) and data.data_source.coco is not None
     look_too = is_coco and not args.masks and find_spec("faster_coco_eval") is not None
     with_masks = DetectionData(args.source, **given | {"masks": True}) if look_too else None
     lines, bad, malformed = check_objects.check(data, with_masks)
-    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, on_hub=on_hub)
+    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, on_hub=on_hub, bands=data.bands)
     found.bad += bad
-    _report([f"{data.source}: {data.num_classes} classes", *lines], found, args, malformed)
+    _report(
+        [f"{data.source}: {data.num_classes} classes", *lines, *check_bands.lines(data, args)], found, args, malformed
+    )
     return int(bool(found.bad or malformed))
 
 

@@ -12,8 +12,9 @@ from PIL import ExifTags
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from linvit.data.sources.read import Stored, load, name_of, read, reason_of
-from linvit.data.transforms.decode import open_image
+from linvit.data.sources.read import RGB, Stored, load, name_of, read, reason_of
+from linvit.data.transforms.bands import TIFF, Bands
+from linvit.data.transforms.decode import header, open_image
 
 CHUNK = 32  # images that a process hands over at once
 
@@ -93,19 +94,22 @@ class ScanResult:
 class _Rows(Dataset[Finding]):
     """The rows of one split; an image is examined when its row is read."""
 
-    def __init__(self, rows: datasets.Dataset, image: str, split: str, max_pixels: int, on_hub: bool) -> None:
+    def __init__(
+        self, rows: datasets.Dataset, image: str, split: str, max_pixels: int, on_hub: bool, bands: Bands
+    ) -> None:
         self.rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image = image
         self.split = split
         self.max_pixels = max_pixels
         self.on_hub = on_hub
+        self.bands = bands
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Finding:
         stored = self.rows[index][self.image]
-        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels, self.on_hub)
+        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels, self.on_hub, self.bands)
 
 
 def scan(
@@ -115,6 +119,7 @@ def scan(
     workers: int,
     progress: bool = True,
     on_hub: bool = False,
+    bands: Bands = RGB,
 ) -> ScanResult:
     """Examines every image, in several processes.
 
@@ -125,11 +130,12 @@ def scan(
         workers: Processes besides this one; 0 does everything here.
         progress: Whether to show a bar.
         on_hub: Whether the tables are of the hub, where their images may lie, too.
+        bands: What is taken of an image.
     """
     found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():
-            examined = _Rows(rows, image, split, max_pixels, on_hub)
+            examined = _Rows(rows, image, split, max_pixels, on_hub, bands)
             loader: Iterable[list[Finding]] = DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list)
             for findings in loader:
                 for finding in findings:
@@ -138,7 +144,9 @@ def scan(
     return found
 
 
-def examine(stored: Stored, split: str, name: str, max_pixels: int, on_hub: bool = False) -> Finding:
+def examine(
+    stored: Stored, split: str, name: str, max_pixels: int, on_hub: bool = False, bands: Bands = RGB
+) -> Finding:
     """Looks at one image with the decoder of training, and at what its file says beyond the pixels."""
     digest = b""
     try:
@@ -146,12 +154,16 @@ def examine(stored: Stored, split: str, name: str, max_pixels: int, on_hub: bool
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's about large images and odd metadata
-            read({"bytes": data, "path": None}, name, max_pixels)
+            read({"bytes": data, "path": None}, name, max_pixels, bands=bands)
+            if data[:4] in TIFF and bands != RGB:  # PIL may not open it
+                kind = header(data)
+                mode = f"{kind.bands} x {kind.dtype}"
+                return Finding(split, name, "", digest, kind.format, mode, kind.width, kind.height)
             with open_image(data) as picture:
                 turned = picture.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1)
                 animated = getattr(picture, "is_animated", False)
-                kind = picture.format or ""
-                return Finding(split, name, "", digest, kind, picture.mode, *picture.size, turned, animated)
+                named = picture.format or "", picture.mode
+                return Finding(split, name, "", digest, *named, *picture.size, turned, animated)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file makes PIL raise nearly anything, in reading its frames and tags too
