@@ -1,15 +1,18 @@
 """Checkpoints from Python: wherever they lie, nothing in them is run or imported, and good ones are loaded."""
 
+import json
 import sys
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from linvit import UserError
+from linvit.callbacks import BestCheckpoint
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask
-from linvit.tasks.safe_loading import SCHEMES
+from linvit.tasks.safe_loading import SCHEMES, own_files
 from tests.training import TINY, batches, fit, tiny_task, trainer
 from tests.web import serving
 from tests.weights import bombs
@@ -108,6 +111,113 @@ def test_what_lightning_would_call_is_refused(changed):
     for key in ("hparams", "module_arguments"):
         with pytest.raises(UserError, match=f"is not opened: it holds {key}, by which"):
             ClassificationTask.load_from_checkpoint(changed(**{key: {"_instantiator": "os.system"}}))
+
+
+CALL = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
+CIRCLE = {}
+CIRCLE["name"] = CIRCLE
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("backbone", {**TINY, "depth": CALL}, "a class_path or init_args"),
+        ("attention", ["softmax", {"name": "focused", "x": [[{"init_args": {}}]]}], "a class_path or init_args"),
+        ("pretrained", {"source": CALL}, "a class_path or init_args"),
+        ("backbone", {**TINY, "depth": json.dumps(CALL)}, "which reads as a list or a mapping"),
+        ("backbone", {**TINY, "depth": "class_path: this.Zen"}, "which reads as a list or a mapping"),
+        ("backbone", CIRCLE, "lists and mappings more than 20 deep"),
+        ("lr", torch.ones(1), "a Tensor"),
+        ("num_classes", 10**20, "a number of more than 64 bits"),
+    ],
+    ids=str,
+)
+def test_options_that_are_no_plain_values_are_refused(changed, option, value, reason):
+    with pytest.raises(UserError, match=f"is not opened: its option '{option}' holds .*{reason}"):
+        ClassificationTask.load_from_checkpoint(changed({option: value}))
+
+
+def test_names_of_classes_are_any_text(changed):
+    names = ["{a}", "b: c", "[", "class_path: d", "", "e", "f"]
+    assert ClassificationTask.load_from_checkpoint(changed({"class_names": names})).hparams["class_names"] == names
+
+
+@pytest.mark.parametrize("version", ["garbage", [1], "0.5", None])
+def test_the_version_of_lightning_is_one(changed, version):
+    with pytest.raises(UserError, match=r"it has no pytorch-lightning_version from 2\.0 on"):
+        ClassificationTask.load_from_checkpoint(changed(**{"pytorch-lightning_version": version}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backbone": {**TINY, "depth": 10**7}},
+        {"backbone": {**TINY, "embed_dim": 3 * 10**8}},
+        {"num_classes": 10**9},
+        {"img_size": 10**4},
+    ],
+    ids=str,
+)
+def test_no_larger_model_is_built_than_a_checkpoint_holds(changed, options):
+    with pytest.raises(UserError, match="its options describe a larger model than it holds"):
+        ClassificationTask.load_from_checkpoint(changed(options))
+    assert tiny_task(num_classes=10**4).network.num_classes == 10**4  # without a checkpoint
+
+
+def test_scoring_needs_no_state_of_training(changed, tmp_path):
+    path = changed(loops={"validate_loop": 5}, callbacks={"ModelCheckpoint": 5}, MixedPrecision=3)
+    trainer(tmp_path).validate(tiny_task(), batches(8), ckpt_path=path, verbose=False)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("best_k_models", BestCheckpoint), ("last_model_path", ModelCheckpoint)])
+@pytest.mark.parametrize("victim", ["runs/../victim.ckpt", "runs/link.ckpt", "runs/notes.txt"])
+def test_a_callback_deletes_nothing_outside_of_its_folder(good, changed, tmp_path, kind, victim, name):
+    """Of the paths in a callback's state it deletes one when it saves a better checkpoint, or a later one."""
+    (tmp_path / "victim.ckpt").mkdir()
+    (tmp_path / "victim.ckpt" / "thesis.tex").touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link.ckpt").symlink_to(tmp_path / "victim.ckpt")
+    (tmp_path / "runs" / "notes.txt").touch()
+    path = str(tmp_path / victim)
+    saves = kind(tmp_path / "runs", "best", monitor="val/score", mode="max", save_last=True)
+    state = {
+        **saves.state_dict(),
+        "dirpath": str(tmp_path / "runs"),
+        "kth_value": torch.tensor(-1.0),
+        "best_model_score": torch.tensor(-1.0),
+        "best_model_path": path,
+        **({"last_model_path": path} if name == "last_model_path" else {}),
+        **(
+            {"best_k_models": {path: torch.tensor(-1.0)}, "kth_best_model_path": path}
+            if name != "last_model_path"
+            else {}
+        ),
+    }
+    runner = trainer(tmp_path, max_epochs=2, callbacks=[saves], enable_checkpointing=True)
+    runner.fit(tiny_task(), batches(16), batches(16), ckpt_path=changed(callbacks={saves.state_key: state}))
+    assert (tmp_path / "victim.ckpt" / "thesis.tex").exists()
+    assert (tmp_path / "runs" / "link.ckpt").is_symlink()
+    assert (tmp_path / "runs" / "notes.txt").exists()
+    assert saves.best_model_path == str(tmp_path / "runs" / "best.ckpt")
+
+
+def test_a_callback_keeps_its_own_files(good, changed, tmp_path):
+    """Those that it has saved, so that a better one takes the place of the worst."""
+    saves = BestCheckpoint(tmp_path / "runs", "{epoch}", monitor="val/score", mode="max", save_top_k=2)
+    trainer(tmp_path, max_epochs=3, callbacks=[saves], enable_checkpointing=True).fit(
+        tiny_task(), batches(16), batches(16)
+    )
+    state = saves.state_dict()
+    assert len(state["best_k_models"]) == 2
+    assert own_files(saves, state) == state
+
+
+@pytest.mark.parametrize("state", [5, {}, {"best_k_models": 3}])
+def test_a_state_that_is_none_of_the_callback(changed, tmp_path, state):
+    saves = ModelCheckpoint(tmp_path / "runs", monitor="val/score")
+    runner = trainer(tmp_path, max_epochs=2, callbacks=[saves], enable_checkpointing=True)
+    with pytest.raises(UserError, match="its callbacks hold no state of ModelCheckpoint"):
+        runner.fit(tiny_task(), batches(16), batches(16), ckpt_path=changed(callbacks={saves.state_key: state}))
 
 
 @pytest.mark.parametrize("content", [3, {"state_dict": {}}, {"hyper_parameters": [], "state_dict": {}}], ids=str)

@@ -10,13 +10,11 @@ from jsonargparse import Namespace
 
 from linvit.cli.training.bases import with_bases
 from linvit.cli.training.checkpoint import Checkpoint, read_checkpoint
-from linvit.cli.training.parser import Parser, readable
+from linvit.cli.training.parser import Parser, build_task, readable
 from linvit.data.base import ImageData
-from linvit.entries import only_named
 from linvit.errors import UserError
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
-from linvit.tasks.pretrained import checkpoint_follows
 
 OTHERS = (
     "trainer",
@@ -80,13 +78,9 @@ def trained(path: str | Path, settings: Namespace, num_classes: int | None) -> T
     model = deepcopy(settings.model)
     named = model.as_dict()
     checkpoint.decide(model, told=False)
-    for fact in SET_BY_DATA:
-        model.init_args[fact] = checkpoint.from_data(fact, num_classes)
-    model.init_args.compile = False
-    parser = Parser()
-    parser.add_subclass_arguments(Task, "model")
-    with checkpoint_follows(), only_named(named):
-        task: Task = parser.instantiate(Namespace(model=model)).model  # type: ignore[no-untyped-call]
+    facts = {fact: checkpoint.from_data(fact, num_classes) for fact in SET_BY_DATA}
+    with checkpoint.building(named):
+        task = build_task(model, **facts, compile=False)
     checkpoint.check_weights(task)
     task.on_load_checkpoint(content)
     task.load_state_dict(content["state_dict"])

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.finite import is_running_statistic
 
 
@@ -35,8 +35,7 @@ class ModelEma(nn.Module):
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         super().__init__()
-        if not 0 <= decay < 1:
-            raise UserError(f"ema_decay must lie in [0, 1), such as 0.9999, or be null for no average; got {decay}")
+        check_number("ema_decay", decay, at_least=0, below=1, note=", such as 0.9999, or null for no average")
         self.network = deepcopy(network).requires_grad_(False)
         self.decay = decay
         self.updates = 0

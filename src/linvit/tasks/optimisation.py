@@ -79,6 +79,8 @@ class Optimisation:
             raise UserError(f"betas must be two numbers, such as [0.9, 0.999]; got {self.betas!r}")
         for beta in self.betas:
             check_number("betas", beta, at_least=0, below=1)
+        if self.no_decay is not None and not all(isinstance(name, str) for name in self.no_decay):
+            raise UserError(f"no_decay must be a list of parts of names, such as [norm, bias]; got {self.no_decay!r}")
         check_choice("schedule", self.schedule, ["cosine", "poly", "steps", "cosine_restarts", "cosine_wave"])
         for epoch in self.decay_epochs:
             check_number("decay_epochs", epoch, above=0)

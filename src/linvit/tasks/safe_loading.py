@@ -3,6 +3,7 @@
 Lightning reads a file on this machine so, too, unless it is told otherwise; one at an address it unpickles freely.
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,12 @@ from typing import Any
 import fsspec
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from packaging.version import InvalidVersion, Version
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from linvit.errors import UserError, check_choice
 from linvit.tasks.old_checkpoints import upgrade
@@ -23,6 +29,10 @@ from linvit.weights.sharded import check_sharded
 SCHEMES = ("http", "https", "hf", "s3", "gs", "gcs", "az", "abfs", "abfss")
 """Where a checkpoint may lie besides this machine, if the user names it there."""
 FOREIGN = ("hparams", "module_arguments", "hparams_type")  # Lightning takes options from them, and linvit wrote none
+VERSION = "pytorch-lightning_version"
+OF_TRAINING = ("callbacks", "loops", "optimizer_states", "lr_schedulers", "MixedPrecision")  # scoring needs none
+MAX_DEPTH = 20  # of options within options
+YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may take for a list or a mapping
 
 
 @contextmanager
@@ -50,7 +60,8 @@ def opened(source: Any) -> Iterator[Path]:
         if upgrade(content):
             path = _temporary(stack)
             torch.save(content, path)
-        yield path
+        with no_larger_than(content["state_dict"], source):
+            yield path
 
 
 def _temporary(stack: ExitStack) -> Path:
@@ -80,7 +91,70 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
             f"'{source}' is not opened: it holds {', '.join(foreign)}, by which a checkpoint names what is to be "
             f"called, and which linvit never writes"
         )
+    for name, value in options.items():
+        if reason := _not_plain(value, text=name not in ("class_names", "pretrained"), depth=0):
+            raise UserError(f"'{source}' is not opened: its option '{name}' holds {reason}, which linvit never writes")
+    try:
+        known = Version(content[VERSION]) >= Version("2")
+    except (KeyError, TypeError, InvalidVersion):
+        known = False
+    if not known:
+        raise UserError(f"'{source}' is not a checkpoint of a linvit run: it has no {VERSION} from 2.0 on")
     return content
+
+
+def _not_plain(value: Any, text: bool, depth: int) -> str | None:
+    """What an option holds that is no plain value, or that a parser might take for a class and its arguments.
+
+    Args:
+        value: The option, or a part of it.
+        text: Whether it may not be text that reads as a list or a mapping.
+        depth: In how many lists and mappings it lies.
+    """
+    if isinstance(value, Mapping | list | tuple):
+        if depth == MAX_DEPTH:
+            return f"lists and mappings more than {MAX_DEPTH} deep"
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(("class_path", "init_args")):
+            return "a class_path or init_args, which name what is to be called"
+        parts = value.values() if isinstance(value, Mapping) else value
+        within = text or isinstance(value, Mapping)  # class_names are a list of any text
+        return next((reason for part in parts if (reason := _not_plain(part, within, depth + 1))), None)
+    if isinstance(value, str):
+        return f"{value[:80]!r}, which reads as a list or a mapping" if text and YAML.search(value) else None
+    if not isinstance(value, bool | int | float | None):
+        return f"a {type(value).__name__}"
+    return "a number of more than 64 bits" if isinstance(value, int) and value.bit_length() > 63 else None
+
+
+@contextmanager
+def no_larger_than(weights: Mapping[str, Any], source: Any) -> Iterator[None]:
+    """While a checkpoint's model is built, refuses one that is much larger than the weights in the file.
+
+    Twice is allowed, since a backbone may replace the attention of a model that it has built.
+
+    Raises:
+        UserError: From the constructor of the module that is too much, before its parameters are filled.
+    """
+    tensors = [tensor for tensor in weights.values() if isinstance(tensor, Tensor)]
+    count, numbers = 2 * len(tensors), 2 * sum(tensor.numel() for tensor in tensors)
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count, numbers
+        if parameter is not None:
+            count, numbers = count - 1, numbers - parameter.numel()
+        if count < 0 or numbers < 0:
+            raise too_large
+
+    too_large = UserError(f"'{source}' is not a whole checkpoint: its options describe a larger model than it holds")
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise too_large from error
+        raise
+    finally:
+        handle.remove()
 
 
 def only_weights(weights_only: bool | None, source: Any) -> None:
@@ -101,10 +175,50 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
             return load(checkpoint_path, weights_only)
         only_weights(weights_only, checkpoint_path)
         with opened(checkpoint_path) as file:
-            return load(file, True)
+            content: dict[str, Any] = load(file, True)
+        if task.trainer.state.fn != TrainerFn.FITTING:
+            return {name: part for name, part in content.items() if name not in OF_TRAINING}
+        for callback in task.trainer.checkpoint_callbacks:
+            state = content.get("callbacks", {}).get(callback.state_key)
+            if isinstance(callback, ModelCheckpoint) and state is not None:
+                content["callbacks"][callback.state_key] = own_files(callback, state)
+        return content
 
     load_checkpoint.unguarded = load  # type: ignore[attr-defined]
     strategy.load_checkpoint = load_checkpoint  # type: ignore[method-assign]
+
+
+def own_files(callback: ModelCheckpoint, state: Any) -> dict[str, Any]:
+    """The state of a callback that saves, without paths that lie outside of its folder: it deletes what they name.
+
+    Args:
+        callback: The callback, whose folder is known.
+        state: Its state in a checkpoint.
+
+    Raises:
+        UserError: If it is none.
+    """
+    keys = callback.state_dict().keys()
+    if not isinstance(state, Mapping) or not keys <= state.keys() or not isinstance(state["best_k_models"], Mapping):
+        raise UserError(f"the checkpoint cannot be resumed: its callbacks hold no state of {callback.state_key}")
+    folder = Path(str(callback.dirpath)).resolve()
+
+    def own(path: Any) -> bool:
+        file = isinstance(path, str) and path.endswith(callback.FILE_EXTENSION) and "\0" not in path
+        return file and Path(path).resolve().parent == folder
+
+    def score(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.numel() == 1
+
+    if not all(state[name] is None or score(state[name]) for name in ("best_model_score", "current_score")):
+        raise UserError(f"the checkpoint cannot be resumed: the scores of {callback.state_key} in it are no numbers")
+    models, worst = state["best_k_models"], state["kth_best_model_path"]
+    best = {path: value for path, value in models.items() if own(path) and score(value)}
+    full = 0 < callback.save_top_k <= len(best)
+    if not isinstance(worst, str) or (worst not in best and (worst or full)):
+        best, worst = {}, ""
+    paths = {name: state[name] if own(state[name]) else "" for name in ("best_model_path", "last_model_path")}
+    return {**state, **paths, "best_k_models": best, "kth_best_model_path": worst}
 
 
 def _copy(source: Any, path: Path) -> None:

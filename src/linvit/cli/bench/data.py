@@ -19,12 +19,11 @@ from torch.nn import functional as F
 from linvit.cli.bench.loaders import linvit_loader, rate, timm_loader, unknown_to_timm
 from linvit.cli.terminal import argument_parser
 from linvit.cli.trained import data_of, read_settings
-from linvit.cli.training.parser import Parser
+from linvit.cli.training.parser import build_task
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.transforms.classification import Augmentation
 from linvit.errors import UserError, check_number
-from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
@@ -153,12 +152,8 @@ def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
 
 def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
     """Times training steps of the model on one batch; prints whether the loader or the model is the slower one."""
-    for fact in SET_BY_DATA:
-        if getattr(data, fact) is not None:
-            settings.model.init_args[fact] = getattr(data, fact)
-    parser = Parser()
-    parser.add_subclass_arguments(Task, "model")
-    task = parser.instantiate(Namespace(model=settings.model)).model  # type: ignore[no-untyped-call]
+    facts = {fact: getattr(data, fact) for fact in SET_BY_DATA if getattr(data, fact) is not None}
+    task = build_task(settings.model, **facts)
     model, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameters()))
     batch = min(data.batch_size, CPU_BATCH) if fabric.device.type == "cpu" else data.batch_size
     images = torch.randn(batch, data.in_chans, *data.size, device=fabric.device)

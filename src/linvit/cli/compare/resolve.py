@@ -14,11 +14,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from linvit import yaml_text
 from linvit.cli.training.cli import LinvitCLI
 from linvit.cli.training.command_line import command_line
-from linvit.cli.training.parser import Parser
+from linvit.cli.training.parser import Parser, build_task
 from linvit.data.base import ImageData
 from linvit.errors import UserError, mistake_behind
 from linvit.experiments.compare.grid import Grid, place
-from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 
@@ -108,34 +107,31 @@ class Resolver:
 
     def _build(self, settings: Namespace) -> None:
         """Builds the task on the meta device, where no weights are stored, or where it cannot be built, on the CPU."""
-        facts = self._facts(settings.data)
-        for fact, value in facts.items():
-            if value is not None:
-                settings.model.init_args[fact] = value
+        facts = {fact: value for fact, value in self._facts(settings.data).items() if value is not None}
         with checkpoint_follows():
             try:
                 with torch.device("meta"):
-                    _made(Task, "model", settings)
+                    build_task(settings.model, **facts)
             except UserError:
                 raise
             except Exception:
-                _made(Task, "model", settings)
+                build_task(settings.model, **facts)
 
     def _facts(self, data: Namespace) -> Mapping[str, Any]:
         """What the data tells the model; the data is made once."""
         key = repr(data)
         if key not in self._data:
-            made = _made(ImageData, "data", Namespace(data=data))  # type: ignore[no-untyped-call]
+            made = _data(data)
             self._data[key] = {fact: getattr(made, fact) for fact in SET_BY_DATA}
         return self._data[key]
 
 
-def _made(kind: type, name: str, settings: Namespace) -> Any:
-    """The object that a part of a configuration describes."""
+def _data(settings: Namespace) -> ImageData:
+    """The data module that the `data` section of a configuration describes."""
     parser = Parser()
-    parser.add_subclass_arguments(kind, name)
+    parser.add_subclass_arguments(ImageData, "data")
     try:
-        only = Namespace({name: settings[name]})  # type: ignore[no-untyped-call]
-        return parser.instantiate(only)[name]
+        data: ImageData = parser.instantiate(Namespace(data=settings)).data  # type: ignore[no-untyped-call]
+        return data
     except Exception as error:
         raise mistake_behind(error) or error from error

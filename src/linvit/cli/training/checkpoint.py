@@ -1,7 +1,8 @@
 """`--ckpt_path`: a checkpoint is read safely, decides the model, and is checked before anything expensive starts."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from linvit.checkpointing.atomic_file import PREVIOUS
 from linvit.cli.training.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.cli.training.run_folder import CHECKPOINTS, run_of_checkpoint
+from linvit.entries import only_named
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
 from linvit.signatures import same
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.old_checkpoints import upgrade
-from linvit.tasks.safe_loading import check_content
+from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.safe_loading import check_content, no_larger_than
 from linvit.weights import torch_file
 from linvit.weights.sharded import is_sharded, outline
 
@@ -96,6 +99,25 @@ class Checkpoint:
         if name == "num_classes" and num_classes is not None and num_classes != value:
             raise UserError(f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}")
         return value
+
+    @contextmanager
+    def building(self, named: object) -> Iterator[None]:
+        """Where the model of the checkpoint is built: no larger than its weights, and without other weights.
+
+        Args:
+            named: The user's own options; class paths that stand in them may be imported.
+
+        Raises:
+            UserError: If the checkpoint's options build no such model.
+        """
+        try:
+            with checkpoint_follows(), only_named(named), no_larger_than(self._weights, self.path):
+                yield
+        except UserError:
+            raise
+        except Exception as error:  # options of any content
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UserError(f"the options in checkpoint '{self.path}' build no model: {reason}") from error
 
     def check_weights(self, model: nn.Module) -> None:
         """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""

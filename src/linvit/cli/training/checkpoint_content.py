@@ -18,6 +18,15 @@ def problems(content: Mapping[str, Any], resumed: bool) -> Iterator[str]:
         yield "state_dict is no mapping of names to tensors"
     if not isinstance(content.get("callbacks", {}), Mapping):
         yield "callbacks is no mapping"
+    names, size = options.get("class_names"), options.get("img_size", 1)
+    if not isinstance(names, list | None) or not all(isinstance(name, str) for name in names or ()):
+        yield "class_names is no list of names"
+    if not all(_is_count(side) for side in (size if isinstance(size, list | tuple) else [size])):
+        yield f"img_size is {_said(options, 'img_size')}, not a side or two"
+    if not _is_count(options.get("num_classes", 1)):
+        yield f"num_classes is {_said(options, 'num_classes')}, not a whole number from 0"
+    if options.get("ema_decay") and not _is_count(content.get("ema_updates")):
+        yield f"ema_updates is {_said(content, 'ema_updates')}, not a whole number from 0"
     if not resumed:
         return
     for name in ("epoch", "global_step"):
@@ -30,8 +39,6 @@ def problems(content: Mapping[str, Any], resumed: bool) -> Iterator[str]:
         yield f"lr_schedulers is {_said(content, 'lr_schedulers')}, not a list with the state of a schedule"
     if epochs_done(content) is None:
         yield f"loops is {_said(content, 'loops')}, not the progress of a training run"
-    if options.get("ema_decay") and not _is_count(content.get("ema_updates")):
-        yield f"ema_updates is {_said(content, 'ema_updates')}, not a whole number from 0"
 
 
 def epochs_done(content: Mapping[str, Any]) -> int | None:

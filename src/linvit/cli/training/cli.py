@@ -2,7 +2,7 @@
 
 import warnings
 from argparse import ArgumentError
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,7 +22,7 @@ from linvit.cli.training.callbacks import keep_best_ema, with_progress_bar
 from linvit.cli.training.checkpoint import Checkpoint, checkpoint_in
 from linvit.cli.training.endings import in_words, unsaved
 from linvit.cli.training.loggers import check_loggers, run_loggers
-from linvit.cli.training.parser import readable
+from linvit.cli.training.parser import build_task, readable
 from linvit.cli.training.precision import default_precision
 from linvit.cli.training.ranks import Ranks
 from linvit.cli.training.run_folder import check_writable, run_name, run_of_config, shown
@@ -30,11 +30,9 @@ from linvit.cli.training.run_summary import run_summary
 from linvit.cli.training.score_table import score_table
 from linvit.cli.training.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
 from linvit.data.base import ImageData
-from linvit.entries import only_named
 from linvit.errors import UserError, check_number
 from linvit.signals import STOP
-from linvit.tasks.base import SET_BY_DATA
-from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.base import SET_BY_DATA, Task
 
 NO_CONFIG = (
     "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
@@ -188,16 +186,24 @@ class LinvitCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds everything; `pretrained` is not loaded where a checkpoint replaces the weights."""
+        config = self.config.clone()
+        model = config[config.subcommand].model  # the parser shall build nothing of its options
+        facts = {name: None for name in SET_BY_DATA if name in model.init_args}
+        model.init_args = Namespace(facts)  # type: ignore[no-untyped-call]
+        self.parser.add_instantiator(self._build_task, Task, subclasses=True, prepend=True)
         try:
-            with ExitStack() as stack:
-                if self.checkpoint is not None:
-                    stack.enter_context(checkpoint_follows())
-                    stack.enter_context(only_named(self._named))
-                super().instantiate_classes()
+            self.config_init = self.parser.instantiate_classes(config)
+            self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
+            self.trainer = self.instantiate_trainer()
         except MisconfigurationException as error:
             raise UserError(f"these options do not go together or do not exist: {error}") from error
         except ValueError as error:  # jsonargparse's has the whole configuration in it
             raise (error.__cause__ or error) from (error.__cause__ and error.__cause__.__cause__)
+
+    def _build_task(self, _: type[Task], **facts: Any) -> Task:
+        """The task, with what the data says of it."""
+        with nullcontext() if self.checkpoint is None else self.checkpoint.building(self._named):
+            return build_task(self.settings.model, **facts)
 
     @property
     def resumed_run(self) -> Path | None:

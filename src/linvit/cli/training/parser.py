@@ -75,6 +75,21 @@ class Parser(LightningArgumentParser):
         return parsed
 
 
+def build_task(model: Namespace, **facts: Any) -> Task:
+    """The task that the `model` section of a configuration describes.
+
+    Its options are data, and a checkpoint may have supplied them: they reach the task as they are. The parser would
+    call any function that a mapping with a `class_path` names, at any depth.
+
+    Args:
+        model: The class and its options.
+        facts: Arguments that win over the options, such as `num_classes`.
+    """
+    task: type[Task] = pkgutil.resolve_name(model.class_path)
+    options = model.clone().as_dict()
+    return task(**{**options.get("init_args", {}), **options.get("dict_kwargs", {}), **facts})
+
+
 def readable(message: str) -> str:
     """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
