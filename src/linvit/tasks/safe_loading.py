@@ -92,7 +92,7 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
             f"called, and which linvit never writes"
         )
     for name, value in options.items():
-        if reason := _not_plain(value, text=name not in ("class_names", "pretrained"), depth=0):
+        if reason := not_plain(value, text=name not in ("class_names", "pretrained")):
             raise UserError(f"'{source}' is not opened: its option '{name}' holds {reason}, which linvit never writes")
     try:
         known = Version(content[VERSION]) >= Version("2")
@@ -103,7 +103,7 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
     return content
 
 
-def _not_plain(value: Any, text: bool, depth: int) -> str | None:
+def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
     """What an option holds that is no plain value, or that a parser might take for a class and its arguments.
 
     Args:
@@ -118,7 +118,7 @@ def _not_plain(value: Any, text: bool, depth: int) -> str | None:
             return "a class_path or init_args, which name what is to be called"
         parts = value.values() if isinstance(value, Mapping) else value
         within = text or isinstance(value, Mapping)  # class_names are a list of any text
-        return next((reason for part in parts if (reason := _not_plain(part, within, depth + 1))), None)
+        return next((reason for part in parts if (reason := not_plain(part, within, depth + 1))), None)
     if isinstance(value, str):
         return f"{value[:80]!r}, which reads as a list or a mapping" if text and YAML.search(value) else None
     if not isinstance(value, bool | int | float | None):

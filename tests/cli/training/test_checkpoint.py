@@ -1,5 +1,6 @@
 """Checkpoints are read without running what is in them, and what is wrong with one is said."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -8,7 +9,12 @@ import torch
 from torch import nn
 
 import linvit
+from linvit.cli.trained import read_settings, trained
 from linvit.cli.training.checkpoint import check_same_model, read_checkpoint
+from tests.cli.runs import QUICKSTART, tiny
+from tests.cli.runs import linvit as command
+
+VERSION = {"pytorch-lightning_version": "2.6.6"}
 
 
 class Bomb:
@@ -31,8 +37,18 @@ def error_of(path):
 
 def whole(path):
     """A checkpoint of one megabyte."""
-    torch.save({"hyper_parameters": {"lr": 1.0}, "state_dict": {"w": torch.ones(2**18)}, "global_step": 3}, path)
+    torch.save(
+        VERSION | {"hyper_parameters": {"lr": 1.0}, "state_dict": {"w": torch.ones(2**18)}, "global_step": 3}, path
+    )
     return path
+
+
+def changed(run, folder, options):
+    """The last checkpoint of a run with other options."""
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    content["hyper_parameters"] |= options
+    torch.save(content, folder / "changed.ckpt")
+    return folder / "changed.ckpt"
 
 
 def test_a_checkpoint_is_read(tmp_path):
@@ -174,6 +190,67 @@ def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, me
     assert f"checkpoint '{path}' cannot be resumed: " in str(error.value)
     assert message in str(error.value)
     assert f"--model.pretrained={path}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_names": 5}, "class_names is no list of names"),
+        ({"class_names": [5]}, "class_names is no list of names"),
+        ({"img_size": "x"}, "img_size is 'x', not a side or two"),
+        ({"img_size": [8, None]}, "img_size is a list, not a side or two"),
+        ({"num_classes": -1}, "num_classes is -1, not a whole number from 0"),
+        ({"lr": "x"}, "lr must be a number above 0; got 'x'"),
+        ({"no_decay": [{}]}, "no_decay must be a list of parts of names"),
+        ({"ema_decay": "x"}, "ema_updates is missing"),
+        ({"drop_path_rate": [1]}, "build no model: TypeError: "),
+        ({"img_size": 10**6}, "its options describe a larger model than it holds"),
+        ({"backbone": {"name": "deit_nano", "depth": 10**7}}, "its options describe a larger model than it holds"),
+    ],
+    ids=str,
+)
+def test_options_of_other_kinds_are_refused_where_the_model_is_built(run, tmp_path, options, message):
+    path = changed(run, tmp_path, options)
+    settings = read_settings("linvit analyze", ["--config", str(run.config)])
+    with pytest.raises(linvit.UserError) as error:
+        trained(path, settings, None)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value).partition("\nTo start")[0]
+
+
+CALL = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
+
+
+class TestWhatAFileHoldsIsNotBuilt:
+    """By construction: the door that refuses such options stands open here."""
+
+    @pytest.fixture(params=[CALL, json.dumps(CALL)], ids=["mapping", "text"])
+    def evil(self, run, tmp_path, monkeypatch, request):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("linvit.tasks.safe_loading.not_plain", lambda *_, **__: None)
+        monkeypatch.setattr("linvit.cli.training.parser.not_plain", lambda *_, **__: None)
+        return changed(run, tmp_path, {"backbone": {"name": "deit_nano", "depth": request.param}})
+
+    @pytest.mark.parametrize("verb", ["validate", "predict", "fit"])
+    def test_by_a_verb_that_takes_a_checkpoint(self, evil, verb):
+        done = command(verb, f"--config={QUICKSTART}", *tiny(), f"--ckpt_path={evil}", cwd=Path())
+        assert done.code == 2
+        assert "build no model: TypeError" in done.err
+        assert not Path("PWNED").exists()
+
+    def test_by_analyze(self, evil, run):
+        with pytest.raises(linvit.UserError, match="build no model: TypeError"):
+            trained(evil, read_settings("linvit analyze", ["--config", str(run.config)]), None)
+        assert not Path("PWNED").exists()
+
+
+def test_a_configuration_builds_nothing_within_the_options_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = f"--model.backbone={json.dumps({'name': 'deit_nano', 'depth': CALL})}"
+    done = command("fit", f"--config={QUICKSTART}", *tiny(), option, cwd=tmp_path)
+    assert done.code == 2
+    assert "--model.backbone holds a class_path or init_args" in done.err
+    assert not Path("PWNED").exists()
 
 
 @pytest.mark.parametrize("name", ["optimizer_states", "loops", "lr_schedulers"])

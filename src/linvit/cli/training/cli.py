@@ -190,9 +190,8 @@ class LinvitCLI(LightningCLI):
         model = config[config.subcommand].model  # the parser shall build nothing of its options
         facts = {name: None for name in SET_BY_DATA if name in model.init_args}
         model.init_args = Namespace(facts)  # type: ignore[no-untyped-call]
-        self.parser.add_instantiator(self._build_task, Task, subclasses=True, prepend=True)
         try:
-            self.config_init = self.parser.instantiate_classes(config)
+            self.config_init = self.parser.instantiate(config, instantiators=[(self._build_task, Task, True)])
             self.datamodule, self.model = (self._get(self.config_init, name) for name in ("data", "model"))
             self.trainer = self.instantiate_trainer()
         except MisconfigurationException as error:

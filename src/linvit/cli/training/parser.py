@@ -15,10 +15,11 @@ from linvit.callbacks import BestCheckpoint, NonFiniteGuard
 from linvit.cli.terminal import reflow
 from linvit.cli.training.options import options_of, subclasses
 from linvit.data.base import ImageData
-from linvit.errors import did_you_mean
+from linvit.errors import UserError, did_you_mean
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.old_checkpoints import RENAMED_OPTIONS, new_name
+from linvit.tasks.safe_loading import not_plain
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
 NOISE = re.compile(
@@ -84,10 +85,17 @@ def build_task(model: Namespace, **facts: Any) -> Task:
     Args:
         model: The class and its options.
         facts: Arguments that win over the options, such as `num_classes`.
+
+    Raises:
+        UserError: If an option is no plain value, such as a mapping with a `class_path`.
     """
     task: type[Task] = pkgutil.resolve_name(model.class_path)
-    options = model.clone().as_dict()
-    return task(**{**options.get("init_args", {}), **options.get("dict_kwargs", {}), **facts})
+    given = model.clone().as_dict()
+    options = {**given.get("init_args", {}), **given.get("dict_kwargs", {}), **facts}
+    for name, value in options.items():
+        if reason := not_plain(value):
+            raise UserError(f"--model.{name} holds {reason}. It takes text, numbers, lists and mappings of them")
+    return task(**options)
 
 
 def readable(message: str) -> str:
