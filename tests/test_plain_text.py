@@ -4,16 +4,20 @@ import ast
 import csv
 import io
 import logging
+import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tqdm import tqdm
 
 import linvit
-from linvit import UserError
+from linvit import UserError, cli
+from linvit.cli.training import command_line
 from linvit.cli.training.messages import LOGGER, hide_library_messages
 from linvit.data.sources.read import name_of
-from linvit.plain_text import CsvWriter, printable
+from linvit.plain_text import CsvWriter, PrintableStream, printable
 from linvit.weights.report import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
@@ -47,6 +51,47 @@ def test_whatever_is_shown_is_printable(capsys):
     for text in shown:
         assert "gpj.exe" in text
         assert text == printable(text)
+
+
+def test_every_verb_prints_through_one_stream(capsys, monkeypatch):
+    """Whatever a verb, a library or Python itself prints, with text from data in it."""
+
+    def say(argv):
+        print(ESCAPES, ESCAPES, file=sys.stderr)
+        sys.stdout.writelines([ESCAPES])
+        logging.StreamHandler().emit(logging.makeLogRecord({"msg": ESCAPES}))
+        tqdm.write(ESCAPES)
+        print("\udcff of a file name")
+        sys.excepthook(ValueError, ValueError(ESCAPES), None)
+        raise UserError(ESCAPES)
+
+    monkeypatch.setattr(command_line, "train", say)
+    monkeypatch.setattr(cli, "importlib", SimpleNamespace(import_module=lambda name: SimpleNamespace(main=say)))
+    for verb in (*cli.VERBS, *cli.PLAIN):
+        assert cli.main([verb]) == 2
+        said = capsys.readouterr()
+        assert said.out.count("gpj.exe") == 2
+        assert said.err.count("gpj.exe") == 5
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*said.out, *said.err}, verb
+        assert r"\udcff of a file name" in said.out
+
+
+def test_a_progress_bar_moves_on_that_stream():
+    plain, checked = io.StringIO(), io.StringIO()
+    for stream in (plain, PrintableStream(checked)):
+        for _ in tqdm(range(2), file=stream, bar_format="{n} of {total}", mininterval=0):
+            for _ in tqdm(range(2), file=stream, bar_format="{n} of {total}", mininterval=0):
+                pass
+    assert checked.getvalue() == plain.getvalue()
+    assert {"\r", "\x1b"} <= {*plain.getvalue()}
+
+
+def test_what_an_encoding_lacks_is_written_out():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    stream = PrintableStream(file)
+    assert stream.write("0.5 ± 0.1") == 9
+    stream.flush()
+    assert file.buffer.getvalue() == rb"0.5 \xb1 0.1"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Text from data and weights, such as class names and file names: harmless to a terminal and to a spreadsheet."""
 
 import csv
-from collections.abc import Iterable
-from typing import IO
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
 
-CONTROL = [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-"""Characters that a terminal obeys: C0, DEL and C1, and those that change the direction of writing."""
+CONTROL = [
+    *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL and C1, which a terminal obeys
+    *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # the direction of writing
+    *(0x2028, 0x2029, *range(0xD800, 0xE000)),  # line ends, and what no encoding has: a file name that is not UTF-8
+]
 _ESCAPED = {code: chr(code).encode("unicode_escape").decode() for code in CONTROL}
 _LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # and what is as wide as two letters
@@ -14,6 +17,51 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20
 def printable(text: str, lines: bool = True) -> str:
     r"""A text whose control characters are written out, such as `\x1b`; with `lines`, line feeds and tabs stay."""
     return text.translate(_LINES if lines else _ESCAPED)
+
+
+class PrintableStream:
+    """A stream for a terminal, on which no text, wherever it is from, does more than to be read.
+
+    What moves the cursor is written out, but as a progress bar writes it: a carriage return at the start or the end of
+    a text, and line feeds with as many steps back up. So is what the stream's encoding lacks.
+
+    Args:
+        stream: Where the text goes. All else is the stream's.
+
+    Attributes:
+        unchecked: That stream.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.unchecked = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text; returns the length of what was given."""
+        if text.replace("\x1b[A", "").strip("\n"):
+            start, end = text.startswith("\r"), len(text) - text.endswith("\r")
+            shown = f"{text[:start]}{printable(text[start:end])}{text[max(start, end) :]}"
+            encoding = getattr(self.unchecked, "encoding", None) or "utf-8"
+            text, given = shown.encode(encoding, "backslashreplace").decode(encoding), len(text)
+        else:
+            given = len(text)
+        self.unchecked.write(text)
+        return given
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unchecked, name)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in GitHub's Markdown: its head and its rows, the first column of text, the others of numbers."""
+    head, *lines = (
+        f"| {' | '.join(printable(cell, lines=False).replace('|', chr(92) + '|') for cell in row)} |" for row in rows
+    )
+    return "\n".join([head, f"|---{'|---:' * (len(rows[0]) - 1)}|", *lines])
 
 
 class CsvWriter:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from linvit.entries import skip_malformed_entry_points
 from linvit.errors import UserError, mistake_behind
+from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -69,6 +70,8 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code. What the user can mend is printed without a traceback."""
     argv = sys.argv[1:] if argv is None else argv
+    if not isinstance(sys.stdout, PrintableStream):  # before a library keeps the stream
+        sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     _prepare()
     try:
         code = _run(argv[0] if argv else "--help", argv)
@@ -118,6 +121,7 @@ def _prepare() -> None:
     skip_malformed_entry_points()  # before torch, which they would stop
     if not any(name in os.environ for name in WAITING):
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone
+    os.environ["PYTHON_COLORS"] = "0"  # tracebacks in colour, whose codes would be written out
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "" not in sys.path:
         sys.path.append("")  # the current folder, for classes such as --model.attention=my_module:MyAttention

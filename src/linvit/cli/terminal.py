@@ -6,6 +6,8 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from linvit.plain_text import printable
+
 LEAST = 32  # characters that the last column needs beside the others
 BENEATH = " " * 6
 FULL = 116  # characters of a docstring's line: 120 less the indentation that is taken off
@@ -28,6 +30,7 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
         width: Characters; None is the width of the terminal.
     """
     width = terminal_width() if width is None else width
+    rows = [tuple(printable(cell, lines=False) for cell in row) for row in rows]
     columns = list(zip(*rows, strict=True))[:-1]
     widths = [max(map(len, column)) for column in columns]
     sides = [">" if column[0].endswith(")") else "<" for column in columns]

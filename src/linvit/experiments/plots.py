@@ -11,6 +11,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
+from linvit.plain_text import printable
+
 Point = tuple[float, float]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#6a3d9a", "#7f4f24", "#444444")
 MARKERS = "os^Dv<>P*X"
@@ -198,4 +200,4 @@ def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[s
     figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return printable(file.getvalue())

@@ -1,8 +1,10 @@
 """From the files of runs to a table and a report."""
 
 import csv
+import html
 import io
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -47,7 +49,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_variant(folder):
     }
     assert softmax.rank() == 47.0  # the last ones: 31 and 63
     assert results(folder).summary(softmax) == pytest.approx((0.81, math.sqrt(0.0002), 2))
-    assert results(folder).difference(linear)[:1] == pytest.approx((-0.09,))
+    assert results(folder).differences()["linear"].mean == pytest.approx(-0.09)
 
 
 def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
@@ -115,6 +117,61 @@ def test_the_three_tables_agree(folder):
     assert r"[95 \% interval]" in tables.latex(found)
 
 
+def test_an_average_that_is_mostly_its_start_is_said_and_the_raw_score_stands_beside_it(tmp_path):
+    for name, decay in (("softmax", 0.99), ("linear", 0.5)):
+        average = {"predict_with": "ema", "ema_decay": decay}
+        run = write_run(tmp_path / f"{name}-seed0/version_0", scores=(0.5, 0.8), attention=name, **average)
+        (run / "metrics.csv").write_text("step,epoch,val/score,val/ema_score\n9,0,0.5,0.1\n19,1,0.8,0.15\n")
+    found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"])
+    assert found.untrained() == pytest.approx({"softmax": 0.99**20})
+    markdown = tables.markdown(found)
+    assert "| variant | val/ema_score | val/score | epoch |" in markdown
+    assert "| softmax | 0.1500 | 0.8000 | 2 |" in markdown
+    assert "untrained start: softmax (82%). Compare the trained weights instead, by --score=val/score" in markdown
+    assert not replace(found, score="val/score").untrained()
+
+
+def test_a_latency_that_was_measured_under_load_carries_it(folder):
+    found = results(folder)
+    for variant, load in zip(found.variants, (0.04, 1.26), strict=True):
+        variant.costs = Costs(1, 2, Timing((3e-3,)), 2**20, load, None)
+    linear, softmax = (row[tables.titles(found).index("latency (ms)")] for row in tables.rows(found))
+    assert (linear, softmax) == ("3.00", "3.00 (load 1.3)")
+
+
+def test_stars_are_holms_and_all_tables_say_so(tmp_path):
+    steps = {"softmax": (0.0, 0.0), "linear": (0.2, 0.001), "focused": (0.01, 0.006), "soft": (-0.01, -0.006)}
+    for name, (shift, step) in steps.items():
+        for seed in range(3):
+            write_run(tmp_path / f"{name}-seed{seed}/version_0", seed, (0.1, 0.5 + shift + seed * step), attention=name)
+    write_run(tmp_path / "pola-seed0/version_0", 0, (0.1, 0.9), attention="pola")
+    found = Results("x", group(find([tmp_path])), "softmax", None, ["model.attention"])
+    rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(tables.csv_text(found)))}
+    linear = {name: float(rows["linear"][name]) for name in ("interval_low", "corrected_low", "p", "p_holm")}
+    assert 0 < linear["corrected_low"] < linear["interval_low"]
+    assert linear["p_holm"] == pytest.approx(3 * linear["p"])
+    assert float(rows["focused"]["interval_low"]) > 0  # which alone would have earned a star
+    assert rows["pola"]["p_holm"] == rows["pola"]["corrected_low"] == ""
+    assert [name for name, row in rows.items() if row["star"] == "1"] == ["linear"]
+    page = report.write(found, tmp_path, "cpu").read_text(encoding="utf-8")
+    for text in (tables.markdown(found), tables.latex(found).replace(r"\%", "%"), html.unescape(page)):
+        assert "by Holm's correction for all comparisons of the table; it takes at least 3 seeds" in text
+
+
+def test_a_name_cannot_break_a_table(tmp_path):
+    names = ["[2pt] & 100% \\\\ $x_1$", "a|b\x1b]0;pwn\x07\u202e", os.fsdecode(b"no text \xff")]
+    for number, name in enumerate(names):
+        write_run(tmp_path / "run/version_0", attention=f"a{number}")
+        (tmp_path / "run").rename(tmp_path / f"{name}-seed0")
+    found = Results("x", group(find([tmp_path])), r"no text \udcff", None, ["model.attention"])
+    assert r"{}[2pt] \& 100\% \textbackslash{}\textbackslash{} \$x\_1\$ & 0.75" in tables.latex(found)
+    assert r"| a\|b\x1b]0;pwn\x07\u202e | 0.75" in tables.markdown(found)
+    report.write(found, tmp_path, "cpu")
+    for path in tmp_path.glob("*.*"):
+        if path.is_file() and path.suffix != ".png":
+            assert not {"\x1b", "\x07", "\u202e"} & {*path.read_text(encoding="utf-8")}, path.name
+
+
 def test_the_page_has_all_of_it(folder):
     (folder / "softmax-seed0/version_0/attention_maps").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "linear-seed0/version_0/val_confusion.png")
@@ -132,7 +189,7 @@ def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):
     found = replace(results(folder), source="")
     for variant in found.variants:
         published = Published({"top1": 0.722}, "their README") if variant.name == "softmax" else None
-        variant.published, variant.costs = None, Costs(1, 2, Timing((3.0,)), 4, published)
+        variant.published, variant.costs = None, Costs(1, 2, Timing((3.0,)), 4, None, published)
     labelled = with_published(found)
     assert labelled.source == "top1 in per cent (their README)"
     assert [variant.published for variant in labelled.variants] == [None, 72.2]

@@ -1,10 +1,16 @@
-"""Paired differences and their intervals."""
+"""Paired differences, their intervals, and the correction for many of them."""
 
 import math
 
+import numpy as np
 import pytest
 
-from linvit.experiments.compare.statistics import paired_difference, spread, t_quantile
+from linvit.experiments.compare.statistics import paired_differences, spread, t_quantile, t_test
+
+
+def difference(ours, baseline):
+    """A single comparison."""
+    return paired_differences([(ours, baseline)])[0]
 
 
 @pytest.mark.parametrize(  # of printed tables, 0.975
@@ -12,21 +18,64 @@ from linvit.experiments.compare.statistics import paired_difference, spread, t_q
 )
 def test_quantiles_are_those_of_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, rel=1e-5)
+    assert t_test(-t, freedom) == pytest.approx(0.05, rel=1e-4)
+
+
+@pytest.mark.parametrize("t", [0.5, 4.0, 30.0, 300.0])
+def test_probabilities_are_those_of_the_formula_for_two_degrees_of_freedom(t):
+    assert t_test(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t**2), rel=1e-3)
 
 
 def test_an_interval_is_that_of_the_paired_t_test():
-    found = paired_difference([0.75, 0.82, 0.93], [0.70, 0.80, 0.90])  # differences 0.05, 0.02, 0.03
+    found = difference([0.75, 0.82, 0.93], [0.70, 0.80, 0.90])  # differences 0.05, 0.02, 0.03
     deviation = math.sqrt((0.05 / 3) ** 2 + (-0.04 / 3) ** 2 + (-0.01 / 3) ** 2) / math.sqrt(2)
     half = 4.302653 * deviation / math.sqrt(3)
-    assert found == pytest.approx((0.1 / 3, 0.1 / 3 - half, 0.1 / 3 + half, 3))
+    assert found[:4] == pytest.approx((0.1 / 3, 0.1 / 3 - half, 0.1 / 3 + half, 3))
+    assert (found.p_holm, found.low_all, found.high_all) == pytest.approx((found.p, found.low, found.high))  # alone
     assert not found.significant
-    assert paired_difference([0.75, 0.82, 0.93], [0.5, 0.57, 0.681]).significant
+    assert difference([0.75, 0.82, 0.93], [0.5, 0.57, 0.681]).significant
 
 
-def test_one_seed_has_no_interval():
-    found = paired_difference([0.5], [0.25])
-    assert found.mean == 0.25
-    assert math.isnan(found.low)
+def test_holm_multiplies_by_the_comparisons_that_are_left():
+    rng = np.random.default_rng(0)
+    pairs = [(list(0.5 + shift + rng.normal(0, 0.01, 4)), [0.5] * 4) for shift in (0.5, 0.03, 0.02, 0.0)]
+    found = paired_differences([*pairs, ([0.6, 0.7], [0.5, 0.5])])  # two seeds are no comparison
+    p = [one.p for one in found[:4]]
+    assert p == sorted(p)
+    wanted = [min(1, factor * value) for factor, value in zip((4, 3, 2, 1), p, strict=True)]
+    assert [one.p_holm for one in found[:4]] == pytest.approx(list(np.maximum.accumulate(wanted)))
+    half = t_quantile(3, 1 - 0.05 / 4) * spread(pairs[0][0]) / 2
+    assert found[0].high_all - found[0].mean == pytest.approx(half)
+
+
+@pytest.mark.parametrize(
+    ("ours", "baseline"),
+    [
+        ([0.5], [0.25]),
+        ([0.75, 0.7501], [0.25, 0.25]),  # two seeds
+        ([0.75, 0.75, 0.75], [0.25, 0.25, 0.25]),
+        ([1 / 180, 2 / 180, 3 / 180], [0.0, 1 / 180, 2 / 180]),  # one image more each time
+    ],
+)
+def test_too_few_seeds_and_equal_differences_earn_no_star(ours, baseline):
+    found = difference(np.float32(ours).tolist(), np.float32(baseline).tolist())
+    assert found.mean > 0
     assert not found.significant
+    assert math.isnan(found.p_holm)
+
+
+def test_nothing_has_no_difference():
+    assert math.isnan(difference([], []).mean)
     assert math.isnan(spread([1.0]))
-    assert math.isnan(paired_difference([], []).mean)
+
+
+def test_of_29_variants_that_are_alike_few_tables_have_a_star():
+    rng, tables = np.random.default_rng(0), 300
+    uncorrected = corrected = 0
+    for _ in range(tables):
+        baseline, *others = rng.normal(0.9, 0.01, (30, 3)).tolist()
+        found = paired_differences([(ours, baseline) for ours in others])
+        uncorrected += any(one.low > 0 or one.high < 0 for one in found)
+        corrected += any(one.significant for one in found)
+    assert uncorrected / tables > 0.5
+    assert corrected / tables <= 0.05

@@ -12,7 +12,7 @@ from PIL import Image
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.report import Report, write_table
 from linvit.callbacks.tensorboard import add_picture, writers
-from linvit.plain_text import printable
+from linvit.plain_text import markdown_table
 
 LONG = 10  # seconds of COCO's evaluation that are worth a line
 
@@ -72,7 +72,7 @@ class DetectionReport(Report):
         Image.fromarray(picture).save(folder / f"{stage}_precision_recall.png")
         add_picture(trainer, f"{stage}/precision_recall", picture)
         for writer in writers(trainer):
-            writer.add_text(f"{stage}/classes", _markdown(rows), trainer.global_step)
+            writer.add_text(f"{stage}/classes", markdown_table(rows), trainer.global_step)
         rank_zero_info(f"average precision of each class: {table}")
 
     def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -85,8 +85,3 @@ class DetectionReport(Report):
             seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
             logger.log_metrics(seconds, trainer.global_step)
         self._last = dict(results.evaluations), results.objects
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(printable(cell, lines=False).replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

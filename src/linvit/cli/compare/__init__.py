@@ -48,6 +48,12 @@ Each cell is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
 missing; a cell that was interrupted goes on from its checkpoint. Tables
 (Markdown, CSV, LaTeX), plots and report.html are written beside the cells.
+
+The score of a run is that of its last epoch, and not of its best: val/score,
+or with model.predict_with=ema val/ema_score, that of the moving average; then
+val/score stands beside it. A run whose last evaluation is not on disk has no
+score, and the exit code is 1. A star marks a difference from the baseline that
+is significant at 5 % by Holm's correction; it takes three seeds.
 The machines of a Ray cluster (pip install 'linvit[ray]') or of SLURM (pip
 install 'linvit[slurm]') must share the folder of the cells.
 """
@@ -61,7 +67,11 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
     },
     ("--seeds",): {"help": "how many (default: 1), or which: 0,1,5"},
     ("--baseline",): {"metavar": "VARIANT", "help": "what the others are compared with (default: the first)"},
-    ("--score",): {"metavar": "TAG", "help": "what is compared, of metrics.csv (default: val/score)"},
+    ("--score",): {
+        "metavar": "TAG",
+        "help": "what is compared, of metrics.csv, in the last epoch (default: val/score, or val/ema_score where "
+        "model.predict_with is ema)",
+    },
     ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
     ("--jobs",): {"type": int, "metavar": "N", "help": "cells at a time (default: one per GPU; on a CPU 1)"},
     ("--devices_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each cell (default: 1)"},

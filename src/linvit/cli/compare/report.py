@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from linvit.cli.terminal import reflow
 from linvit.cli.training.run_folder import shown
 from linvit.errors import UserError, check_choice
 from linvit.experiments.compare import costs, tables
@@ -61,7 +62,8 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
         results = results if results.source else with_published(results)
     page = written.write(results, root, device)
     write_summary(results, root, device)
-    print(f"\n{tables.markdown(results)}\n{written.controls(results)}")
+    table, *notes = tables.markdown(results).split("\n\n")
+    print("\n\n".join([f"\n{table}", *map(reflow, [*notes, written.controls(results)])]))
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
     for cell, text in troubled.items():
         print(f"incomplete: {cell}: {text}")

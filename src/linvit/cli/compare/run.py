@@ -39,9 +39,14 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
         The exit code.
 
     Raises:
-        UserError: If a cell cannot be run.
+        UserError: If a cell cannot be run, or there is only one.
     """
     grid = draft.grid()
+    if len(grid.variants) == len(grid.seeds) == 1:
+        raise UserError(
+            "nothing differs between the runs: vary an option, such as --model.attention=softmax,linear, or "
+            "several seeds, such as --seeds=3. linvit fit trains a single run"
+        )
     configs = Resolver(grid.configs).resolve(grid)
     root = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints") / "compare" / title
     check_writable(root)

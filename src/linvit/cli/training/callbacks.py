@@ -1,10 +1,11 @@
 """The callbacks of every run of the command line; a task adds its own."""
 
+import sys
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, RichProgressBar, TQDMProgressBar
 
 from linvit.callbacks import (
     BadImageCount,
@@ -46,6 +47,8 @@ def with_progress_bar(callbacks: Any) -> list[Callback]:
     the processor must wait until the GPU has done all of its work.
     """
     given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    if any(isinstance(callback, RichProgressBar) for callback in given):  # it draws by codes, and strips those of texts
+        sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)
     if any(isinstance(callback, ProgressBar) for callback in given):
         return given
     return [*given, TQDMProgressBar(refresh_rate=REFRESH)]

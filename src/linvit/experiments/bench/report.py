@@ -7,6 +7,7 @@ from linvit.experiments.bench.costs import Cost, shown
 from linvit.experiments.bench.growth import Crossover, Exponent, crossover, growth_exponent
 from linvit.experiments.bench.metrics import METRICS, Metric
 from linvit.experiments.bench.runner import Mode
+from linvit.plain_text import markdown_table
 
 CROSSOVER = (
     "Crossover: from which {0} on a module costs at most what {1} does, up to the largest that was measured "
@@ -186,12 +187,6 @@ class CostReport(NamedTuple):
         if self.notes():
             parts += ["## Not measured", "\n".join(f"- {note}" for note in self.notes())]
         return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is its head."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def number(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linvit.experiments.bench.conditions import other_load
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.experiments.compare.runs import Run
@@ -29,6 +30,7 @@ class Costs(NamedTuple):
         macs: Multiply-accumulates of matrix products and convolutions.
         latency: Seconds of a forward pass per image, in batches of two.
         memory: Bytes that a forward and a backward pass of two images allocate at most, beyond the weights.
+        load: Processors that other processes took meanwhile, on average; None where the system does not say.
         published: What the authors of this very model published, if they did.
     """
 
@@ -36,6 +38,7 @@ class Costs(NamedTuple):
     macs: int
     latency: Timing
     memory: int
+    load: float | None
     published: Published | None
 
 
@@ -63,8 +66,9 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
         candidates.append(
             Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels=channels))
         )
-    measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
-    return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
+    with other_load() as load:
+        measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
+    return found | {cost.name: _costs(cost, load.processors, published[cost.name]) for cost in measured}
 
 
 def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
@@ -105,10 +109,10 @@ class WithTruth(nn.Module):
         return sum(self.detector(images, [target] * len(images)).values())
 
 
-def _costs(cost: Cost, published: Published | None) -> Costs | str:
+def _costs(cost: Cost, load: float | None, published: Published | None) -> Costs | str:
     """What was measured of a network, or why it was not."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:
         return cost.note or "interrupted"
     per_image = Timing(tuple(seconds / BATCH for seconds in latency.samples))
-    return Costs(cost.parameters, cost.macs, per_image, memory, published)
+    return Costs(cost.parameters, cost.macs, per_image, memory, load, published)

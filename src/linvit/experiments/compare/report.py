@@ -10,7 +10,6 @@ from linvit.callbacks.attention.heat_map import heat_map
 from linvit.checkpointing.atomic_file import replacing
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
-from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.result_plots import costs_plots, curve_plots
 from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.compare.runs import Run, outermost, shown
@@ -46,9 +45,8 @@ def write(results: Results, folder: Path, device: str) -> Path:
     _controls(page, results)
     page.heading("Scores and costs")
     page.table(tables.titles(results), tables.rows(results))
-    page.paragraph(_how(results, device))
-    if results.source:
-        page.paragraph(f"Published are the scores of {results.source}; they are the authors', not ours.")
+    for note in tables.notes(results):
+        page.paragraph(note)
     page.pictures([(plot, name.replace("_", " ")) for name, plot in plots.items()], width=560)
     _ranks(page, results, folder, where)
     _pictures(page, results)
@@ -81,30 +79,6 @@ def _controls(page: Page, results: Results) -> None:
         seeds = ", ".join(map(str, sorted(variant.runs)))
         rows.append([variant.name, seeds, *values])
     page.table(["variant", "seeds", *names], rows)
-
-
-def _how(results: Results, device: str) -> str:
-    """How the numbers came about."""
-    ranks = any(variant.rank() is not None for variant in results.variants)
-    costs = any(isinstance(variant.costs, Costs) for variant in results.variants)
-    return (
-        f"Score: {results.tag} of the epoch beside it, a run's last, mean ± standard deviation over seeds. "
-        f"Difference: mean over the seeds that both have, with the 95 % interval of the paired t-test; a star "
-        f"marks an interval without zero. The intervals are not corrected for the number of comparisons."
-        + (
-            f" Latency: median of a forward pass per image, in batches of two, on the {device.upper()}, all variants "
-            f"in turns. MACs: of one image. Memory: the most that a forward and a backward pass of two images "
-            f"allocate, beyond the weights."
-            if costs
-            else ""
-        )
-        + (
-            " Rank: of the attention matrix, mean over layers, heads and seeds, when last measured; a mechanism that "
-            "mixes channels and no tokens (xca) has none."
-            if ranks
-            else ""
-        )
-    )
 
 
 def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.runs import Run, Score, covered, differing, flat, outermost, shown
-from linvit.experiments.compare.statistics import Difference, paired_difference, spread
+from linvit.experiments.compare.statistics import Difference, paired_differences, spread
+from linvit.plain_text import printable
+
+AVERAGED = "val/ema_"
+"""How curves of a moving average's scores begin."""
+MOST_UNTRAINED = 0.1
 
 
 @dataclass
@@ -81,18 +86,30 @@ class Results:
         tags = {run.score_tag(self.score): None for variant in self.variants for run in variant.runs.values()}
         return " or ".join(tags) or self.score or "val/score"
 
-    def difference(self, variant: Variant) -> Difference | None:
-        """From the baseline, over the seeds that both have; None for the baseline itself."""
-        if variant.name == self.baseline:
-            return None
-        (baseline,) = (other for other in self.variants if other.name == self.baseline)
-        ours, theirs = variant.scores(self.score), baseline.scores(self.score)
-        seeds = sorted(ours.keys() & theirs.keys())
-        return paired_difference([ours[seed].value for seed in seeds], [theirs[seed].value for seed in seeds])
+    def differences(self) -> dict[str, Difference]:
+        """Of each variant but the baseline from it, over the seeds that both have."""
+        scores = {variant.name: variant.scores(self.score) for variant in self.variants}
+        baseline = scores.pop(self.baseline)
+        both = {name: sorted(own.keys() & baseline.keys()) for name, own in scores.items()}
+        pairs = [
+            ([scores[name][seed].value for seed in seeds], [baseline[seed].value for seed in seeds])
+            for name, seeds in both.items()
+        ]
+        return dict(zip(scores, paired_differences(pairs), strict=True))
 
-    def summary(self, variant: Variant) -> tuple[float, float, int]:
-        """Mean and standard deviation of the scores over seeds, and the number of seeds."""
-        scores = [score.value for score in variant.scores(self.score).values()]
+    def untrained(self) -> dict[str, float]:
+        """The part of the untrained start in the moving average that is scored, of variants where it is above 10 %."""
+        found = {}
+        for variant in self.variants:
+            scores = variant.scores(self.score)
+            parts = [run.untrained(scores[seed]) for seed, run in variant.finished.items() if seed in scores]
+            if max(parts, default=0.0) > MOST_UNTRAINED and self.tag.startswith(AVERAGED):
+                found[variant.name] = max(parts)
+        return found
+
+    def summary(self, variant: Variant, tag: str | None = None) -> tuple[float, float, int]:
+        """Mean and standard deviation of the scores over seeds, or of another curve, and the number of seeds."""
+        scores = [score.value for score in variant.scores(tag or self.score).values()]
         return (statistics.fmean(scores) if scores else math.nan), spread(scores), len(scores)
 
     def controls(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
@@ -143,6 +160,7 @@ def group(runs: Iterable[Run]) -> list[Variant]:
             run = next(iter(variant.runs.values()))
             variant.name = f"{run.folder.parent.name}/{run.folder.name}"
     for variant in found.values():
+        variant.name = printable(variant.name, lines=False)  # a folder's name need not be text, which plots must draw
         variant.trouble = {
             seed: f"{run.progress}. Continue it with: {run.command}"
             for seed, run in variant.runs.items()

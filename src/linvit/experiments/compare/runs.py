@@ -156,6 +156,11 @@ class Run:
         averaged = _model(self.config).get("predict_with") == "ema"
         return given or ("val/ema_score" if averaged else "val/score")
 
+    def untrained(self, score: Score) -> float:
+        """The part that the initial weights have in the moving average at a score; 0 without an average."""
+        decay = _model(self.config).get("ema_decay")
+        return 0.0 if decay is None else float(decay ** (score.step + 1))
+
     def options(self) -> dict[str, Any]:
         """The configuration as options of the command line, without those that may differ between seeds."""
         return {key: value for key, value in flat(self.config).items() if key not in PER_RUN}

@@ -1,34 +1,45 @@
-"""Statistics of scores over seeds: paired differences with their confidence intervals."""
+"""Statistics of scores over seeds: paired differences from a baseline, corrected for the number of comparisons."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 LEVEL = 0.95
+LEAST = 3  # seeds, for a star: of two, the t-test has no power, and its assumption cannot be seen
+ROUNDING = 1e-6  # relative to the scores, which are logged in float32
 
 
 class Difference(NamedTuple):
-    """A mean difference and its 95 % confidence interval by the paired t-test over seeds, not corrected for many tests.
+    """A mean difference over seeds, with the paired t-test of one comparison among several.
 
     Attributes:
         mean: Of the differences.
-        low: Lower end of the interval; NaN for fewer than two pairs.
+        low: Lower end of its 95 % confidence interval; NaN for fewer than two pairs, or equal differences.
         high: Upper end.
         pairs: Number of pairs.
+        p: The probability of so large a mean if there were no difference, for this comparison alone; NaN as above.
+        p_holm: The same by Holm's step-down correction for all comparisons of a table; NaN if it is not tested.
+        low_all: Lower end of the interval that covers together with those of all others (Bonferroni): 95 % for all.
+        high_all: Upper end.
     """
 
     mean: float
     low: float
     high: float
     pairs: int
+    p: float
+    p_holm: float = math.nan
+    low_all: float = math.nan
+    high_all: float = math.nan
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
+        """Whether Holm's correction leaves a difference at 5 %."""
+        return self.p_holm < 1 - LEVEL
 
 
 def spread(scores: Sequence[float]) -> float:
@@ -36,29 +47,55 @@ def spread(scores: Sequence[float]) -> float:
     return statistics.stdev(scores) if len(scores) > 1 else math.nan
 
 
-def paired_difference(ours: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """The difference of scores that belong together in pairs.
+def paired_differences(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Difference]:
+    """The differences of several variants from a baseline; at least three seeds whose differences vary are tested.
 
     Args:
-        ours: Scores, one per seed.
-        baseline: Those of the same seeds in the same order.
+        pairs: For each variant its scores, one per seed, and the baseline's of the same seeds in the same order.
     """
+    found = [_alone(ours, baseline) for ours, baseline in pairs]
+    family = [number for number, one in enumerate(found) if one.pairs >= LEAST]
+    tested = sorted((number for number in family if found[number].p == found[number].p), key=lambda n: found[n].p)
+    least = 0.0
+    for rank, number in enumerate(tested):
+        one = found[number]
+        least = max(least, min(1.0, (len(family) - rank) * one.p))  # no smaller than that of a smaller p
+        half = (one.high - one.mean) * t_quantile(one.pairs - 1, 1 - (1 - LEVEL) / len(family))
+        half /= t_quantile(one.pairs - 1)
+        found[number] = one._replace(p_holm=least, low_all=one.mean - half, high_all=one.mean + half)
+    return found
+
+
+def _alone(ours: Sequence[float], baseline: Sequence[float]) -> Difference:
     differences = [one - other for one, other in zip(ours, baseline, strict=True)]
-    mean = statistics.fmean(differences) if differences else math.nan
-    if len(differences) < 2:
-        return Difference(mean, math.nan, math.nan, len(differences))
-    half = t_quantile(len(differences) - 1) * spread(differences) / math.sqrt(len(differences))
-    return Difference(mean, mean - half, mean + half, len(differences))
+    mean, pairs = statistics.fmean(differences) if differences else math.nan, len(differences)
+    deviation = spread(differences)
+    if not deviation > ROUNDING * max(map(abs, [*ours, *baseline]), default=0.0):
+        return Difference(mean, math.nan, math.nan, pairs, math.nan)
+    error = deviation / math.sqrt(pairs)
+    half = t_quantile(pairs - 1) * error
+    return Difference(mean, mean - half, mean + half, pairs, t_test(mean / error, pairs - 1))
 
 
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The t that Student's distribution exceeds in absolute value with probability 1 - level.
+    """The t that Student's distribution exceeds in absolute value with probability 1 - level."""
+    angles, shares = _student(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(level, shares, angles)))
 
-    With t = sqrt(n) tan(a) the density of n degrees of freedom is that of cos^(n-1)(a), which is integrated from 0 to
-    pi/2 by Simpson's rule; of the angles the one is taken below which the share `level` lies.
+
+def t_test(t: float, freedom: int) -> float:
+    """The probability with which Student's distribution exceeds t in absolute value."""
+    angles, shares = _student(freedom)
+    return 1 - float(np.interp(math.atan(abs(t) / math.sqrt(freedom)), angles, shares))
+
+
+@cache
+def _student(freedom: int) -> tuple[np.ndarray, np.ndarray]:
+    """Student's distribution function of |t|, as its values at angles a, where t = sqrt(n) tan(a).
+
+    There the density of n degrees of freedom is that of cos^(n-1)(a), which Simpson's rule integrates from 0 to pi/2.
     """
     angles = np.linspace(0, math.pi / 2, 20_001)
     density = np.cos(angles) ** (freedom - 1)
-    pairs = (density[:-2:2] + 4 * density[1::2] + density[2::2]).cumsum()
-    share = np.concatenate([[0.0], pairs / pairs[-1]])
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, share, angles[::2])))
+    parts = (density[:-2:2] + 4 * density[1::2] + density[2::2]).cumsum()
+    return angles[::2], np.concatenate([[0.0], parts / parts[-1]])

@@ -5,10 +5,12 @@ import math
 from collections.abc import Sequence
 
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.results import Results, Variant
-from linvit.experiments.compare.runs import Score
-from linvit.plain_text import CsvWriter, printable
+from linvit.experiments.compare.results import AVERAGED, Results, Variant
+from linvit.experiments.compare.runs import EVALUATED, Score
+from linvit.experiments.compare.statistics import LEAST, Difference
+from linvit.plain_text import CsvWriter, markdown_table, printable
 
+BUSY = 0.2  # processors that others take, from which on a latency is said to have been measured under load
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -17,27 +19,61 @@ def titles(results: Results) -> list[str]:
     optional = ["published"] if results.source else []
     rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
     costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
-    scores = [results.tag, "epoch", "seeds", f"difference from {results.baseline} [95 % interval]"]
+    scores = [results.tag, *_raw(results), "epoch", "seeds", f"difference from {results.baseline} [95 % interval]"]
     return ["variant", *scores, *costs, *rank, *optional]
 
 
 def rows(results: Results) -> list[list[str]]:
     """A row per variant, as it is read."""
-    return [_row(results, variant, titles(results)) for variant in results.variants]
+    columns, differences = titles(results), results.differences()
+    return [_row(results, variant, differences.get(variant.name), columns) for variant in results.variants]
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader of the table must know: how its numbers came about, and what is doubtful."""
+    costs = [variant.costs for variant in results.variants if isinstance(variant.costs, Costs)]
+    found = [
+        f"Score: {results.tag} of the epoch beside it, a run's last, mean ± standard deviation over seeds. "
+        f"Difference: mean over the seeds that both have, with its 95 % confidence interval by the paired t-test, "
+        f"which is not corrected for the number of comparisons. A star marks a difference that is significant at 5 % "
+        f"by Holm's correction for all comparisons of the table; it takes at least {LEAST} seeds, on which the "
+        f"differences are not all equal."
+    ]
+    if parts := results.untrained():
+        most = ", ".join(f"{name} ({part:.0%})" for name, part in parts.items())
+        found.append(
+            f"Warning: {results.tag} scores a moving average of the weights that still consists, in part, of the "
+            f"untrained start: {most}. Compare the trained weights instead, by --score=val/score, train for more "
+            f"steps, or lower --model.ema_decay."
+        )
+    if costs:
+        found.append(
+            "Latency: median of a forward pass per image, in batches of two, all variants in turns; a load beside it "
+            "is the number of processors that other programs took meanwhile, which makes it too long. MACs: of one "
+            "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights."
+        )
+    if any(variant.rank() is not None for variant in results.variants):
+        found.append(
+            "Rank: of the attention matrix, mean over layers, heads and seeds, when last measured; a mechanism that "
+            "mixes channels and no tokens (xca) has none."
+        )
+    if results.source:
+        found.append(f"Published are the scores of {results.source}; they are the authors', not ours.")
+    return found
 
 
 def markdown(results: Results) -> str:
-    """A table in GitHub's Markdown."""
-    lines = [titles(results), ["---"] + ["---:"] * (len(titles(results)) - 1), *rows(results)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+    """A table in GitHub's Markdown, and the notes below it."""
+    return "\n\n".join([markdown_table([titles(results), *rows(results)]), *map(printable, notes(results))]) + "\n"
 
 
 def latex(results: Results) -> str:
-    """A `tabular` for the package booktabs."""
+    """A `tabular` for the package booktabs, and the notes below it."""
     lines = [" & ".join(map(_tex, line)) + r" \\" for line in [titles(results), *rows(results)]]
     columns = "l" + "r" * (len(titles(results)) - 1)
     body = "\n".join(["\\toprule", lines[0], "\\midrule", *lines[1:], "\\bottomrule"])
-    return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
+    below = "\n".join(f"\\par\\smallskip{{\\footnotesize {_tex(note)}\\par}}" for note in notes(results))
+    return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n{below}\n"
 
 
 def csv_text(results: Results) -> str:
@@ -46,22 +82,34 @@ def csv_text(results: Results) -> str:
     writer = CsvWriter(file)
     seeds = sorted({seed for variant in results.variants for seed in variant.runs} | _troubled(results.variants))
     writer.writerow(
-        ["variant", "mean", "standard_deviation", "seeds", "difference", "interval_low", "interval_high"]
-        + ["parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "rank", "published"]
+        ["variant", "mean", "standard_deviation", "seeds", "raw_mean", "untrained_part"]
+        + ["difference", "interval_low", "interval_high", "pairs", "p", "p_holm", "corrected_low", "corrected_high"]
+        + ["star", "parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load"]
+        + ["rank", "published"]
         + [f"{what}_seed{seed}" for seed in seeds for what in ("score", "epoch")]
         + ["trouble"]
     )
+    differences, untrained = results.differences(), results.untrained()
     for variant in results.variants:
         mean, spread, count = results.summary(variant)
-        difference = results.difference(variant)
+        raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
+        difference = differences.get(variant.name)
         costs = variant.costs if isinstance(variant.costs, Costs) else None
         scores = variant.scores(results.score)
         measured = (
-            ["", "", "", "", "", ""]
+            [None] * 7
             if costs is None
-            else [costs.parameters, costs.macs, costs.latency.median, *costs.latency.quartiles, costs.memory]
+            else [
+                costs.parameters,
+                costs.macs,
+                costs.latency.median,
+                *costs.latency.quartiles,
+                costs.memory,
+                costs.load,
+            ]
         )
-        numbers = [mean, spread, count, *(difference[:3] if difference else ["", "", ""]), *measured]
+        apart = [None] * 9 if difference is None else [*difference, int(difference.significant)]
+        numbers = [mean, spread, count, raw, untrained.get(variant.name), *apart, *measured]
         numbers += [
             variant.rank(),
             variant.published,
@@ -80,10 +128,9 @@ def count(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _row(results: Results, variant: Variant, columns: Sequence[str]) -> list[str]:
-    mean, spread, seeds = results.summary(variant)
-    difference = results.difference(variant)
-    score = "-" if math.isnan(mean) else f"{mean:.4f}" + (f" ± {spread:.4f}" if seeds > 1 else "")
+def _row(results: Results, variant: Variant, difference: Difference | None, columns: Sequence[str]) -> list[str]:
+    *_, seeds = results.summary(variant)
+    score = _score(results.summary(variant))
     if difference is None:
         apart = "baseline"
     elif math.isnan(difference.low):
@@ -91,7 +138,8 @@ def _row(results: Results, variant: Variant, columns: Sequence[str]) -> list[str
     else:
         apart = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
         apart += " *" if difference.significant else ""
-    cells = [variant.name, score, _epochs(results, variant), f"{seeds}{_mark(variant)}", apart]
+    raw = [_score(results.summary(variant, EVALUATED)) for _ in _raw(results)]
+    cells = [variant.name, score, *raw, _epochs(results, variant), f"{seeds}{_mark(variant)}", apart]
     costs = variant.costs
     if "MACs" in columns:
         cells += ["-"] * 4 if not isinstance(costs, Costs) else _costs(costs)
@@ -103,8 +151,20 @@ def _row(results: Results, variant: Variant, columns: Sequence[str]) -> list[str
     return cells
 
 
+def _score(summary: tuple[float, float, int]) -> str:
+    mean, spread, seeds = summary
+    return "-" if math.isnan(mean) else f"{mean:.4f}" + (f" ± {spread:.4f}" if seeds > 1 else "")
+
+
+def _raw(results: Results) -> list[str]:
+    """The column of the trained weights' score, beside that of their moving average."""
+    return [EVALUATED] if results.tag == f"{AVERAGED}score" else []
+
+
 def _costs(costs: Costs) -> list[str]:
     latency, memory = f"{costs.latency.median * 1e3:.2f}", f"{costs.memory / 2**20:.1f}"
+    if (costs.load or 0) >= BUSY:
+        latency += f" (load {costs.load:.1f})"
     return [count(costs.parameters), count(costs.macs), latency, memory]
 
 
@@ -138,9 +198,13 @@ TEX: dict[str, str | int | None] = {
     "±": r"$\pm$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }
 TEX |= {letter: f"\\{letter}" for letter in "&%#_{}$"}
 
 
 def _tex(text: str) -> str:
-    return text.translate(str.maketrans(TEX))
+    start = "{}" * text.startswith(("[", "*"))  # which would be an argument of the line break before it
+    return start + printable(text, lines=False).translate(str.maketrans(TEX))
