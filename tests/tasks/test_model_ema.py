@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import linvit
-from linvit.tasks import ClassificationTask
+from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
 from linvit.tasks.model_ema import ModelEma
+from tests.second_task.task import InkTask
 from tests.training import RandomImages, batches, fit, tiny_task, trainer
 
 DECAY = 0.7
@@ -238,6 +239,51 @@ def test_the_two_copies_do_not_share_or_follow_each_other():
 def test_a_decay_that_is_none(decay):
     with pytest.raises(linvit.UserError, match="ema_decay must be a number at least 0 and below 1"):
         tiny_task(ema_decay=decay)
+
+
+def other_average(task):
+    """A task whose moving average differs from its weights, as after an update."""
+    for parameter in task.ema.network.parameters():
+        parameter.data.mul_(-0.5).add_(0.1)
+    task.ema.updates = 1
+    return task
+
+
+@pytest.mark.parametrize("kind", [ClassificationTask, SegmentationTask, DetectionTask, InkTask])
+def test_forward_takes_the_weights_that_predict(kind):
+    """Of every task, in evaluation mode alone: in training mode it takes those that are trained."""
+    options = {"backbone": {"name": "swin_tiny", "embed_dim": 12, "depths": [1, 1, 1, 1]}, "img_size": 64}
+    if kind is SegmentationTask:
+        options["head"] = {"name": "semantic_fpn", "width": 8}
+    task = other_average(kind(num_classes=3, ema_decay=0.9, predict_with="ema", **options))
+    calls = []
+    for name, network in (("raw", task.network), ("ema", task.ema.network)):
+        network.register_forward_hook(lambda *_, name=name: calls.append(name))
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        task.eval()(images)
+        task.hparams["predict_with"] = "raw"
+        task.eval()(images)
+        task.hparams["predict_with"], task.ema.updates = "ema", 0
+        task.eval()(images)
+    assert calls == ["ema", "raw", "raw"]
+    task.ema.updates = 1
+    if kind is not DetectionTask:  # which learns from targets
+        task.train()(images)
+        assert calls == ["ema", "raw", "raw", "raw"]
+
+
+def test_python_predicts_what_the_command_line_predicts(tmp_path):
+    """`forward` of a loaded task and `Trainer.predict` of it agree, and both are the average's."""
+    task = tiny_task(ema_decay=0.9, predict_with="ema")
+    fit(task, tmp_path).save_checkpoint(tmp_path / "x.ckpt")
+    loaded = ClassificationTask.load_from_checkpoint(tmp_path / "x.ckpt").eval()
+    probability = torch.cat([part["probability"] for part in trainer(tmp_path).predict(loaded, batches(8))])
+    with torch.no_grad():
+        images = next(iter(batches(8)))["image"]
+        own, raw = (network(images).softmax(-1).amax(-1) for network in (loaded.eval(), loaded.network))
+    torch.testing.assert_close(own, probability)
+    assert not torch.allclose(own, raw, atol=1e-5), "the two do not differ, so this shows nothing"
 
 
 def test_predicting_with_an_average_that_there_is_not():

@@ -155,7 +155,7 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     subjects = []
     for name, path in zip(names, paths, strict=True):
         task = trained(path, settings, classes)
-        average = task.ema if task.hparams["predict_with"] == "ema" else None
+        average = task.average
         network: nn.Module = task.network if average is None else average.network
         about = {
             "backbone": str(task.hparams["backbone"]),

@@ -69,7 +69,8 @@ class Task(LightningModule):
             for a moving average.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
-        predict_with: Weights that predict: "raw", or "ema" for their moving average. Scores name both.
+        predict_with: Weights that predict, `forward` in evaluation mode included: "raw", or "ema" for their moving
+            average. Scores name both.
         compile: Whether torch compiles the network at its first batch, for speed.
         float32_matmul_precision: Of products of float32 matrices in a run, as in torch: "highest", or "high" for
             TensorFloat-32 on GPUs that have it; "medium" may use bfloat16. Attention's sums and inverses stay in
@@ -174,9 +175,23 @@ class Task(LightningModule):
         options |= image_channels(self.hparams["in_chans"])
         return create_backbone(backbone, self.hparams["attention"], **options)
 
+    @property
+    def average(self) -> ModelEma | None:
+        """The moving average if it is what predicts: `predict_with` is "ema", and it has been updated."""
+        return self.ema if self.hparams["predict_with"] == "ema" and self.ema is not None and self.ema.updates else None
+
+    @property
+    def predicting(self) -> nn.Module:
+        """What predicts: the network, or its moving average; see `average`."""
+        return self.network if self.average is None else self.average
+
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to what the network predicts."""
-        return self.network(images)  # type: ignore[no-any-return]
+        """Images (B, C, H, W) to what the network predicts.
+
+        In training mode these are the weights that are trained. In evaluation mode (`task.eval()`) they are those that
+        `predict_with` names, as on the command line: "raw", or the moving average once it has been updated.
+        """
+        return (self.network if self.training else self.predicting)(images)  # type: ignore[no-any-return]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss."""
@@ -194,8 +209,7 @@ class Task(LightningModule):
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         """What the weights that `predict_with` names predict."""
-        averaged = self.ema if self.hparams["predict_with"] == "ema" else None
-        return self.predict_batch(self.network if averaged is None else averaged, batch)
+        return self.predict_batch(self.predicting, batch)
 
     def _evaluate(self, batch: dict[str, Any], stage: str) -> dict[str, Any]:
         """Scores the weights and, once it has been updated, their moving average."""

@@ -73,8 +73,8 @@ class DetectionTask(Task):
             tools(self.hparams["evaluator"])
 
     def forward(self, images: Tensor | Sequence[Tensor]) -> Any:
-        """Images, each (3, H, W), to mappings of what the network finds in each."""
-        return self.network(list(images))
+        """Images, each (3, H, W), to mappings of what is found in each, by the weights that `Task.forward` takes."""
+        return super().forward(list(images))  # type: ignore[arg-type]
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """The sum of the losses.
@@ -126,8 +126,7 @@ class DetectionTask(Task):
 
     def results(self, stage: str) -> DetectionResults:
         """Those of the set that was just evaluated, by the weights that predict. All ranks call it."""
-        averaged = self.hparams["predict_with"] == "ema" and self.ema is not None and self.ema.updates > 0
-        metrics: Any = self.metrics[f"{stage}/ema_" if averaged else f"{stage}/"]
+        metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         results: DetectionResults = metrics[self.score_metric].results
         results.figures()
         return results

@@ -156,8 +156,7 @@ class SegmentationTask(Task):
 
         All ranks call it.
         """
-        averaged = self.hparams["predict_with"] == "ema" and self.ema is not None and self.ema.updates > 0
-        metrics: Any = self.metrics[f"{stage}/ema_" if averaged else f"{stage}/"]
+        metrics: Any = self.metrics[f"{stage}/" if self.average is None else f"{stage}/ema_"]
         matrix: Tensor = metrics["mIoU"].confusion.compute()
         return matrix, class_scores(matrix)
 
