@@ -34,6 +34,7 @@ def opens_text_without_encoding(call):
         "Image",
         "fsspec",
         "os",
+        "rasterio",
         "tarfile",
         "zipfile",
     ):
@@ -41,7 +42,8 @@ def opens_text_without_encoding(call):
     modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     modes += [word.value.value for word in call.keywords if word.arg == "mode"]
     binary = any("b" in mode and set(mode) <= set("rwaxb+") for mode in modes)
-    return not binary and "encoding" not in {word.arg for word in call.keywords}
+    words = {word.arg for word in call.keywords}
+    return not binary and not words & {"encoding", "driver"}  # a raster has a driver
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_what_is_imported_is_declared():
                 imported.add(str(node.module).partition(".")[0])
     imported -= {*sys.stdlib_module_names, "linvit", "pytest"}  # pytest runs the suites that use the kit
     optional = [
-        package for extra in ("ray", "slurm", "detection") for package in project["optional-dependencies"][extra]
+        package for extra in ("ray", "slurm", "detection", "geo") for package in project["optional-dependencies"][extra]
     ]
     extras = {normalised(re.split(r"[<>=]", package)[0]) for package in optional}
     assert extras <= {normalised(name) for name in imported}

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.images import Reader, SampleReader, Target, Transform
+from linvit.data.sources.read import RGB
 from linvit.data.sources.shards import Shards, load_streams
 from linvit.data.sources.splits import hold_out, load_splits
 from linvit.data.transforms.bands import Bands
@@ -129,7 +130,7 @@ class DataSource:
         max_pixels: int,
         exif_orientation: bool,
         on_hub: bool,
-        bands: Bands,
+        bands: Bands = RGB,
     ) -> Reader:
         """What makes samples of rows.
 

@@ -17,7 +17,7 @@ from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.object_check import ObjectAudit, audit_objects
 from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
-from linvit.data.sources.read import MAX_PIXELS, name_of, size_of
+from linvit.data.sources.read import MAX_PIXELS, RGB, name_of, size_of
 from linvit.data.sources.splits import HUB, load_splits
 from linvit.data.transforms.bands import Bands
 from linvit.errors import UserError, did_you_mean
@@ -180,7 +180,7 @@ class ObjectSource(DataSource):
         max_pixels: int,
         exif_orientation: bool,
         on_hub: bool,
-        bands: Bands,
+        bands: Bands = RGB,
     ) -> Reader:
         """What makes samples of rows; see `DataSource.reader`."""
         given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub, bands)

@@ -80,7 +80,7 @@ class SceneSource(DataSource):
         Raises:
             UserError: If other bands than those of RGB are asked for.
         """
-        if decoding[-1] != RGB:
+        if {*decoding[3:]} - {RGB}:
             raise UserError(
                 f"the scenes of {self.name} have three bands of 8 bits; leave --data.bands and value_range out"
             )
