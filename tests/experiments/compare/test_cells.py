@@ -86,6 +86,8 @@ def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
     }
     (linear,) = (variant for variant in experiment.results().variants if variant.name == "linear")
     assert linear.trouble[0] == f"it failed: the disk is full ({experiment.root / 'linear-seed0' / 'log.txt'})"
+    experiment.cells[1].ended(-signal.SIGKILL, 0.0)
+    assert experiment.cells[1].last_words() == "its process was ended by SIGKILL"
 
 
 def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experiment, program):

@@ -97,7 +97,7 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
             f"earlier checkpoint to continue from. To score it: linvit validate --config {shown(run / 'config.yaml')} "
             f"--ckpt_path {shown(Path(checkpoint.path))}; to train it again, delete its folder"
         )
-    return max(older, key=lambda other: other.step)
+    return max(older, key=lambda other: (other.step, Path(other.path).name == PREVIOUS))
 
 
 def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path | None, Checkpoint | None]:

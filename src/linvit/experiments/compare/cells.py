@@ -1,6 +1,7 @@
 """The cells of a grid: a variant and a seed, an ordinary `linvit fit` in a folder with a telling name."""
 
 import json
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,10 @@ class Cell:
         return state
 
     def last_words(self) -> str:
-        """The last line of its log that says something."""
+        """The signal that ended its process, or else the last line of its log that says something."""
+        code = self._outcome().get("exit_code", 0)
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if "error:" in line.lower()]
