@@ -8,7 +8,10 @@ import torch
 from PIL import Image
 
 from linvit import UserError
+from linvit.callbacks.attention.heat_map import heat_map
 from linvit.cli import analyze
+from linvit.data import ClassificationData
+from linvit.experiments import analyze as experiments
 from linvit.tasks import ClassificationTask
 from tests.cli.runs import linvit
 
@@ -34,7 +37,7 @@ def rows(path):
 
 
 def test_a_checkpoint_and_its_validation_images(best, tmp_path):
-    done = linvit("analyze", "--ckpt_path", best, "--count", 2, "--output", "out", cwd=tmp_path)
+    done = linvit("analyze", "--ckpt_path", best.parents[1], "--count", 2, "--output", "out", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "quickstart/version_0/best" in done.out
     assert done.out.rstrip().endswith("out/index.html")
@@ -43,11 +46,14 @@ def test_a_checkpoint_and_its_validation_images(best, tmp_path):
         ("blocks.0.attn", part, str(head)) for part in ("", "kernel", "convolution") for head in range(3)
     ]
     assert all(float(row["rank"]) <= 32 for row in found if row["part"] == "kernel")
-    (first, _) = rows(tmp_path / "out" / "predictions.csv")
+    (first, second) = rows(tmp_path / "out" / "predictions.csv")
+    labels = ClassificationData("digits").splits["val"]["label"]
+    assert [row["true class"] for row in (first, second)] == [str(labels[0]), str(labels[90])]
     assert first["quickstart/version_0/best"].endswith("%")
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert first["quickstart/version_0/best"] in page
-    assert page.count("data:image/png") == 4  # two kinds of maps, two heat maps
+    assert page.count("data:image/png") == 8  # two kinds of maps, two heat maps, each light and dark
+    assert page.count('media="(prefers-color-scheme: dark)"') == 4
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
         "rank.png",
         "effective_rank.png",
@@ -56,7 +62,9 @@ def test_a_checkpoint_and_its_validation_images(best, tmp_path):
     }
 
 
-def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path):
+def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path, monkeypatch):
+    columns = []
+    monkeypatch.setattr(experiments, "heat_map", lambda *a, **b: columns.append(a[2]) or heat_map(*a, **b))
     other = tmp_path / "other.ckpt"
     shutil.copy(best, other)
     config = best.parents[1] / "config.yaml"
@@ -64,8 +72,11 @@ def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path):
         "analyze", "--config", config, "--ckpt_path", best, other, "--images", photos, "--output", "out", cwd=tmp_path
     )
     assert done.code == 0, done.err
+    parts = ("whole matrix", "kernel", "convolution")
+    assert columns[0] == [f"{name}\n{part}" for name in ("quickstart/version_0/best", "other") for part in parts]
     found = rows(tmp_path / "out" / "predictions.csv")
     assert len(found) == 3
+    assert "true class" not in found[0]  # photos have none
     assert all(row["other"] == row["quickstart/version_0/best"] for row in found)
     task = ClassificationTask.load_from_checkpoint(best).eval()
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ def test_a_runs_folder_stands_for_the_best_of_the_weights_that_predict(averaged,
     arguments = [f"--ckpt_path={averaged.folder}", f"--model.predict_with={weights}"]
     done = linvit("predict", f"--config={averaged.config}", *arguments, cwd=averaged.root)
     assert done.code == 0, done.err
-    assert f"taken is checkpoints/{name}.ckpt" in done.log
+    assert f"its checkpoints/{name}.ckpt" in done.log
 
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])

@@ -65,3 +65,11 @@ def test_ticks_of_a_logarithmic_axis_within_a_decade_are_numbers():
     svg = scatter_plot("T", [Series("a", ((34.0, 1.0), (84.0, 2.0)))], Axis("ms", log=True), Axis("y"))
     assert {"40", "60"} <= set(texts(svg))
     assert "math" not in " ".join(texts(svg))
+
+
+def test_a_plot_follows_the_readers_choice_of_dark():
+    points = Series("a", ((1, 2), (2, 3)))
+    style, drawn = scatter_plot("T", [points], Axis("x"), Axis("y"), "note", front=True).split("</style>")
+    replaced = re.findall(r'\[style\*="(.*?)"\]', style.partition("prefers-color-scheme: dark")[2])
+    assert len(replaced) == 5
+    assert [colour for colour in replaced if colour not in drawn] == []

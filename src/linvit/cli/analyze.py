@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linvit.analysis.layer_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
+from linvit.callbacks.attention.heat_map import DARK
 from linvit.callbacks.pixels import pixels
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
@@ -25,6 +26,7 @@ from linvit.data.sources.images import collate
 from linvit.errors import UserError, check_number
 from linvit.experiments.analysis_page import write_page
 from linvit.experiments.analyze import Found, Photo, Subject, analyze, rank_picture, write_files
+from linvit.plain_text import printable
 from linvit.registry import backbones
 from linvit.weights.load import load_pretrained
 
@@ -71,7 +73,7 @@ def main(argv: list[str]) -> int:
         picture = rank_picture(found, name)
         if picture is not None:
             picture.save(folder / f"{name}.png")
-            heat_maps.append((folder / f"{name}.png", f"{name.replace('_', ' ')}; models by their numbers above"))
+            heat_maps.append(((picture, rank_picture(found, name, DARK) or picture), name.replace("_", " ")))
     write_page(folder / "index.html", found, photos, pictures, heat_maps, shlex.join(["linvit", "analyze", *argv]))
     _print(found, folder)
     return 0
@@ -192,8 +194,15 @@ def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> 
         batch["image"] = _moved(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"
-        photos.append(Photo(name, batch, pixels(batch["image"][0], data)))
+        photos.append(Photo(name, batch, pixels(batch["image"][0], data), _truth(batch.get("label"), data.class_names)))
     return photos
+
+
+def _truth(label: Any, names: Sequence[str] | None) -> str:
+    """The name of the class of a batch of one image; "" if it has none."""
+    if not isinstance(label, Tensor) or label.numel() != 1 or label.item() < 0:
+        return ""
+    return printable(names[int(label)], lines=False) if names else f"class {int(label)}"
 
 
 def _moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:

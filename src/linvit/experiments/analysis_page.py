@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linvit.analysis.layer_statistics import STATISTICS
-from linvit.experiments.analyze import Found, Photo
-from linvit.experiments.page import Page
+from linvit.experiments.analyze import Found, Photo, prediction_table
+from linvit.experiments.page import Either, Page
 
 EXPLAINED = {
     "weights": "The query token's row of the equivalent matrix, mean over heads and channels.",
@@ -26,8 +26,8 @@ def write_page(
     path: Path,
     found: Sequence[Found],
     photos: Sequence[Photo],
-    pictures: dict[str, list[tuple[Path, str]]],
-    heat_maps: Sequence[tuple[Path, str]],
+    pictures: dict[str, list[tuple[Either, str]]],
+    heat_maps: Sequence[tuple[Either, str]],
     command: str,
 ) -> None:
     """Writes the page of an analysis.
@@ -44,16 +44,16 @@ def write_page(
     page.code(command)
     titles = list(dict.fromkeys(title for one in found for title in one.subject.about))
     page.table(
-        ["model", "name", *titles],
-        [[str(n), one.subject.name, *(one.subject.about.get(t) for t in titles)] for n, one in enumerate(found)],
+        ["model", *titles],
+        [[one.subject.name, *(one.subject.about.get(title) for title in titles)] for one in found],
     )
     if heat_maps:
         page.heading("Ranks")
         page.pictures(heat_maps)
     if any(word for one in found for word in one.predictions):
         page.heading("Predictions")
-        rows = zip(photos, *(one.predictions for one in found), strict=True)
-        page.table(["image", *(one.subject.name for one in found)], ([photo.name, *words] for photo, *words in rows))
+        titles, *rows = prediction_table(found, photos)
+        page.table(titles, rows)
     for one in found:
         page.heading(one.subject.name)
         for picture, kind in pictures.get(one.subject.name, []):

@@ -15,9 +15,10 @@ from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_h
 from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention.heat_map import heat_map
+from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
 from linvit.callbacks.dense.colours import overlay, palette
+from linvit.experiments.page import Either
 from linvit.plain_text import CsvWriter, printable
 
 
@@ -46,11 +47,13 @@ class Photo(NamedTuple):
         name: Of the file, or its place in the set.
         batch: A batch of this image alone, as the data module finishes it.
         pixels: (H, W, 3), uint8, as the model sees it.
+        truth: The name of its class, or "" if it is not known or not one class.
     """
 
     name: str
     batch: dict[str, Any]
     pixels: np.ndarray
+    truth: str = ""
 
 
 class Found(NamedTuple):
@@ -125,7 +128,8 @@ def analyze(
     for photo, of_image in zip(photos, calls, strict=True):
         words, mask = _prediction(subject, photo)
         predictions.append(words)
-        maps.append(_maps(photo, of_image, query, max_tokens)._replace(caption=words or photo.name, beside=mask))
+        caption = words + f" (true: {photo.truth})" * bool(words and photo.truth)
+        maps.append(_maps(photo, of_image, query, max_tokens)._replace(caption=caption or photo.name, beside=mask))
     return Found(subject, rows, tokens, columns, maps, predictions, left_out | maps[0].left_out)
 
 
@@ -159,8 +163,8 @@ def _prediction(subject: Subject, photo: Photo) -> tuple[str, np.ndarray | None]
     return words, overlay(pixels, mask, palette(max(int(numbers.max()) + 1, len(subject.class_names or ()))))
 
 
-def write_files(found: Sequence[Found], photos: Sequence[Photo], folder: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Writes statistics.csv, predictions.csv and the pictures; returns the pictures of each model with captions."""
+def write_files(found: Sequence[Found], photos: Sequence[Photo], folder: Path) -> dict[str, list[tuple[Either, str]]]:
+    """Writes statistics.csv, predictions.csv and the pictures; returns the pictures of each model with their kinds."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "statistics.csv").open("w", encoding="utf-8", newline="") as file:
         writer = CsvWriter(file)
@@ -168,23 +172,30 @@ def write_files(found: Sequence[Found], photos: Sequence[Photo], folder: Path) -
         writer.writerows([one.subject.name, *row[:3], *row[3]] for one in found for row in one.rows)
     with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
         writer = CsvWriter(file)
-        writer.writerow(["image", *(one.subject.name for one in found)])
-        each = zip(photos, *(one.predictions for one in found), strict=True)
-        writer.writerows([photo.name, *words] for photo, *words in each)
-    pictures: dict[str, list[tuple[Path, str]]] = {}
+        writer.writerows(prediction_table(found, photos))
+    pictures: dict[str, list[tuple[Either, str]]] = {}
     for number, one in enumerate(found):
         for kind in (kind for kind in KINDS if kind in one.maps[0].maps):
             path = folder / f"maps_{number}_{kind}.png"
             gallery(one.maps, kind).save(path)
-            pictures.setdefault(one.subject.name, []).append((path, kind))
+            pictures.setdefault(one.subject.name, []).append(((path, gallery(one.maps, kind, DARK)), kind))
     return pictures
 
 
-def rank_picture(found: Sequence[Found], name: str) -> Image.Image | None:
+def prediction_table(found: Sequence[Found], photos: Sequence[Photo]) -> list[list[str]]:
+    """The titles, and a row per image: its class, if one is known, and what each model predicts."""
+    labelled = any(photo.truth for photo in photos)
+    table = [["image", *["true class"] * labelled, *(one.subject.name for one in found)]]
+    for photo, *words in zip(photos, *(one.predictions for one in found), strict=True):
+        table.append([photo.name, *[photo.truth] * labelled, *words])
+    return table
+
+
+def rank_picture(found: Sequence[Found], name: str, paper: Paper = LIGHT) -> Image.Image | None:
     """A heat map of one of the `STATISTICS`: layers by models and their parts; None if nothing was measured."""
     columns = {
-        f"{number}{f' {part}' if part else ''}": one.layers(part)
-        for number, one in enumerate(found)
+        f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part)
+        for one in found
         for part in dict.fromkeys(part for _, part, _, _ in one.rows)
     }
     layers = list(dict.fromkeys(layer for column in columns.values() for layer in column))
@@ -194,4 +205,4 @@ def rank_picture(found: Sequence[Found], name: str) -> Image.Image | None:
     values = np.array(
         [[column[layer][index] if layer in column else np.nan for column in columns.values()] for layer in layers]
     )
-    return heat_map(values, layers, list(columns), f"{name.replace('_', ' ')} of each layer")
+    return heat_map(values, layers, list(columns), f"{name.replace('_', ' ')} of each layer", paper=paper)

@@ -14,6 +14,8 @@ from linvit.plain_text import printable
 
 Picture = Path | Image.Image | str
 """The path of a PNG or SVG file, a PIL image, or the text of an SVG."""
+Either = tuple[Picture, Picture]
+"""A picture for readers who have chosen light, and one for those who have chosen dark."""
 
 HEAD = """<!doctype html>
 <html lang="en">
@@ -44,7 +46,7 @@ tbody tr:nth-child(even) {{ background: var(--stripe) }}
 figure {{ margin: 0; max-width: 100% }}
 .pictures figure {{ display: table }}
 .pictures figcaption {{ display: table-caption; caption-side: bottom }}
-img {{ display: block; max-width: 100%; height: auto; background: #fff; border-radius: 3px }}
+img {{ display: block; max-width: 100%; height: auto; background: #fff }}
 img.pixels {{ image-rendering: pixelated }}
 details {{ margin: 1rem 0; border: 1px solid var(--line); border-radius: 5px; padding: .4rem .9rem }}
 summary {{ cursor: pointer; font-weight: 600 }}
@@ -107,7 +109,9 @@ class Page:
             "</table></div>\n"
         )
 
-    def pictures(self, pictures: Iterable[tuple[Picture, str]], width: int | None = None, pixels: bool = False) -> None:
+    def pictures(
+        self, pictures: Iterable[tuple[Picture | Either, str]], width: int | None = None, pixels: bool = False
+    ) -> None:
         """Pictures beside one another, as many as the screen is wide, each with its caption beneath.
 
         Args:
@@ -118,8 +122,8 @@ class Page:
         size = "" if width is None else f' width="{width}"'
         kind = ' class="pixels"' if pixels else ""
         figures = (
-            f'<figure><img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}{kind}>'
-            f"<figcaption>{_text(caption)}</figcaption></figure>\n"
+            f'<figure><picture>{_dark(picture)}<img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}{kind}>'
+            f"</picture><figcaption>{_text(caption)}</figcaption></figure>\n"
             for picture, caption in pictures
         )
         self._parts.append(f'<div class="pictures">{"".join(figures)}</div>\n')
@@ -146,8 +150,14 @@ def _numeric(cell: str) -> bool:
     return not cell or cell.lstrip("+-\u2212<>≤≥~ ")[:1].isdecimal() or cell.lower() in ("nan", "inf", "-inf", "-")
 
 
-def _data_uri(picture: Picture) -> str:
-    kind = "png"
+def _dark(picture: Picture | Either) -> str:
+    if not isinstance(picture, tuple):
+        return ""
+    return f'<source srcset="{_data_uri(picture[1])}" media="(prefers-color-scheme: dark)">'
+
+
+def _data_uri(picture: Picture | Either) -> str:
+    kind, picture = "png", picture[0] if isinstance(picture, tuple) else picture
     if isinstance(picture, Path):
         kind = "svg+xml" if picture.suffix == ".svg" else "png"
         content = picture.read_bytes()

@@ -1,4 +1,4 @@
-"""Plots as SVG text, on a light background: curves over a quantity, and points with the front of the best ones."""
+"""Plots as SVG text, light or dark as the reader has chosen: curves, and points with the front of the best ones."""
 
 import io
 import math
@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLoc
 from linvit.plain_text import printable
 
 Point = tuple[float, float]
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#6a3d9a", "#7f4f24", "#444444")
+COLOURS = ("#0a7cc0", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#8e63c4", "#a0703c", "#7d7d7d")
 MARKERS = "os^Dv<>P*X"
 LINES = ("-", "--", ":")
 STYLE: dict[Any, Any] = {
@@ -29,6 +29,14 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "linvit",  # the same plot is the same text
     "text.parse_math": False,  # a name may have a $
 }
+
+DARK = """
+@media (prefers-color-scheme: dark) {
+  text { fill: #e4e7ea } [style*="fill: #555555"] { fill: #9da7b0 !important }
+  [style*="fill: #ffffff"] { fill: #161b20 !important } [style*="stroke: #000000"] { stroke: #9da7b0 !important }
+  [style*="stroke: #e2e2e2"] { stroke: #3a424a !important } [style*="stroke: #cccccc"] { stroke: #5d666f !important }
+}
+"""  # what is drawn in the colours of paper, ink and grid; COLOURS can be seen on both
 
 
 class Axis(NamedTuple):
@@ -200,4 +208,4 @@ def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[s
     figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    return printable(file.getvalue())
+    return printable(file.getvalue()).replace("</style>", f"{DARK}</style>", 1)

@@ -227,7 +227,7 @@ class TestScore:
     def test_a_runs_folder_stands_for_its_best_checkpoint(self, run, tested):
         done = linvit("test", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=run.root)
         assert self.score(done, "test/score") == tested
-        assert f"--ckpt_path={run.folder}: taken is checkpoints/best.ckpt" in done.log
+        assert f"--ckpt_path={run.folder} is a run: its checkpoints/best.ckpt" in done.log
 
     def test_a_folder_of_the_users_images_is_predicted_by_path(self, run, tmp_path):
         for seed in range(5):
@@ -295,7 +295,7 @@ class TestGoingOn:
         before = run.config.read_text()
         done = linvit("fit", f"--config={run.config}", f"--ckpt_path={run.folder}", cwd=tmp_path)
         assert done.code == 0, done.err
-        assert "taken is checkpoints/last.ckpt" in done.log
+        assert "its checkpoints/last.ckpt" in done.log
         assert [path.name for path in run.folder.glob("config*")] == ["config.yaml"]
         assert run.config.read_text() == before
 

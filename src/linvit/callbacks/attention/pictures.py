@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention.heat_map import colours
+from linvit.callbacks.attention.heat_map import LIGHT, Paper, colours
 from linvit.errors import UserError
 
 SIDE, GAP, LINE = 128, 6, 20  # pixels
@@ -68,7 +68,7 @@ def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, m
     return Maps(image, {kind: found for kind, found in maps.items() if found}, None if is_class else place, left_out)
 
 
-def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
+def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Image:
     """One picture of a kind of maps: a row per image, which comes first, and a column per layer, the last one rollout.
 
     Each map is drawn over its image: negative values are 0, and the largest has the lightest colour. Of many layers
@@ -80,12 +80,12 @@ def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
     beside = ["prediction"] if any(row.beside is not None for row in rows) else []
     titles = ["image", *beside, *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
     height = SIDE + GAP + (LINE if any(row.caption for row in rows) else 0)
-    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), "white")
+    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), paper.back)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     for column, title in enumerate(titles):
         while font.getlength(title) > SIDE and "." in title:
             title = title.partition(".")[2]
-        draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, "black", font, anchor="lm")
+        draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, paper.ink, font, anchor="lm")
     for row, one in enumerate(rows):
         drawn: list[Image.Image | None] = [marked(one.image, one.place)]
         if beside:
@@ -97,7 +97,9 @@ def gallery(rows: Sequence[Maps], kind: str) -> Image.Image:
             if tile is not None:
                 picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height))
         if one.caption:
-            draw.text((GAP, LINE + GAP + row * height + SIDE + LINE / 2), one.caption[:80], "black", font, anchor="lm")
+            draw.text(
+                (GAP, LINE + GAP + row * height + SIDE + LINE / 2), one.caption[:80], paper.ink, font, anchor="lm"
+            )
     return picture
 
 

@@ -203,5 +203,5 @@ def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:
                 else "It has no checkpoint"
             )
         )
-    rank_zero_info(f"--ckpt_path={path}: taken is {found.relative_to(path)}")
+    rank_zero_info(f"--ckpt_path={path} is a run: its {found.relative_to(path)} is used")
     return found
