@@ -11,7 +11,7 @@ from linvit.model_info import ade20k_info
 from linvit.optim import parameter_groups
 from linvit.registry import backbones
 from linvit.tasks.published import published_miou
-from tests.test_configs import ADE20K, ROOT, heading, printed
+from tests.test_configs import ADE20K, ROOT, printed
 
 DEVICES = 8
 
@@ -56,13 +56,6 @@ PARAMETERS = {
 
 def test_every_row_has_a_configuration():
     assert {Path(name).stem for name in ADE20K} == PUBLISHED.keys()
-
-
-@pytest.mark.parametrize("name", ADE20K)
-def test_its_number_is_that_of_the_table_of_scores(name):
-    recipe, head = Path(name).stem, "upernet" if name.endswith("upernet.yaml") else "semantic_fpn"
-    facts = ade20k_info()[recipe.removesuffix(f"_{head}"), head]
-    assert f"published mIoU {facts.miou} (" in heading(name)["Expected"]
 
 
 @pytest.mark.parametrize("name", ADE20K)

@@ -9,7 +9,7 @@ import yaml
 from linvit.cli.configs import find
 from linvit.model_info import coco_info
 from linvit.registry import backbones
-from tests.test_configs import COCO, ROOT, heading
+from tests.test_configs import COCO, ROOT
 from tests.test_recipes_ade20k import NOT_DECAYED
 
 DEVICES = 8
@@ -103,7 +103,3 @@ def test_it_is_the_published_recipe(key):
     assert data["limits"] == [1333, 800]
     assert data.get("masks", False) == (key[1] != "retinanet")
     assert trainer.get("sync_batchnorm", False) == (key[1] == "cascade_mask_rcnn")
-    box, mask, source, _ = coco_info()[key]
-    masks = "" if mask is None else f", mask AP {mask}"
-    place = "Table 2" if source.startswith("Han") else source
-    assert heading(name)["Expected"] == f"not yet run; published box AP {box}{masks} ({place})"

@@ -1,6 +1,7 @@
 """`linvit list configs`."""
 
 import pytest
+import yaml
 
 import linvit
 from linvit.cli.configs import FOLDER, names
@@ -27,9 +28,45 @@ def test_a_wildcard(capsys):
     assert capsys.readouterr().out == f"configs\n  none of {len(names())} is like 'nothing*'\n"
 
 
-def test_one_is_printed(capsys):
-    assert main(["configs", "imagenet/swin_tiny"]) == 0
-    assert capsys.readouterr().out == (FOLDER / "imagenet/swin_tiny.yaml").read_text(encoding="utf-8")
+def test_one_without_a_base_is_printed_as_it_is(capsys):
+    assert main(["configs", "quickstart"]) == 0
+    assert capsys.readouterr().out == (FOLDER / "quickstart.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "imagenet/swin_tiny",
+            [
+                "# Expected: not yet run; published top-1 81.2 (microsoft/Swin-Transformer: MODELHUB.md)",
+                "  max_epochs: 300  # base/imagenet/swin",
+                "    backbone: swin_tiny",
+            ],
+        ),
+        (
+            "coco/soft_norm_small_mask_rcnn_1x",
+            [
+                "# Expected: not yet run; published box AP 43.8, mask AP 40.1 (fudan-zvg/SOFT: README.md)",
+                "    decay_epochs: [8, 11]  # base/coco/pvt_mask_rcnn",
+                "    backbone: {depths: [1, 3, 7, 4], name: soft_norm_small}",
+            ],
+        ),
+        (
+            "ade20k/pvt_tiny_semantic_fpn",
+            ["# Expected: not yet run; published mIoU 36.6 (whai362/PVT: segmentation/README.md; the paper has 35.7)"],
+        ),
+    ],
+)
+def test_one_is_printed_with_its_base_and_the_file_of_each_value(name, lines, capsys, tmp_path):
+    assert main(["configs", name]) == 0
+    text = capsys.readouterr().out
+    assert set(lines) <= set(text.splitlines())
+    (tmp_path / "whole.yaml").write_text(text, encoding="utf-8")
+    fit = ("fit", "--print_config", "--config")
+    whole, own = (command_line(*fit, config, cwd=tmp_path) for config in ("whole.yaml", name))
+    assert whole.code == 0, whole.err
+    assert yaml.safe_load(whole.out) == yaml.safe_load(own.out)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "imagenet/flatten_swin_tiny"])

@@ -1,12 +1,19 @@
-"""`linvit list configs`: the configurations that come with linvit, one of them in full, or a copy of it."""
+"""`linvit list configs`: the configurations that come with linvit, one of them with its base, or a copy of it."""
 
 import shlex
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from linvit.cli.configs import config_file, heading, names, shipped
+import yaml
+
+from linvit import yaml_text
+from linvit.cli.configs import FOLDER, config_file, heading, names, shipped
 from linvit.cli.terminal import table
+from linvit.cli.training.bases import chain
 from linvit.errors import UserError
+from linvit.model_info import ade20k_info, coco_info, model_info
 
 LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns
 
@@ -18,7 +25,7 @@ def overview(pattern: str) -> list[str]:
         return ["configs", f"  none of {len(names())} is like '{pattern}'"]
     texts = {name: config_file(name).read_text(encoding="utf-8") for name in chosen}
     fields = {name: found for name in chosen if "Paper" in (found := heading(texts[name]))}
-    rows = [(f"  {name}", _expected(found["Expected"]), found["Paper"]) for name, found in fields.items()]
+    rows = [(f"  {name}", _short(_expected(name, found)), found["Paper"]) for name, found in fields.items()]
     lines = table([("configs", "expected", "paper"), *rows]) if rows else []
     parts = [(f"  {name}", _sentence(texts[name])) for name in chosen if name not in fields]
     titles = ("parts, for base: or a second --config", "")
@@ -26,7 +33,9 @@ def overview(pattern: str) -> list[str]:
 
 
 def one(name: str, output: Path | None) -> str:
-    """The text of a configuration; with `output` it is written there, and the answer says how to go on.
+    """A configuration with all that its bases say; with `output` its text is written there.
+
+    Where there are bases, a comment behind each value says which file it is from, if not from the configuration itself.
 
     Raises:
         UserError: If there is no such configuration, or the file cannot be written.
@@ -34,7 +43,10 @@ def one(name: str, output: Path | None) -> str:
     path = shipped(name) or config_file(name)
     text = path.read_text(encoding="utf-8")
     if output is None:
-        return text.rstrip("\n")
+        files = chain(path)
+        return "\n".join(
+            [*_opening(path, text), *_lines(_merged(files), path)] if len(files) > 1 else text.splitlines()
+        )
     if output.exists():
         raise UserError(f"'{output}' is there already. Name another file")
     if not output.absolute().parent.is_dir():
@@ -44,7 +56,78 @@ def one(name: str, output: Path | None) -> str:
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
 
 
-def _expected(text: str) -> str:
+class _Value(NamedTuple):
+    """What a file says of one option."""
+
+    value: Any
+    file: Path
+
+
+def _merged(files: list[Path]) -> dict[str, Any]:
+    """What some files say together, the last wins, key by key; a mapping with a name, as of a backbone, as a whole."""
+    tree: dict[str, Any] = {}
+    for file in files:
+        content = yaml_text.load(yaml_text.read(file), f"'{file}'") or {}
+        _add({key: value for key, value in content.items() if key != "base"}, tree, file)
+    return tree
+
+
+def _add(content: Mapping[str, Any], tree: dict[str, Any], file: Path) -> None:
+    for key, value in content.items():
+        if isinstance(value, dict) and "name" not in value:
+            below = tree.get(key)
+            tree[key] = below if isinstance(below, dict) else {}
+            _add(value, tree[key], file)
+        else:
+            tree[key] = _Value(value, file)
+
+
+def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str]:
+    """The tree as YAML. The comments are names of linvit's configurations, or paths."""
+    for key, node in tree.items():
+        if isinstance(node, _Value):
+            text = yaml.safe_dump(node.value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+            inside = node.file.is_relative_to(FOLDER)
+            name = node.file.relative_to(FOLDER).with_suffix("").as_posix() if inside else str(node.file)
+            yield f"{indent}{key}: {text}" + (f"  # {name}" if node.file != own else "")
+        else:
+            yield f"{indent}{key}:"
+            yield from _lines(node, own, indent + "  ")
+
+
+def _opening(path: Path, text: str) -> Iterator[str]:
+    """The opening comment, with what is expected behind the command."""
+    fields = heading(text)
+    name = path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else ""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return
+        yield line
+        if line.startswith("# Command:") and "Expected" not in fields:
+            yield f"# Expected: {_expected(name, fields)}"
+
+
+def _expected(name: str, fields: Mapping[str, str]) -> str:
+    """What the opening comment of a configuration expects, or what is published of a recipe's model in our tables."""
+    if "Expected" in fields:
+        return fields["Expected"]
+    set_, _, recipe = name.partition("/")
+    if set_ == "imagenet" and recipe in model_info():
+        facts = model_info()[recipe]
+        return "not yet run; " + (
+            f"published top-1 {facts.top1} ({facts.top1_source})" if facts.top1 else "no top-1 is published"
+        )
+    for (backbone, head), miou in ade20k_info().items():
+        if name == f"ade20k/{backbone}_{head}":
+            return f"not yet run; published mIoU {miou.miou} ({miou.source})"
+    for (backbone, head, schedule), ap in coco_info().items():
+        if name == f"coco/{backbone}_{head}_{schedule}".replace("cascade_mask_rcnn", "cascade"):
+            masks = "" if ap.mask_ap is None else f", mask AP {ap.mask_ap}"
+            return f"not yet run; published box AP {ap.box_ap}{masks} ({ap.source})"
+    return "not yet run"
+
+
+def _short(text: str) -> str:
     """What is expected of an experiment, without what stands in parentheses; if that is long, its first part."""
     text = text.partition(" (")[0]
     return text if len(text) <= LONGEST else text.partition(";")[0]

@@ -19,7 +19,7 @@ from linvit.cli.training.run_folder import check_writable, run_name, run_of_chec
         (["other.yaml", "/a/b/deit.linear.yaml"], "deit.linear"),
         (["mine.yaml", "base/strategy/fsdp"], "mine"),
         (["quickstart", "configs/base/strategy/ddp.yaml"], "quickstart"),
-        (["base/data/digits", "base/trainer/quickstart"], "quickstart"),
+        (["base/imagenet/deit", "base/strategy/ddp"], "ddp"),
         (["checkpoints/quickstart/version_0/config.yaml"], "quickstart"),
         (["checkpoints/quickstart/version_12/config_from_step_9.yaml"], "quickstart"),
         ([Path("version_1.yaml")], "version_1"),

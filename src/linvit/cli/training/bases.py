@@ -1,6 +1,6 @@
 """Configurations that start from others: the files under a configuration's `base:` are read before it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -10,7 +10,6 @@ from linvit.cli.configs import config_file, find, near
 from linvit.errors import UserError
 
 FLAG, SHORT = "--config", "-c"
-DEEPEST = 50  # bases of bases
 
 
 def with_bases(argv: Sequence[str]) -> list[str]:
@@ -21,7 +20,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
     configuration is complete, wherever it is saved.
 
     Raises:
-        UserError: If a configuration or a base is missing or unreadable, or a file is, in the end, its own base.
+        UserError: If a configuration or a base is missing or unreadable.
     """
     expanded: list[str] = []
     for argument, config in _arguments(argv):
@@ -29,9 +28,26 @@ def with_bases(argv: Sequence[str]) -> list[str]:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
         else:
-            expanded += [part for path in _chain(config_file(config), (), {}) for part in (FLAG, str(path))]
+            expanded += [part for path in chain(config_file(config)) for part in (FLAG, str(path))]
     merged = expanded.count(FLAG) > len(configs(argv))
     return [*expanded, "--base=null"] if merged else expanded
+
+
+def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
+    """The bases of a file, with theirs, and then itself; each once, at its first place.
+
+    Args:
+        path: The file.
+        seen: Files that are left out, to which these are added.
+
+    Raises:
+        UserError: If a base is missing or unreadable.
+    """
+    seen = set() if seen is None else seen
+    if (own := path.resolve()) in seen:
+        return []
+    seen.add(own)
+    return [*(file for base in _bases(path) for file in chain(base, seen)), path]
 
 
 def configs(argv: Sequence[str]) -> list[str]:
@@ -47,21 +63,6 @@ def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield argument, next(arguments, "")
         else:
             yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
-
-
-def _chain(path: Path, below: tuple[Path, ...], chain: dict[Path, Path]) -> Collection[Path]:
-    """The bases of a file, then itself, each once, added to `chain`: what a file is, and how it was named."""
-    own = path.resolve()
-    if own in below:
-        circle = " -> ".join(map(str, (*below, path)))
-        raise UserError(f"configuration '{path}' is its own base: {circle}. Take one of them out of 'base:'")
-    if len(below) > DEEPEST:
-        raise UserError(f"configuration '{below[0]}' has bases of bases more than {DEEPEST} deep, such as '{path}'")
-    if own not in chain:
-        for base in _bases(path):
-            _chain(base, (*below, own), chain)
-        chain[own] = path
-    return chain.values()
 
 
 def _bases(path: Path) -> list[Path]:
