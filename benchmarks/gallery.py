@@ -3,8 +3,8 @@
     make gallery EPOCHS=20 SEEDS=3 JOBS=2
     python benchmarks/gallery.py --attention softmax,linear --epochs 1 --seeds 1 --grids 4,8 --budget 1 --output OUT
 
-The runs are cells of `linvit compare ablations/all_attentions`: the same command goes on where it was interrupted, and
-more seeds later add cells. Another number of epochs is another experiment, so it needs another --name.
+The runs are those of `linvit compare ablations/all_attentions`: the same command goes on where it was interrupted, and
+more seeds later add runs. Another number of epochs is another experiment, so it needs another --name.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> int:
     runs = {variant.name: variant.runs[0].folder for variant in experiment.results().variants}
     checkpoints = [str(run / "checkpoints" / "best_ema.ckpt") for run in runs.values()]
     bench, analysis = root / "bench", root / "analysis"
-    timed = ["--forward_only", "--processor_time", "--threads=1", f"--grids={args.grids}", f"--budget={args.budget}"]
+    timed = ["--forward_only", "--cpu_time", "--threads=1", f"--grids={args.grids}", f"--budget={args.budget}"]
     code = linvit(["bench", "attention", *runs, *timed, f"--output={bench}"])
     code = code or linvit(["analyze", "--ckpt_path", *checkpoints, "--count=1", f"--output={analysis}"])
     if code:

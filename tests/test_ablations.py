@@ -8,7 +8,7 @@ import yaml
 from linvit.cli.compare import grid_of
 from linvit.cli.compare.resolve import Resolver
 from linvit.cli.configs import find
-from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.grid import SweepSpec
 from tests.test_configs import GRIDS, ROOT, heading
 
 FILES = sorted(name for name in GRIDS if "/on_digits/" not in name)
@@ -29,7 +29,7 @@ def test_it_says_paper_commands_and_what_is_published(name):
     fields = heading(name)
     assert fields.keys() >= {"Paper", "Command", "Digits", "Expected"}
     assert fields["Expected"].startswith("not yet run")
-    grid = Draft.read(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name).grid()
+    grid = SweepSpec.read(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name).grid()
     assert grid.published is not None or "no scores" in fields["Expected"]
     assert grid.published is None or " and " not in grid.published.source, "one source for a column"
     for command in commands(name):

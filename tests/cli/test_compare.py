@@ -5,7 +5,7 @@ import pytest
 from linvit import UserError
 from linvit.cli import compare
 from linvit.cli.compare.resolve import Resolver
-from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.grid import SweepSpec
 from linvit.registry import attentions
 from tests.cli.runs import linvit
 
@@ -30,7 +30,7 @@ def parsed(monkeypatch):
 
     def grid(*argv):
         found = []
-        monkeypatch.setattr("linvit.cli.compare.run.run", lambda draft, *rest: found.append((draft.grid(), rest)) or 0)
+        monkeypatch.setattr("linvit.cli.compare.run.run", lambda spec, *rest: found.append((spec.grid(), rest)) or 0)
         compare.main(list(argv))
         return found[0]
 
@@ -99,14 +99,14 @@ def resolver():
 )
 def test_a_wrong_cell_is_named_before_the_first_starts(resolver, vary, message):
     with pytest.raises(UserError, match=message):
-        resolver.resolve(Draft(config="quickstart", vary=vary).grid())
+        resolver.resolve(SweepSpec(config="quickstart", vary=vary).grid())
 
 
 def test_complete_configurations_differ_only_in_the_keys_of_the_grid(resolver):
-    draft = Draft(
+    spec = SweepSpec(
         config="quickstart", set={"model.backbone.depth": 1}, vary={"model.attention.focusing_factor": [2, 3]}
     )
-    two, three = resolver.resolve(draft.grid()).values()
+    two, three = resolver.resolve(spec.grid()).values()
     assert two["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 2}
     assert three["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 3}
     assert two == three

@@ -141,7 +141,7 @@ def test_ctrl_c_keeps_what_is_measured(tmp_path, monkeypatch, capsys):
         (["attention", "--device=cuda:7"], r"--device cuda:7 cannot be used \(.*this machine has"),
         (["attention", "--device=tpu"], r"--device tpu cannot be used"),
         (["attention", "--autocast"], "--autocast runs in half precision; got --dtype float32"),
-        (["attention", "--processor_time", "--threads=2"], "add --threads 1"),
+        (["attention", "--cpu_time", "--threads=2"], "add --threads 1"),
         (["attention", "--no_recompute", "--forward_only"], "--no_recompute changes the backward pass alone"),
         (["attention", "--batch=0"], "--batch must be a whole number at least 1; got 0"),
         (["attention", "--dim=10", "--heads=3", "linear"], "10 is not divisible|dim 10"),

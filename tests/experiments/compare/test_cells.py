@@ -12,7 +12,7 @@ import pytest
 from linvit import UserError
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.experiment import Experiment
-from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.grid import SweepSpec
 from linvit.experiments.compare.local import run_here, slots
 from linvit.experiments.compare.on_ray import run_on_ray
 from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
@@ -31,7 +31,7 @@ with (folder / "starts").open("a") as file: file.write("x")
 
 @pytest.fixture
 def experiment(tmp_path):
-    draft = Draft(config="quickstart", vary={"model.attention": ["softmax", "linear"]}, seeds=2)
+    draft = SweepSpec(config="quickstart", vary={"model.attention": ["softmax", "linear"]}, seeds=2)
     return Experiment(tmp_path / "x", draft.grid())
 
 
@@ -145,7 +145,7 @@ def test_a_cell_of_another_configuration_is_refused(experiment):
     experiment.prepare(configs(**BOTH))
     other = configs(**BOTH)
     other["linear"]["trainer"] = {"max_epochs": 3}
-    with pytest.raises(UserError, match=r"linear-seed0' is a cell of another configuration: its trainer.max_epochs"):
+    with pytest.raises(UserError, match=r"linear-seed0' is a run of another configuration: its trainer.max_epochs"):
         experiment.prepare(other)
 
 

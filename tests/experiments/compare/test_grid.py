@@ -3,13 +3,13 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.grid import Draft, place
+from linvit.experiments.compare.grid import SweepSpec, place
 from linvit.experiments.compare.values import label, named, split
 from linvit.registry import attentions
 
 
 def grid(**content):
-    return Draft.read({"config": "quickstart", **content}, "'x.yaml'").grid()
+    return SweepSpec.read({"config": "quickstart", **content}, "'x.yaml'").grid()
 
 
 @pytest.mark.parametrize(

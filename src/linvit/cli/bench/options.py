@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> 
     parser.add_argument("--forward_only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--threads", type=int, help="of torch on the CPU (torch's default)")
     parser.add_argument(
-        "--processor_time",
+        "--cpu_time",
         action="store_true",
         help="count the seconds of the processor and not of the clock: for one thread on a CPU that is busy",
     )
@@ -79,8 +79,8 @@ def settings(args: argparse.Namespace) -> Settings:
         keep_memory()  # as a run of `linvit fit` does
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device must be cpu or cuda, which linvit can measure; got {args.device}")
-    if args.processor_time and (device.type != "cpu" or torch.get_num_threads() > 1):
-        raise UserError("--processor_time is for one thread on a CPU; add --threads 1, or leave it out")
+    if args.cpu_time and (device.type != "cpu" or torch.get_num_threads() > 1):
+        raise UserError("--cpu_time is for one thread on a CPU; add --threads 1, or leave it out")
     if args.autocast and args.dtype not in ("bfloat16", "float16"):
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
     if "no recompute" in args.modes and args.forward_only:
@@ -91,14 +91,14 @@ def settings(args: argparse.Namespace) -> Settings:
 
 def clock(args: argparse.Namespace) -> Callable[[], float]:
     """What seconds are counted by."""
-    return time.process_time if args.processor_time else time.perf_counter
+    return time.process_time if args.cpu_time else time.perf_counter
 
 
 def described(args: argparse.Namespace) -> str:
     """The settings in words."""
     words = [f"batch {args.batch}", args.dtype + (" autocast" if args.autocast else "")]
     words += [" and ".join(args.modes)]
-    words += ["processor time of one thread"] if args.processor_time else []
+    words += ["processor time of one thread"] if args.cpu_time else []
     return ", ".join(words)
 
 

@@ -11,14 +11,14 @@ from linvit import yaml_text
 from linvit.cli.configs import FOLDER, config_file, find
 from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, Draft
+from linvit.experiments.compare.grid import UNSAFE, SweepSpec
 from linvit.experiments.compare.values import named, split
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values
   stand between commas, or the option is repeated. Commas within brackets,
   braces and quotes belong to a value, so a list or a mapping is one value.
-  An option with one value holds for all cells. A * in an attention, backbone
+  An option with one value holds for all runs. A * in an attention, backbone
   or head stands for registered names: --model.attention='*' is all of them.
 
 examples:
@@ -35,7 +35,7 @@ examples:
 
 The same grid as a file, with keys that a command line may override:
   config: quickstart            a configuration, or a list
-  set: {trainer.max_epochs: 20} options of all cells
+  set: {trainer.max_epochs: 20} options of all runs
   vary: {model.attention: [softmax, linear, focused]}
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
@@ -44,10 +44,10 @@ The same grid as a file, with keys that a command line may override:
   score: val/score              a column of metrics.csv
   published: {source: Table 4 of the paper, scores: {plain: 72.2}}
 
-Each cell is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
+Each run is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
-missing; a cell that was interrupted goes on from its checkpoint. Tables
-(Markdown, CSV, LaTeX), plots and report.html are written beside the cells.
+missing; a run that was interrupted goes on from its checkpoint. Tables
+(Markdown, CSV, LaTeX), plots and report.html are written beside the runs.
 
 The score of a run is that of its last epoch, and not of its best: val/score,
 or with model.predict_with=ema val/ema_score, that of the moving average; then
@@ -55,7 +55,7 @@ val/score stands beside it. A run whose last evaluation is not on disk has no
 score, and the exit code is 1. A star marks a difference from the baseline that
 is significant at 5 % by Holm's correction; it takes three seeds.
 The machines of a Ray cluster (pip install 'linvit[ray]') or of SLURM (pip
-install 'linvit[slurm]') must share the folder of the cells.
+install 'linvit[slurm]') must share the folder of the runs.
 """
 
 OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
@@ -63,7 +63,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "CONFIG",
-        "help": "what all cells start from, in place of the file's; parts (base/...) are added to it",
+        "help": "what all runs start from, in place of the file's; parts (base/...) are added to it",
     },
     ("--seeds",): {"help": "how many (default: 1), or which: 0,1,5"},
     ("--baseline",): {"metavar": "VARIANT", "help": "what the others are compared with (default: the first)"},
@@ -73,29 +73,29 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "model.predict_with is ema)",
     },
     ("--name",): {"help": "of the folder in checkpoints/compare (default: that of the file)"},
-    ("--jobs",): {"type": int, "metavar": "N", "help": "cells at a time (default: one per GPU; on a CPU 1)"},
-    ("--devices_per_cell",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each cell (default: 1)"},
+    ("--jobs",): {"type": int, "metavar": "N", "help": "runs at a time (default: one per GPU; on a CPU 1)"},
+    ("--gpus_per_run",): {"type": int, "default": 1, "metavar": "N", "help": "GPUs of each run (default: 1)"},
     ("--engine",): {
         "choices": ["local", "ray", "slurm"],
         "default": "local",
-        "help": "what runs the cells (default: local)",
+        "help": "what starts the runs (default: local)",
     },
     ("--address",): {"help": "of a Ray cluster, or auto; without it Ray is started here"},
-    ("--cpus_per_cell",): {
+    ("--cpus_per_run",): {
         "type": int,
         "default": 1,
         "metavar": "N",
-        "help": "of each cell on Ray or SLURM (default: 1)",
+        "help": "of each run on Ray or SLURM (default: 1)",
     },
     ("--partition",): {"metavar": "NAME", "help": "of SLURM (default: the cluster's own)"},
     ("--minutes",): {
         "type": int,
         "default": 240,
         "metavar": "N",
-        "help": "of each SLURM job (default: %(default)s); a cell that needs more goes on in another",
+        "help": "of each SLURM job (default: %(default)s); a run that needs more goes on in another",
     },
-    ("--retry",): {"action": "store_true", "help": "run cells again that have failed"},
-    ("--dry_run",): {"action": "store_true", "help": "check and list the cells, and run none"},
+    ("--retry",): {"action": "store_true", "help": "start runs again that have failed"},
+    ("--dry_run",): {"action": "store_true", "help": "check and list the runs, and start none"},
     ("--skip_costs",): {"action": "store_true", "help": "measure no latency and no memory"},
     ("--report",): {"nargs": "+", "metavar": "DIR", "help": "make the table of runs that exist; run none"},
 }
@@ -103,18 +103,18 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit compare`; returns 0, or 1 if cells are missing, or the exit code of the signal that ended it.
+    """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it.
 
     Raises:
-        UserError: If a cell cannot be run, or there is nothing to compare.
+        UserError: If a run cannot be started, or there is nothing to compare.
     """
     own, options = _sorted(argv)
     args = _parser().parse_args(own)
-    for name in ("jobs", "devices_per_cell", "cpus_per_cell", "minutes"):
+    for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
     if args.engine == "ray" and args.jobs is not None:
-        raise UserError("--jobs is for the local engine; Ray runs as many cells as --cpus_per_cell leaves room for")
+        raise UserError("--jobs is for the local engine; Ray starts as many runs as --cpus_per_run leaves room for")
     if args.engine != "ray" and args.address is not None:
         raise UserError("--address is that of a Ray cluster: add --engine=ray")
     if args.engine != "slurm" and args.partition is not None:
@@ -127,14 +127,14 @@ def main(argv: list[str]) -> int:
         return report([Path(folder) for folder in args.report], args)
     from linvit.cli.compare.run import run
 
-    draft, name = _draft(args, options)
-    return run(draft, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
+    spec, name = _spec(args, options)
+    return run(spec, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
 
 
-def grid_of(argv: Sequence[str]) -> tuple[Draft, str]:
+def grid_of(argv: Sequence[str]) -> tuple[SweepSpec, str]:
     """The grid that the arguments of `linvit compare` describe, and its name."""
     own, options = _sorted(argv)
-    return _draft(_parser().parse_args(own), options)
+    return _spec(_parser().parse_args(own), options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,31 +165,31 @@ def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, options
 
 
-def _draft(args: argparse.Namespace, options: Sequence[str]) -> tuple[Draft, str]:
+def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[SweepSpec, str]:
     """The grid of a file, and what the command line says of it; and its name."""
-    draft = Draft()
+    spec = SweepSpec()
     if args.grid is not None:
         path = config_file(args.grid)
-        draft = Draft.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
-        own = [draft.config] if isinstance(draft.config, str) else draft.config
-        draft.config = [str(find(config, path.parent) or config) for config in own]
+        spec = SweepSpec.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
+        own = [spec.config] if isinstance(spec.config, str) else spec.config
+        spec.config = [str(find(config, path.parent) or config) for config in own]
     parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(FOLDER / "base")]
-    draft.config = [*(draft.config if len(parts) == len(args.config) else []), *args.config]
-    if not draft.config:
+    spec.config = [*(spec.config if len(parts) == len(args.config) else []), *args.config]
+    if not spec.config:
         raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
     for key, values in _options(options).items():
         if named(key, values) != values or len(values) > 1:  # a pattern such as * stands for several
-            draft.vary[key] = values
+            spec.vary[key] = values
         else:
-            draft.set[key] = values[0]
+            spec.set[key] = values[0]
     if args.seeds is not None:
-        draft.seeds = _seeds(args.seeds)
-    draft.baseline = args.baseline or draft.baseline
-    draft.score = args.score or draft.score
+        spec.seeds = _seeds(args.seeds)
+    spec.baseline = args.baseline or spec.baseline
+    spec.score = args.score or spec.score
     if args.grid is not None:
-        return draft, Path(args.grid).stem
-    last = next(config for config in reversed(draft.config) if config not in parts or len(parts) == len(draft.config))
-    return draft, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in draft.vary)]))
+        return spec, Path(args.grid).stem
+    last = next(config for config in reversed(spec.config) if config not in parts or len(parts) == len(spec.config))
+    return spec, UNSAFE.sub("-", "-".join([Path(last).stem, *(key.rpartition(".")[2] for key in spec.vary)]))
 
 
 def _options(options: Sequence[str]) -> dict[str, list[Any]]:
@@ -199,7 +199,7 @@ def _options(options: Sequence[str]) -> dict[str, list[Any]]:
         key, _, text = option.removeprefix("--").partition("=")
         if key in ("ckpt_path", "resume", "seed_everything", "trainer.default_root_dir"):
             way = "--seeds" if key == "seed_everything" else "--name" if "root" in key else "nothing"
-            raise UserError(f"--{key} is set by linvit compare for each cell; use {way} instead")
+            raise UserError(f"--{key} is set by linvit compare for each run; use {way} instead")
         for value in split(text):  # a * at the beginning is a pattern, and to YAML the name of an anchor
             found.setdefault(key, []).append(value if value[:1] == "*" else yaml_text.load(value, f"--{key}"))
     return found

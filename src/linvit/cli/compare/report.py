@@ -52,7 +52,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     firsts = {v.name: v.runs[min(v.runs)] for v in results.variants if v.runs}
     if not firsts:
         lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
-        raise UserError("no cell has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
+        raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
     if not args.skip_costs:
         measured = costs.measure(firsts, BUDGET * len(firsts), device)
         for variant in results.variants:
@@ -65,8 +65,8 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
     table, *notes = tables.markdown(results).split("\n\n")
     print("\n\n".join([f"\n{table}", *map(reflow, [*notes, written.controls(results)])]))
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
-    for cell, text in troubled.items():
-        print(f"incomplete: {cell}: {text}")
+    for run, text in troubled.items():
+        print(f"incomplete: {run}: {text}")
     if troubled and command:
         failed = " --retry" * any(text.startswith("it failed") for text in troubled.values())
         print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")

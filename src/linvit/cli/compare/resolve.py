@@ -17,7 +17,7 @@ from linvit.cli.training.command_line import command_line
 from linvit.cli.training.parser import Parser, build_task
 from linvit.data.base import ImageData
 from linvit.errors import UserError, mistake_behind
-from linvit.experiments.compare.grid import Grid, place
+from linvit.experiments.compare.grid import Sweep, place
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 
@@ -54,7 +54,7 @@ class _Reader(LinvitCLI):
     def read_config(self, config: Config) -> Config:
         """The same of a configuration in memory."""
         with tempfile.TemporaryDirectory(prefix="linvit-compare-") as folder:
-            path = Path(folder, "cell.yaml")
+            path = Path(folder, "run.yaml")
             path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             return self.read([f"--config={path}"])
 
@@ -78,7 +78,7 @@ class Resolver:
         self._base = self._reader.read(arguments)
         self._data: dict[str, dict[str, Any]] = {}  # facts of the data, by its configuration
 
-    def resolve(self, grid: Grid) -> dict[str, Config]:
+    def resolve(self, grid: Sweep) -> dict[str, Config]:
         """The complete configuration of each variant; the model of each is built, without memory for its weights.
 
         Raises:

@@ -1,4 +1,4 @@
-"""`linvit compare`: checks all cells, runs those that are missing, and writes the report."""
+"""`linvit compare`: checks all runs, starts those that are missing, and writes the report."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from linvit.cli.training.run_folder import check_writable, shown
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.experiment import Experiment
-from linvit.experiments.compare.grid import Draft
+from linvit.experiments.compare.grid import SweepSpec
 from linvit.experiments.compare.local import run_here, slots
 from linvit.experiments.compare.on_ray import run_on_ray
 from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
@@ -26,11 +26,11 @@ from linvit.signals import STOP, name
 GPU = ("auto", "gpu", "cuda")
 
 
-def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int:
+def run(spec: SweepSpec, title: str, args: argparse.Namespace, command: str) -> int:
     """Runs an experiment.
 
     Args:
-        draft: Its grid.
+        spec: Its grid.
         title: Names its folder.
         args: Options of the command line.
         command: The command line, to say how to go on.
@@ -39,9 +39,9 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
         The exit code.
 
     Raises:
-        UserError: If a cell cannot be run, or there is only one.
+        UserError: If a run cannot be started, or there is only one.
     """
-    grid = draft.grid()
+    grid = spec.grid()
     if len(grid.variants) == len(grid.seeds) == 1:
         raise UserError(
             "nothing differs between the runs: vary an option, such as --model.attention=softmax,linear, or "
@@ -53,7 +53,7 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
     experiment = Experiment(root.absolute(), grid)
     if args.dry_run:
         rows = [(f"  {cell.name}", _words(grid.variants[cell.variant])) for cell in experiment.cells]
-        print("\n".join(table([("cell", "what differs"), *rows])))
+        print("\n".join(table([("run", "what differs"), *rows])))
         return 0
     with STOP.caught():
         STOP.deferred = True
@@ -61,7 +61,7 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
         cells = experiment.cells
         waiting = [cell for cell in cells if cell.state != "finished" and (args.retry or cell.state != "failed")]
         done = f", {len(cells) - len(waiting)} of them are done" if len(waiting) < len(cells) else ""
-        rank_zero_info(f"{len(cells)} cells in {shown(root)}{done}")
+        rank_zero_info(f"{len(cells)} runs in {shown(root)}{done}")
         progress = Progress(cells)
         try:
             complete = not waiting or _run(waiting, configs, args, progress)
@@ -71,8 +71,7 @@ def run(draft: Draft, title: str, args: argparse.Namespace, command: str) -> int
             assert STOP.received is not None
             finished = sum(cell.state == "finished" for cell in cells)
             rank_zero_info(
-                f"ended by {name(STOP.received)}: {finished} of {len(cells)} cells are finished. "
-                f"Go on with\n  {command}"
+                f"ended by {name(STOP.received)}: {finished} of {len(cells)} runs are finished. Go on with\n  {command}"
             )
             return STOP.exit_code(STOP.received)
         STOP.deferred = False
@@ -85,17 +84,17 @@ def _run(
     """Runs cells by the engine that was asked for; returns whether all have been run."""
     accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
-        gpus = args.devices_per_cell if accelerators & {*GPU} else 0
-        return run_on_ray(cells, args.address, args.cpus_per_cell, gpus, progress)
+        gpus = args.gpus_per_run if accelerators & {*GPU} else 0
+        return run_on_ray(cells, args.address, args.cpus_per_run, gpus, progress)
     if args.engine == "slurm":
-        gpus = args.devices_per_cell if accelerators != {"cpu"} else 0
-        demands = Demands(args.minutes, args.partition, args.cpus_per_cell, gpus, args.jobs)
+        gpus = args.gpus_per_run if accelerators != {"cpu"} else 0
+        demands = Demands(args.minutes, args.partition, args.cpus_per_run, gpus, args.jobs)
         return run_on_slurm(cells, demands, progress)
-    devices = _devices(configs, args.devices_per_cell)
-    jobs = args.jobs or max(1, len(devices) // args.devices_per_cell)
-    given = slots(jobs, devices, args.devices_per_cell)
+    devices = _devices(configs, args.gpus_per_run)
+    jobs = args.jobs or max(1, len(devices) // args.gpus_per_run)
+    given = slots(jobs, devices, args.gpus_per_run)
     where = f"{len(devices)} GPUs" if devices else f"the CPU, threads of each: {given[0]['OMP_NUM_THREADS']}"
-    rank_zero_info(f"cells at a time: {jobs}, on {where}")
+    rank_zero_info(f"runs at a time: {jobs}, on {where}")
     return run_here(cells, given, progress)
 
 
@@ -108,9 +107,9 @@ def _devices(configs: dict[str, dict[str, Any]], per_cell: int) -> list[str]:
     devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     wanted = [trainer["devices"] for trainer in trainers if isinstance(trainer["devices"], int)]
     if max(wanted, default=1) > per_cell:
-        raise UserError(f"trainer.devices is {max(wanted)}: add --devices_per_cell={max(wanted)}")
+        raise UserError(f"trainer.devices is {max(wanted)}: add --gpus_per_run={max(wanted)}")
     if per_cell > len(devices):
-        raise UserError(f"--devices_per_cell={per_cell}, but this machine has {len(devices)} GPUs")
+        raise UserError(f"--gpus_per_run={per_cell}, but this machine has {len(devices)} GPUs")
     return devices
 
 

@@ -93,7 +93,7 @@ class Cell:
                 key, (before, now) = next(iter(different.items()))
                 more = f" and {len(different) - 1} more options" if len(different) > 1 else ""
                 raise UserError(
-                    f"'{self.folder}' is a cell of another configuration: its {key} is {before!r}, and now it would be "
+                    f"'{self.folder}' is a run of another configuration: its {key} is {before!r}, and now it would be "
                     f"{now!r}{more}. Give this comparison a name of its own with --name, or delete that folder"
                 )
             return

@@ -11,7 +11,7 @@ from linvit.checkpointing.atomic_file import replacing
 from linvit.checkpointing.lock import lock, unlock
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
-from linvit.experiments.compare.grid import Draft, Grid
+from linvit.experiments.compare.grid import Sweep, SweepSpec
 from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.compare.runs import read_yaml
 
@@ -29,13 +29,13 @@ class Experiment:
     """
 
     root: Path
-    grid: Grid
+    grid: Sweep
 
     @classmethod
     def of(cls, root: Path) -> "Experiment | None":
         """The experiment whose folder this is, if it is one."""
         file = root / FILE
-        return cls(root, Draft.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
+        return cls(root, SweepSpec.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
 
     @property
     def cells(self) -> list[Cell]:
@@ -84,7 +84,7 @@ class Experiment:
     def _content(self) -> dict[str, Any]:
         """The grid as a file describes it."""
         grid = self.grid
-        draft = Draft(
+        spec = SweepSpec(
             config=list(grid.configs),
             set=dict(grid.settings),
             variants={name: dict(settings) for name, settings in grid.variants.items()},
@@ -93,7 +93,7 @@ class Experiment:
             score=grid.score,
             published=asdict(grid.published) if grid.published else {},
         )
-        return {key: value for key, value in asdict(draft).items() if value not in (None, {})}
+        return {key: value for key, value in asdict(spec).items() if value not in (None, {})}
 
 
 def _check_free(cell: Cell, folder: Path) -> None:
@@ -102,7 +102,7 @@ def _check_free(cell: Cell, folder: Path) -> None:
             lock(folder)
         except UserError as error:
             raise UserError(
-                f"the cell '{cell.name}' is still being trained, by a process that an earlier linvit compare has left. "
+                f"the run '{cell.name}' is still being trained, by a process that an earlier linvit compare has left. "
                 f"Wait for its end, or end it"
             ) from error
         unlock(folder)

@@ -31,7 +31,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Sweep:
     """Variants of one configuration, each to be run with each seed.
 
     Attributes:
@@ -59,7 +59,7 @@ class Grid:
 
 
 @dataclass
-class Draft:
+class SweepSpec:
     """A grid as a file or a command line describes it, each of whose parts may be left out."""
 
     config: str | list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Draft:
     published: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, content: Any, what: str) -> "Draft":
+    def read(cls, content: Any, what: str) -> "SweepSpec":
         """The content of a file.
 
         Raises:
@@ -85,16 +85,16 @@ class Draft:
             kinds = {"config": str | list, "seeds": int | list, "baseline": str, "score": str}.get(key, dict)
             if not isinstance(value, kinds):
                 raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
-        draft = cls(**content)
-        for key, values in draft.vary.items():
+        spec = cls(**content)
+        for key, values in spec.vary.items():
             if not isinstance(values, list) or not values:
                 raise UserError(f"'vary: {key}' of {what} must be a list of values; got {values!r}")
-        for name, settings in draft.variants.items():
+        for name, settings in spec.variants.items():
             if not isinstance(settings, dict):
                 raise UserError(f"'variants: {name}' of {what} must be a mapping of options; got {settings!r}")
-        return draft
+        return spec
 
-    def grid(self) -> Grid:
+    def grid(self) -> Sweep:
         """The grid: all combinations of `variants` and the values of `vary`.
 
         Raises:
@@ -111,7 +111,7 @@ class Draft:
         baseline = next(iter(variants)) if self.baseline is None else self.baseline
         check_choice("baseline", baseline, variants)
         configs = (self.config,) if isinstance(self.config, str) else tuple(self.config)
-        return Grid(configs, self.set, variants, tuple(seeds), baseline, self.score, self._published(variants))
+        return Sweep(configs, self.set, variants, tuple(seeds), baseline, self.score, self._published(variants))
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""

@@ -26,8 +26,8 @@ class Progress:
         self._done = {cell.name: cell.fraction() for cell in cells}
         self._first = self._sum
         self._bar = tqdm(
-            total=len(cells), initial=self._first, unit="cell", disable=None, dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} cells{postfix}",
+            total=len(cells), initial=self._first, unit="run", disable=None, dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs{postfix}",
         )  # fmt: skip
 
     @property
@@ -67,4 +67,4 @@ class Progress:
         score = f", {run.score_tag()} {last.value:.4f} of epoch {last.epoch}" if run is not None and last else ""
         words = f": {cell.last_words()} ({cell.log})" if cell.state == "failed" else score
         left = self.left() if finished < len(self._cells) else ""
-        return f"{cell.name} {how}{words}; {finished} of {len(self._cells)} cells{', ' * bool(left)}{left}"
+        return f"{cell.name} {how}{words}; {finished} of {len(self._cells)} runs{', ' * bool(left)}{left}"
