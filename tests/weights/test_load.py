@@ -220,7 +220,13 @@ class TestRefusal:
     def test_another_family(self, official):
         text = self.refused(create(FAKES["pvt"].spec), official("swin"))
         assert "less than min_fraction = 90%; nothing was changed" in text
-        assert "Name the backbone that they belong to, or lower min_fraction" in text
+        assert "it is of a model with the names of swin. Name the backbone that it belongs to, or lower" in text
+
+    def test_a_run_of_another_model(self, tmp_path):
+        content = {"hyper_parameters": {"backbone": {"name": "pvt_tiny"}, "attention": "focused"}}
+        torch.save({**content, "state_dict": {"network.x": torch.zeros(1)}}, tmp_path / "x.ckpt")
+        text = self.refused(create(FAKES["deit"].spec), tmp_path / "x.ckpt")
+        assert "it is of backbone pvt_tiny, attention focused. Name the backbone" in text
 
     def test_another_size_of_the_family(self, official):
         text = self.refused(create({**FAKES["pvt"].spec, "embed_dims": [16, 32, 40, 64]}), official("pvt"))

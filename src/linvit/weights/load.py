@@ -206,12 +206,15 @@ def _other_attention(model: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def _refusal(report: Report, weights: Weights, min_fraction: float) -> str:
-    keys = first_of(list(weights.state), 6)
     known = ", ".join(layout.name for layout in (*LAYOUTS, *NETWORKS))
+    families = " and ".join(layout.name for layout in LAYOUTS if layout.recognises(weights.state))
+    whose = weights.model or (families and f"a model with the names of {families}")
     what = (
-        f"its names are of no layout that linvit knows ({known}), nor the model's. They begin {keys}"
-        if report.layout == OWN.name and not report.loaded
-        else f"the weights of another model? Name the backbone that they belong to, or lower min_fraction\n{report}"
+        f"its names are of no layout that linvit knows ({known}), nor the model's. They begin "
+        f"{first_of(list(weights.state), 6)}"
+        if report.layout == OWN.name and not report.loaded and not whose
+        else f"it is of {whose or 'another model'}. Name the backbone that it belongs to, or lower min_fraction\n"
+        f"{report}"
     )
     return (
         f"{weights.source} supplies {report.fraction:.1%} of the {report.part}, less than "

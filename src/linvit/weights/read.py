@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Weights:
         file: The file, or None.
         beside: If the source is of a whole network: its other tensors, such as a head's, under their own names. `state`
             is then the backbone's.
+        model: Which model they are of, if linvit wrote the file: "backbone deit_nano, attention focused".
     """
 
     state: dict[str, Tensor]
@@ -46,6 +47,18 @@ class Weights:
     img_size: tuple[int, int] | None
     file: Path | None
     beside: dict[str, Tensor] = field(default_factory=dict)
+    model: str = ""
+
+
+def model_named(options: Any) -> str:
+    """The model that the options of a task name, in words; "" if they name none."""
+    found = []
+    for part in ("backbone", "attention", "head"):
+        spec = options.get(part) if isinstance(options, Mapping) else None
+        name = spec.get("name") if isinstance(spec, Mapping) else spec
+        if isinstance(name, str) and name:
+            found.append(f"{part} {name[:200]}")
+    return ", ".join(found)
 
 
 def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Weights:
@@ -61,10 +74,10 @@ def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Wei
     if isinstance(source, Mapping):
         return _weights(source, "the state dict", ema, img_size=None)
     file = _file(source)
-    content, img_size = _content(file)
+    content, img_size, model = _content(file)
     if not isinstance(content, Mapping):
         raise UserError(f"'{file}' holds no weights but a {type(content).__name__}. Save model.state_dict() instead")
-    return _weights(content, f"'{source}'", ema, img_size, file)
+    return replace(_weights(content, f"'{source}'", ema, img_size, file), model=model)
 
 
 def _file(source: str | Path) -> Path:
@@ -84,13 +97,13 @@ def _file(source: str | Path) -> Path:
     )
 
 
-def _content(file: Path) -> tuple[Any, tuple[int, int] | None]:
-    """The content of a file, and the size of the images that the weights were trained on (`Weights.img_size`)."""
+def _content(file: Path) -> tuple[Any, tuple[int, int] | None, str]:
+    """The content of a file, the size of the images that the weights were trained on, and the model (`Weights`)."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "pt") as opened:
                 metadata = opened.metadata() or {}
-                options = json.loads(metadata["options"]) if WRITTEN_BY in metadata else {}
+                options: Any = {**metadata, **json.loads(metadata["options"])} if WRITTEN_BY in metadata else {}
                 content = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:  # bytes of any kind
             raise torch_file.broken(file, error) from error
@@ -98,9 +111,9 @@ def _content(file: Path) -> tuple[Any, tuple[int, int] | None]:
         content = torch_file.load(file)
         options = content.get("hyper_parameters") if isinstance(content, Mapping) else None
     try:
-        return content, image_size(options["img_size"])
+        return content, image_size(options["img_size"]), model_named(options)
     except (LookupError, TypeError, UserError):  # not written by linvit
-        return content, (1, 1)
+        return content, (1, 1), model_named(options)
 
 
 def _weights(

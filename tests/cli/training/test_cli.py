@@ -570,7 +570,8 @@ class TestCheckpointMistakes:
     def test_one_of_another_task(self, run, tmp_path):
         self.changed(run, tmp_path / "x.ckpt", lambda content: content["hyper_parameters"].update(anchors=3))
         text, left = self.error(tmp_path, f"--config={run.config}", "--ckpt_path=x.ckpt", verb="test")
-        assert "checkpoint 'x.ckpt' belongs to another task: linvit.tasks.ClassificationTask takes no anchors" in text
+        assert "checkpoint 'x.ckpt' belongs to another task (backbone deit_nano, attention focused): " in text
+        assert "linvit.tasks.ClassificationTask takes no anchors" in text
         assert not left
 
     @pytest.mark.parametrize("verb", ["fit", "validate", "test"])

@@ -22,6 +22,7 @@ from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import check_content, no_larger_than
 from linvit.weights import torch_file
+from linvit.weights.read import model_named
 from linvit.weights.sharded import is_sharded, outline
 
 
@@ -67,7 +68,8 @@ class Checkpoint:
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
             raise UserError(
-                f"checkpoint '{self.path}' belongs to another task: {model.class_path} takes no {', '.join(unknown)}"
+                f"checkpoint '{self.path}' belongs to another task ({model_named(self._options)}): {model.class_path} "
+                f"takes no {', '.join(unknown)}"
             )
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
