@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.functional import join_heads, same_size, split_heads
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision, upcast
 from linvit.attention.ops.recompute import recomputed
@@ -161,6 +161,6 @@ class AgentAttention(Attention):
 
 def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
     """Tables (h, n, H, W) interpolated (bilinear) to a size (H', W')."""
-    if table.shape[2:] == size:
+    if same_size(table.shape[2:], size):
         return table
     return F.interpolate(upcast(table), size=size, mode="bilinear", align_corners=False).to(table.dtype)

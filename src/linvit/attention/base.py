@@ -123,6 +123,7 @@ class Attention(nn.Module):
     out_norm: OutNorm = "none"
     gate: Gate = "none"
     recompute: bool = True
+    exports_any_size: bool = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__()

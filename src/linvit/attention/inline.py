@@ -113,6 +113,8 @@ class InLineAttention(Attention):
 
         def conv(plane: Tensor) -> Tensor:
             """Every channel of every image by itself, (B, C, H, W) -> (B, C, H, W)."""
+            if torch.compiler.is_exporting():  # `groups` would fix the number of images
+                return _sum_of_shifts(plane, kernels.to(plane.dtype).view(*plane.shape[:2], *kernels.shape[2:]))
             alone = plane.flatten(0, 1)[None]  # (1, B C, H, W)
             local = F.conv2d(alone, kernels.to(plane.dtype), padding=self.side // 2, groups=len(kernels))
             return local.view_as(plane)
@@ -138,3 +140,15 @@ class InLineAttention(Attention):
         """The number of tokens; without the convolution one more than the width of the keys, if that is smaller."""
         bound = super().rank_bound(grid)
         return bound if self.residual is not None else min(bound, self.key_dim + 1)
+
+
+def _sum_of_shifts(plane: Tensor, kernels: Tensor) -> Tensor:
+    """Every channel of every image (B, C, H, W) convolved by its own kernel, of (B, C, k, k)."""
+    (height, width), side = plane.shape[2:], kernels.shape[-1]
+    around = F.pad(plane, (side // 2,) * 4)
+    shifts = [
+        around[:, :, i : i + height, j : j + width] * kernels[:, :, i, j, None, None]
+        for i in range(side)
+        for j in range(side)
+    ]
+    return torch.stack(shifts).sum(0)

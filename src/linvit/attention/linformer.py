@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import resize_tokens
+from linvit.attention.ops.functional import resize_tokens, same_size
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
@@ -135,7 +135,7 @@ class LinformerAttention(Attention):
             return matrix[..., : grid.num_keys]
         if grid.num_prefix != built.num_prefix:
             raise UserError(f"{_mismatch(built, grid)}; build it with num_prefix={grid.num_prefix}")
-        if grid.keys_size == built.keys_size:
+        if same_size(built.keys_size, grid.keys_size):
             return matrix
         prefix, patches = matrix[..., : built.num_prefix], matrix[..., built.num_prefix :]
         table = patches.flatten(0, 1).mT[None]  # (1, H*W, groups*k)

@@ -58,6 +58,7 @@ class MHLAttention(Attention):
 
     fewer_keys = False
     complexity = "O(N)"
+    exports_any_size = False  # the grid decides how many blocks there are, and whether they are padded
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class NystromAttention(Attention):
     """
 
     complexity = "O(N)"
+    exports_any_size = False  # how many landmarks there are, and of how many tokens each, follows from the grid
 
     def __init__(
         self,

@@ -131,11 +131,9 @@ class DeiT(Backbone):
         x, size = self.patch_embed(x)
         grid = self.grid._replace(size=size)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
-        positions = self.pos_embed
-        if size != self.grid.size:
-            positions = resample_abs_pos_embed(
-                positions, list(size), list(self.grid.size), num_prefix_tokens=self.num_prefix_tokens
-            )
+        positions = resample_abs_pos_embed(
+            self.pos_embed, list(size), list(self.grid.size), num_prefix_tokens=self.num_prefix_tokens
+        )
         return torch.cat([*prefix, x], dim=1) + positions, grid
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import resize_tokens
+from linvit.attention.ops.functional import resize_tokens, same_size
 from linvit.attention.ops.tables import SizeOf, resize_table
 
 
@@ -76,7 +76,7 @@ def run_blocks(blocks: Iterable[nn.Module], x: Tensor, grid: Grid, checkpointing
 def resize_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """Interpolates (bilinear) a position table (1, N, C) from one grid to another; positions of the prefix stay."""
     table = table[:, -old.num_queries :]  # without a row that no token has
-    if old.size == new.size:
+    if same_size(old.size, new.size):
         return table
     prefix, patches = table[:, : old.num_prefix], table[:, old.num_prefix :]
     return torch.cat([prefix, resize_tokens(patches, old.size, new.size, mode="bilinear")], dim=1)

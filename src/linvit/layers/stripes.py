@@ -151,6 +151,8 @@ class StripeAttention(nn.Module):
         UserError: If the width is not positive, two branches cannot share the heads, or the grid has prefix tokens.
     """
 
+    exports_any_size = False  # the map decides the padding of stripes
+
     def __init__(
         self,
         dim: int,

@@ -141,6 +141,7 @@ class WindowAttention(AttentionLayer):
             rel_pos_bias=rel_pos_bias,
         )
         self.whole_map = window is None
+        self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map
         self.window = nominal
         self.shifted = shifted
         self.dilation = dilation

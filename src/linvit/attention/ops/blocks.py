@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linvit.attention.ops.functional import same_size
+
 INITIAL = {
     "linear": lambda distance, largest: 1 - distance / largest,
     "cos": lambda distance, largest: (math.pi / 4 * distance / largest).cos(),
@@ -79,7 +81,7 @@ def resize_weights(weights: Tensor, counts: tuple[int, int]) -> Tensor:
     The sum over all blocks keeps its size: of more blocks each weighs less.
     """
     old = (weights.shape[0], weights.shape[1])
-    if old == counts:
+    if same_size(old, counts):
         return weights
 
     def resized(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Mathematics that several mechanisms use, without parameters and in the precision of the inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -176,9 +176,14 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return split
 
 
+def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a table for the size `old` serves `new` as it is; never in export, whose graph may be for any size."""
+    return not torch.compiler.is_exporting() and tuple(old) == tuple(new)
+
+
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
     """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
-    if old == new:
+    if same_size(old, new):
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
     resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)

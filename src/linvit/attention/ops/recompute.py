@@ -58,7 +58,7 @@ def recomputed(
 
 def transformed(q: Tensor) -> bool:
     """Whether something beside autograd's backward pass differentiates or traces this call."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or q.is_meta:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or q.is_meta:
         return True
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
-from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.report import Finding, at, failed, not_supported, passed
 
 SECOND = Grid((7, 9))
+WIDE = Grid((12, 20))
 COMPILERS = ("g++", "clang++", "cl")
 
 
@@ -35,13 +36,29 @@ def has_compiler() -> bool:
 
 
 def exports(subject: Subject) -> Finding:
-    """Checks that `torch.export.export` gives eager's output."""
+    """Checks that `torch.export.export` gives eager's output, by one program for any batch and grid.
+
+    The program is for the nominal grid alone where the mechanism declares `exports_any_size = False`.
+    """
     mechanism = subject.build()
-    given = inputs(mechanism, NOMINAL)
-    program = torch.export.export(_AtOneGrid(mechanism, given), tuple(given.named.values()))
-    error = relative_error(program.module()(*given.named.values()), given(mechanism, NOMINAL))
-    said = f"exported and eager differ by {error:.0e}"
-    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+    program: Callable[..., Tensor] | None = None
+    errors = {}
+    for batch, grid in ((2, NOMINAL), (3, SECOND), (1, WIDE))[: 3 if mechanism.exports_any_size else 1]:
+        given = inputs(mechanism, grid, batch=batch)
+        planes = [x.unflatten(-2, grid.size) for x in given.named.values()]
+        if program is None:
+            left_open = [dict.fromkeys((0, x.ndim - 3, x.ndim - 2), torch.export.Dim.DYNAMIC) for x in planes]
+            program = torch.export.export(
+                _OnPlanes(mechanism, given),
+                tuple(planes),
+                dynamic_shapes=(tuple(left_open),) if mechanism.exports_any_size else None,
+            ).module()
+        with at(f"a batch of {batch}, {shown(grid)}"):
+            errors[shown(grid)] = relative_error(program(*planes), given(mechanism, grid))
+    said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({grid})" for grid, error in errors.items())
+    if not all(error <= EXACT for error in errors.values()):
+        return failed(f"{said} (at most {EXACT:.0e})")
+    return passed(said) if mechanism.exports_any_size else not_supported(f"exports_any_size is False; {said}")
 
 
 def _compiled_error(subject: Subject, backend: str, grids: tuple[Grid, ...]) -> float:
@@ -68,16 +85,17 @@ def _results(run: Callable[..., Tensor], mechanism: Attention, given: Inputs, gr
     return [out, *(g for g in found if g is not None)]
 
 
-class _AtOneGrid(nn.Module):
-    """A mechanism at one grid, so that only tensors are arguments."""
+class _OnPlanes(nn.Module):
+    """A mechanism whose tokens come as planes, (..., H, W, d), which say its grid: all arguments are tensors."""
 
     def __init__(self, mechanism: Attention, given: Inputs) -> None:
         super().__init__()
         self.mechanism = mechanism
         self.names = tuple(given.named)
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        named = dict(zip(self.names, tensors, strict=True))
+    def forward(self, *planes: Tensor) -> Tensor:
+        named = {name: plane.flatten(-3, -2) for name, plane in zip(self.names, planes, strict=True)}
         q, k, v = named.pop("q"), named.pop("k", None), named.pop("v")
-        out: Tensor = self.mechanism(q, q if k is None else k, v, NOMINAL, **named)
+        grid = Grid((planes[0].shape[-3], planes[0].shape[-2]))
+        out: Tensor = self.mechanism(q, q if k is None else k, v, grid, **named)
         return out

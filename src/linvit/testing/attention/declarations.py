@@ -12,7 +12,10 @@ from linvit.testing.report import Finding, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
-FLAGS = ("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix")
+FLAGS = (
+    *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix"),
+    "exports_any_size",
+)
 
 
 def constructor(subject: Subject) -> Finding:

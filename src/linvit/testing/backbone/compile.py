@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linvit.errors import UserError
 from linvit.testing.attention.compile import has_compiler
 from linvit.testing.attention.inputs import EXACT, normal, relative_error
 from linvit.testing.backbone.images import Size, Subject, images, sized
-from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.report import Finding, at, failed, message, not_supported, passed
 
 
 def compiles(subject: Subject) -> Finding:
@@ -30,12 +31,37 @@ def compiles(subject: Subject) -> Finding:
 
 
 @torch.no_grad()
-def exports(subject: Subject) -> Finding:
-    """Checks that `torch.export.export` gives eager's logits."""
-    program = torch.export.export(subject.model, (subject.given,))
-    error = relative_error(program.module()(subject.given), subject.model(subject.given))
-    said = f"exported and eager differ by {error:.0e}"
-    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+def exports(subject: Subject, any_size: bool = True) -> Finding:
+    """Checks that `torch.export.export` gives eager's logits, by one program for any batch, height and width.
+
+    The program is for a single size where modules declare `exports_any_size = False`, or the model refuses other sizes.
+    """
+    model = subject.model
+    fixed = sorted(
+        {type(module).__name__ for module in model.modules() if not getattr(module, "exports_any_size", True)}
+    )
+    refused = f"{', '.join(fixed)}: exports_any_size is False" if fixed else ""
+    given = [subject.given]
+    if any_size and not fixed:
+        height, width = subject.wide
+        given += [images(size, batch=batch) for size, batch in ((subject.wide, 3), ((2 * height, width + height), 1))]
+    try:
+        wanted = [model(x) for x in given]
+    except UserError as error:
+        refused, given, wanted = message(error), given[:1], [model(given[0])]
+    left_open = dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)
+    program = torch.export.export(
+        model, (subject.given,), dynamic_shapes=(left_open,) if len(given) > 1 else None
+    ).module()
+    errors = {}
+    for x, want in zip(given, wanted, strict=True):
+        size = sized((x.shape[-2], x.shape[-1]))
+        with at(f"a batch of {len(x)}, {size}"):
+            errors[size] = relative_error(program(x), want)
+    said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
+    if not all(error <= EXACT for error in errors.values()):
+        return failed(f"{said} (at most {EXACT:.0e})")
+    return not_supported(f"other sizes: {refused}; {said}") if refused else passed(said)
 
 
 def _compiled_error(subject: Subject, backend: str, sizes: tuple[Size, ...], gradients: bool) -> float:

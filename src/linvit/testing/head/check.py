@@ -1,5 +1,6 @@
 """`check_head`: the contracts of heads of semantic segmentation and of detection, applied to one of them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ CONTRACT: Contract[HeadSubject] = Contract(
         _of_network("autocast float16", numerics.autocast(torch.float16)),
         _of_network("devices", numerics.devices),
         _of_network("torch.compile", compile.compiles, quick=False),
-        _of_network("torch.export", compile.exports, quick=False),
+        _of_network("torch.export", functools.partial(compile.exports, any_size=False), quick=False),
     ),
 )
 
