@@ -107,6 +107,17 @@ def test_what_is_refused(tmp_path):
         data(tmp_path, box_format="xyxy").setup("fit")
 
 
+def test_malformed_boxes_of_a_table_are_counted_and_may_be_skipped(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "BOXES", [[[1, 2, 3], [5.5, 6, 30, 20]], [None], [], [[4, float("nan"), 30, 30]]])
+    write(tmp_path)
+    with pytest.raises(UserError, match=r"3 of the 4 annotations in the train split .*3 with a box that is not four"):
+        data(tmp_path, empty_classes=True).setup("fit")
+    made = data(tmp_path, empty_classes=True, skip_bad_annotations=True, val_fraction=0.1)
+    with pytest.warns(UserWarning, match="3 of the 4 annotations"):
+        made.setup("fit")
+    assert [sample["labels"].tolist() for sample in made.train_set] == [[2]]
+
+
 def test_images_without_objects_are_only_predicted(tmp_path):
     rows = datasets.Dataset.from_dict(
         {"image": [{"bytes": png(picture()), "path": None}]}, features=datasets.Features({"image": datasets.Image()})

@@ -22,7 +22,7 @@ from linvit.data.sources.images import Images, Sample, Target
 from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.object_check import ObjectAudit, annotation_name, check_all_occur, class_table, describe
 from linvit.data.sources.object_source import Classes, ObjectSource
-from linvit.data.sources.objects import as_it_is, flat_objects, object_targets
+from linvit.data.sources.objects import as_it_is, object_targets
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import CLASSES, Scenes
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
@@ -246,13 +246,12 @@ class DetectionData(ImageData):
         source = self.data_source
         if isinstance(source, SceneSource):
             return chosen
-        assert source.column is not None
         chosen = np.arange(len(rows)) if chosen is None else chosen
         kept = self.sizes("train").min(1) >= self.min_side
         kept |= self.sizes("train").min(1) == 0  # cannot be read: met, and counted, when it is used
         if self.drop_empty:
-            flat, ids = flat_objects(rows, source.column), self.classes.ids
-            kept &= np.bincount(flat.rows[np.isin(flat.categories, ids)], minlength=len(rows)) > 0
+            found = self.audit("train")
+            kept &= np.bincount(found.flat.rows[found.used], minlength=len(rows)) > 0
         used: np.ndarray = chosen[kept[chosen]]
         if not len(used):
             raise UserError(f"all {len(chosen)} training images of '{source.name}' are without objects or too small")

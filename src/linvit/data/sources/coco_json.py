@@ -25,6 +25,7 @@ OBJECTS = {
     "iscrowd": BOOLS,
     "ignore": BOOLS,
 }
+LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
 IMAGES = {name: datasets.Value("int64") for name in ("image_id", "height", "width")}
 
 
@@ -194,7 +195,7 @@ def is_whole(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number."""
-    return isinstance(value, int | float) and abs(value) < 2**1023
+    return isinstance(value, (int, float)) and -LARGEST < value < LARGEST
 
 
 def rle_counts(segmentation: Any, size: tuple[int, ...]) -> str:

@@ -20,7 +20,8 @@ class ObjectAudit(NamedTuple):
 
     Attributes:
         flat: The objects.
-        counts: How many each class has, int (K,), without malformed ones.
+        used: Which of them are of a class and not malformed, bool (n,).
+        counts: How many of these each class has, int (K,).
         total: How many annotations there are, with malformed ones.
         malformed: Annotations that must be repaired or skipped.
         untrained: Objects that are left out of training though the data do not say so.
@@ -28,6 +29,7 @@ class ObjectAudit(NamedTuple):
     """
 
     flat: FlatObjects
+    used: np.ndarray
     counts: np.ndarray
     total: int
     malformed: list[Finding]
@@ -57,6 +59,7 @@ def audit_objects(
     height, width = np.where(sizes > 0, sizes, np.inf)[flat.rows].T  # infinite where it is not known
     sound, kept = usable(objects, (height, width)), trainable(objects, (height, width))
     known = np.array([category in labels for category in categories], bool)
+    finite = np.isfinite(objects["boxes"]).all(1)
     sides = objects["boxes"][:, 2:] - objects["boxes"][:, :2]
     thin, outside = (sides < 1).any(1), ~inside(objects["boxes"], (height, width))
     meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
@@ -69,6 +72,7 @@ def audit_objects(
     unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
     return ObjectAudit(
         flat,
+        sound & known,
         np.bincount([labels[categories[i]] for i in np.flatnonzero(sound & known)], minlength=len(labels)),
         len(flat.rows) + len(unread),
         [
@@ -81,7 +85,7 @@ def audit_objects(
             *findings(outside & ~thin & ~meant, "a box outside of its image", boxes),
             *findings(~kept & ~outside & ~thin & ~meant, "an area of 0", boxes),
         ],
-        _wrong_format(objects["boxes"], (height, width), box_format),
+        _wrong_format(objects["boxes"][finite], (height[finite], width[finite]), box_format),
     )
 
 
@@ -91,7 +95,7 @@ def _wrong_format(boxes: np.ndarray, size: tuple[np.ndarray, np.ndarray], box_fo
     height, width = size
     other = {"xywh": "xyxy", "xyxy": "xywh"}[box_format]
     beyond = ((boxes[:, 2] > width + SLACK) | (boxes[:, 3] > height + SLACK)).mean()
-    if np.nanmax(boxes, initial=0) <= 1 and (boxes % 1 > 0).any():
+    if boxes.max() <= 1 and (boxes % 1).any():
         return "no coordinate of a box is above 1: boxes must be in pixels, not in fractions of the image"
     kept = trainable({"boxes": boxes}, size).mean()
     if beyond > WRONG_FORMAT or kept < 1 - WRONG_FORMAT:
