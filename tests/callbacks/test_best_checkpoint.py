@@ -31,12 +31,15 @@ class Scores(LightningModule):
     val_dataloader = train_dataloader
 
 
-def kept_epoch(callback, scores, tmp_path):
+def fit(task, tmp_path, callback, batches=None, **options):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = Trainer(
-        default_root_dir=tmp_path, max_epochs=len(scores), callbacks=[callback], num_sanity_val_steps=0, **quiet
+    Trainer(default_root_dir=tmp_path, callbacks=[callback], num_sanity_val_steps=0, **quiet, **options).fit(
+        task, batches
     )
-    trainer.fit(Scores(scores))
+
+
+def kept_epoch(callback, scores, tmp_path):
+    fit(Scores(scores), tmp_path, callback, max_epochs=len(scores))
     return torch.load(callback.best_model_path, weights_only=True)["epoch"]
 
 
@@ -54,6 +57,14 @@ def test_the_last_of_the_best_epochs_is_kept(mode, scores, epoch, tmp_path):
     callback = BestCheckpoint(tmp_path, monitor="val/score", mode=mode, filename="best")
     assert kept_epoch(callback, scores, tmp_path) == epoch
     assert [path.name for path in tmp_path.glob("*.ckpt")] == [f"{callback.best_model_path.rpartition('/')[2]}"]
+
+
+def test_weights_that_were_not_validated_get_no_score(tmp_path):
+    """A run of `max_steps` ends within an epoch, and the score of the last validation is still there."""
+    callback = BestCheckpoint(tmp_path, monitor="val/score", mode="max", filename="best")
+    batches = torch.utils.data.DataLoader(torch.zeros(2))
+    fit(Scores([0.5, 0.5]), tmp_path, callback, batches, max_steps=3)
+    assert torch.load(callback.best_model_path, weights_only=True)["global_step"] == 2
 
 
 def test_several_are_kept_as_lightning_keeps_them(tmp_path):

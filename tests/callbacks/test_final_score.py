@@ -10,7 +10,7 @@ from tests.training import batches, tiny_task, trainer
 
 
 @pytest.mark.parametrize("decay", [None, 0.5])
-def test_the_settings_stand_beside_the_last_score(tmp_path, decay):
+def test_the_settings_and_the_scores_are_named(tmp_path, decay):
     board = TensorBoardLogger(tmp_path, default_hp_metric=False)
     runner = trainer(tmp_path, max_epochs=2, logger=board, callbacks=[FinalScore()])
     runner.fit(tiny_task(lr=2e-3, ema_decay=decay), batches(16), batches(16))
@@ -20,11 +20,12 @@ def test_the_settings_stand_beside_the_last_score(tmp_path, decay):
     assert settings["lr"].number_value == 2e-3
     assert (settings["total_batch"].number_value, settings["peak_lr"].number_value) == (8, 2e-3)
     assert settings["backbone/name"].string_value == "deit_tiny"
-    names = ["score"] if decay is None else ["score", "ema_score"]
-    assert [tag for tag in log.Tags()["scalars"] if tag.startswith("final/")] == [f"final/{name}" for name in names]
-    for name in names:
-        assert [event.step for event in log.Scalars(f"val/{name}")] == [1, 3]  # its curve is left alone
-        assert log.Scalars(f"final/{name}")[0].value == log.Scalars(f"val/{name}")[-1].value
+    content = log.summary_metadata["_hparams_/experiment"].plugin_data.content
+    scores = [info.name.tag for info in HParamsPluginData.FromString(content).experiment.metric_infos]
+    assert scores == ["val/score", "val/ema_score"][: 1 if decay is None else 2]
+    assert all(
+        [event.step for event in log.Scalars(score)] == [1, 3] for score in scores
+    )  # their curves are left alone
 
 
 def test_without_validation_there_is_none(tmp_path):

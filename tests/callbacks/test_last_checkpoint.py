@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import linvit
 from linvit.callbacks import BestCheckpoint, LastCheckpoint
 from linvit.callbacks import last_checkpoint as module
-from linvit.checkpointing import AtomicCheckpointIO
-from tests.training import fit, tiny_task
+from linvit.checkpointing import AtomicCheckpointIO, atomic_file
+from tests.training import Memory, fit, tiny_task
 
 
 class SavesAt(Callback):
@@ -45,6 +45,57 @@ def test_it_is_written_whenever_somebody_asks(tmp_path):
     assert last.best_model_path == str(tmp_path / "checkpoints" / "last.ckpt")
     assert asks.kept["global_step"] == 3
     assert torch.load(last.best_model_path, weights_only=True)["global_step"] == 4
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+class Rows(Memory):
+    """A logger that knows what it has written."""
+
+    def __init__(self):
+        super().__init__()
+        self.saved = 0
+
+    def save(self):
+        self.saved = len(self.values.get("train/loss", ()))
+
+
+def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
+    """Rows, then last.ckpt, then its names as the best; a kill in between is made good from it."""
+    best = BestCheckpoint(monitor="train/loss", mode="max", filename="{epoch}")
+    best.check_monitor_top_k = lambda *_: True
+    logger, folder = Rows(), tmp_path / "memory" / "version_0" / "checkpoints"
+    moments = []
+
+    def link(path, other):
+        moments.append((path.name, other.name, logger.saved))
+        if other.name == "epoch=1.ckpt":
+            raise Killed
+        atomic_file.link(path, other)
+
+    monkeypatch.setattr(module, "link", link)
+    with pytest.raises(Killed):
+        run(tmp_path, best, LastCheckpoint(), max_epochs=3, logger=logger)
+    assert moments == [("last.ckpt", "epoch=0.ckpt", 2), ("last.ckpt", "epoch=1.ckpt", 4)]
+    content = torch.load(folder / "last.ckpt", weights_only=True)
+    assert content["callbacks"][best.state_key]["best_model_path"] == str(folder / "epoch=1.ckpt")
+    monkeypatch.undo()
+    module.complete(folder / "last.ckpt", content["same_files"], content["replaced_files"])
+    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["epoch=1.ckpt", "last.ckpt", "previous.ckpt"]
+    assert (folder / "epoch=1.ckpt").samefile(folder / "last.ckpt")
+
+
+def test_what_a_file_says_of_others_reaches_no_other_folder(tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / "a.ckpt").mkdir(parents=True)
+    for path in (tmp_path / "mine.ckpt", folder / "last.ckpt", folder / "notes.txt"):
+        path.touch()
+    before = sorted(tmp_path.rglob("*"))
+    for names in (["../mine.ckpt", str(tmp_path / "mine.ckpt"), "notes.txt", "a.ckpt", "last.ckpt", 7, None], "x", {}):
+        module.complete(folder / "last.ckpt", names, names)
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != ".lock") == before
 
 
 def test_fast_dev_run_leaves_nothing(tmp_path):

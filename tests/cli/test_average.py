@@ -25,7 +25,7 @@ def test_the_best_of_each_kind_is_kept(averaged):
         score = dict(curves[tag])
         assert score[kept(averaged.checkpoint(name))["global_step"] - 1] == max(score.values())
         assert f"best {tag}  {max(score.values()):.4f}" in averaged.done.log
-    assert {"val/ema_top1", "val/ema_top5", "val/ema_loss", "final/ema_score"} <= curves.keys()
+    assert {"val/ema_top1", "val/ema_top5", "val/ema_loss", "val/ema_score"} <= curves.keys()
 
 
 def test_the_last_checkpoint_knows_the_best_scores_of_its_own_epoch(tmp_path):

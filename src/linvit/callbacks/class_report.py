@@ -6,18 +6,17 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.confusion_picture import confusion_picture
-from linvit.callbacks.report import Report, write_table
+from linvit.callbacks.report import Report, write_picture, write_table
 from linvit.callbacks.tensorboard import add_picture
 
 
 class ClassReport(Report):
     """Writes `val_classes.csv` (class, images, top-1) and `val_confusion.png`; after a test, `test_...`.
 
-    Training reports its last validation, and writes the picture to TensorBoard, too. The picture is of the weights that
+    Training reports each validation, and writes the picture to TensorBoard, too. The picture is of the weights that
     `predict_with` names.
 
     Args:
@@ -58,7 +57,7 @@ class ClassReport(Report):
         parts = [part for part in parts if part is not None]
         return np.concatenate(parts, 1) if parts else None
 
-    def write(self, found: np.ndarray, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+    def write(self, found: np.ndarray, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the picture."""
         seen = dict(zip(("label", *self._weights), found, strict=True))
         label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
@@ -72,6 +71,6 @@ class ClassReport(Report):
         write_table(table, rows)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
         picture = confusion_picture(label, shown, classes, names)
-        picture.save(folder / f"{stage}_confusion.png")
+        write_picture(folder / f"{stage}_confusion.png", picture)
         add_picture(trainer, f"{stage}/confusion", picture)
-        rank_zero_info(f"accuracy of each class: {table}")
+        return f"accuracy of each class: {table}"

@@ -38,6 +38,7 @@ class CrashSafeCheckpoint(ModelCheckpoint):
 
     failure: str | None = None
     failed_at = 0.0
+    _noted: tuple[dict[str, Any], int]
 
     @property
     def state_key(self) -> str:
@@ -50,6 +51,11 @@ class CrashSafeCheckpoint(ModelCheckpoint):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores all of `state_dict`; Lightning leaves the current score out."""
+        super().load_state_dict(state_dict)
+        self.current_score = state_dict.get("current_score")
+
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
         with self._taking_back():
             super()._save_topk_checkpoint(trainer, monitor_candidates)
@@ -61,12 +67,19 @@ class CrashSafeCheckpoint(ModelCheckpoint):
     @contextmanager
     def _taking_back(self) -> Iterator[None]:
         """Restores what was noted before, such as the best score, if the block cannot save."""
-        noted, step = deepcopy(self.state_dict()), self._last_global_step_saved
+        self._noted = deepcopy(self.state_dict()), self._last_global_step_saved
         try:
             yield
         except NotSavedError:
-            self.load_state_dict(noted)
-            self._last_global_step_saved = step
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Restores what was noted before the last attempt to save."""
+        noted, self._last_global_step_saved = self._noted
+        self.load_state_dict(noted)
+
+    def published(self, trainer: Trainer, path: Path) -> None:
+        """Is called on rank 0 when a file is complete."""
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Saves; every save of Lightning's class comes here.
@@ -83,11 +96,14 @@ class CrashSafeCheckpoint(ModelCheckpoint):
         except (OSError, CheckpointException) as error:
             reason = _reason(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
-        if in_folder and trainer.is_global_zero:
+        if trainer.is_global_zero:
             try:
-                if reason is None:
+                if in_folder and reason is None:
                     publish(prepared, path)
-                remove(prepared)
+                if in_folder:
+                    remove(prepared)
+                if reason is None:
+                    self.published(trainer, path)
             except OSError as error:
                 reason = _reason(error)
         self._last_checkpoint_saved = filepath

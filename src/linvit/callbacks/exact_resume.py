@@ -11,6 +11,7 @@ from linvit.callbacks.loop_state import settle
 from linvit.callbacks.random_state import random_state, set_random_state
 
 RANDOM_STATE = "random_state"  # in a checkpoint
+WITHIN_STEP = "within_step"  # in one that was written amid an accumulation, where what is logged has the next step
 
 
 @runtime_checkable
@@ -59,6 +60,7 @@ class ExactResume(Callback):
                 f"a checkpoint is written amid the accumulation of {window} batches. It has no gradients, so a run "
                 f"that is resumed from it differs slightly from this one; write it after an optimiser step"
             )
+            checkpoint[WITHIN_STEP] = True
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps both until training starts: what comes before draws random numbers, and Lightning makes the loader."""

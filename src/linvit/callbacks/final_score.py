@@ -1,22 +1,32 @@
 """The run's hyper-parameters beside its scores, for TensorBoard's table of runs (HPARAMS)."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams
 
 
 class FinalScore(Callback):
-    """Writes the hyper-parameters with the last scores of the weights and of their average, when training has ended.
+    """Names the hyper-parameters to TensorBoard, and the scores that its table shows beside them.
 
-    The tags `final/score` and `final/ema_score` are their own: TensorBoard writes them as a curve of one point.
+    Those are the last values of `val/score` and, with a moving average, of `val/ema_score`.
     """
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes both to TensorBoard."""
-        scores = {
-            f"final/{name}": trainer.callback_metrics[f"val/{name}"].item()
-            for name in ("score", "ema_score")
-            if f"val/{name}" in trainer.callback_metrics
-        }
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the names to TensorBoard."""
+        scores = dict.fromkeys(["val/score", "val/ema_score"][: 2 if pl_module.hparams.get("ema_decay") else 1], 0.0)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and scores:
-                logger.log_hyperparams(dict(logger.hparams), scores, trainer.global_step)
+            if isinstance(logger, TensorBoardLogger) and trainer.enable_validation:
+                for summary in hparams(dict(_flat(dict(logger.hparams))), scores):
+                    logger.experiment.file_writer.add_summary(summary)
+
+
+def _flat(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested options by path, with the values that TensorBoard takes."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}/")
+        else:
+            yield before + name, value if isinstance(value, bool | int | float | str) else str(value)

@@ -3,19 +3,23 @@
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
-from linvit.checkpointing.atomic_file import LAST, sweep
+from linvit.callbacks.crash_safe_checkpoint import WRITE_FOLDERS, CrashSafeCheckpoint, NotSavedError
+from linvit.checkpointing import AtomicCheckpointIO
+from linvit.checkpointing.atomic_file import LAST, PREVIOUS, link, sweep
 from linvit.checkpointing.checkpoint_io import in_words, is_remote
 from linvit.checkpointing.lock import lock, unlock
 from linvit.errors import UserError
 
 RETRY = 60.0  # seconds
+SAME, REPLACED = "same_files", "replaced_files"
+"""In a checkpoint: names of other files of its folder that are the same one, and of those that they replace."""
 
 
 class LastCheckpoint(CrashSafeCheckpoint):
@@ -23,10 +27,26 @@ class LastCheckpoint(CrashSafeCheckpoint):
 
     Lightning's `save_last` writes only when the callback that keeps the best does. The folder is reserved for this run
     while it trains, and what killed runs left unfinished in it is deleted.
+
+    It is the record of its moment: the loggers have written all rows before it, and the best checkpoints of the moment
+    are further names of the same file, which it lists. So whatever a kill leaves, a run that goes on from it can make
+    complete what belongs to it (`complete`), and does the rest again.
+
+    Attributes:
+        names: Files that are to be the next last.ckpt, too, and the callbacks that want them.
+        replaced: Files that are to be deleted when that is done.
     """
 
     def __init__(self) -> None:
         super().__init__(filename=LAST.removesuffix(".ckpt"), enable_version_counter=False)
+        self.names: dict[str, CrashSafeCheckpoint] = {}
+        self.replaced: list[str] = []
+
+    def shares(self, other: CrashSafeCheckpoint, trainer: Trainer) -> bool:
+        """Whether another callback's files can be this one's by another name."""
+        io, strategy = trainer.strategy.checkpoint_io, trainer.strategy
+        plain = isinstance(io, AtomicCheckpointIO) and not isinstance(strategy, WRITE_FOLDERS)
+        return plain and self._writes(trainer) and self.dirpath == other.dirpath and not other.save_weights_only
 
     def save(self, trainer: Trainer) -> bool:
         """Writes last.ckpt now; returns whether that succeeded, and warns if not.
@@ -56,10 +76,53 @@ class LastCheckpoint(CrashSafeCheckpoint):
             size = sum(part.nbytes * (3 if part.requires_grad else 1) for part in parts)  # AdamW keeps two of each
             on_rank_zero(trainer, check_room_for_two, Path(str(self.dirpath)), size)
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Lists the other names of the file, and the files that they replace."""
+        if self.names:
+            checkpoint[SAME] = [Path(name).name for name in self.names]
+            checkpoint[REPLACED] = [Path(name).name for name in self.replaced if name not in self.names]
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves at the end of each epoch, also where validation is within epochs or not after each."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save_topk_checkpoint(trainer, {})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves after a validation within the epoch."""
+        super().on_validation_end(trainer, pl_module)
+        if self.names:
+            self.save(trainer)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Has the loggers write what they have first."""
+        log_now(trainer)
+        for logger in trainer.loggers:
+            logger.save()
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        except NotSavedError:
+            for callback in self.names.values():
+                callback.take_back()
+            raise
+        finally:
+            self.names, self.replaced = {}, []
+
+    def published(self, trainer: Trainer, path: Path) -> None:
+        """Gives the file its other names."""
+        for name, callback in self.names.items():
+            link(path, Path(name))
+            for logger in trainer.loggers:
+                logger.after_save_checkpoint(callback)
+        for name in self.replaced:
+            if name not in self.names:
+                Path(name).unlink(missing_ok=True)
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Tries again to save, a minute after it failed."""
+        """Saves if another callback wants to; tries again a minute after it failed."""
         super().on_train_batch_end(trainer, pl_module, *args)
-        if self.failure is not None and trainer.global_step != self._last_global_step_saved:
+        if self.names:
+            self.save(trainer)
+        elif self.failure is not None and trainer.global_step != self._last_global_step_saved:
             between_steps = (args[-1] + 1) % trainer.accumulate_grad_batches == 0
             if trainer.strategy.broadcast(between_steps and time.monotonic() - self.failed_at > RETRY):
                 self.save(trainer)
@@ -78,6 +141,41 @@ class LastCheckpoint(CrashSafeCheckpoint):
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""
         return not trainer.fast_dev_run and not is_remote(str(self.dirpath))  # type: ignore[attr-defined]
+
+
+def log_now(trainer: Trainer) -> None:
+    """Logs what a step or an epoch of training has logged, which Lightning does only after the hooks at its end."""
+    connector = trainer._logger_connector
+    batch: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    if batch.processed > batch.completed:
+        connector.update_train_step_metrics()
+    elif trainer.training:
+        connector.log_metrics(connector.metrics["log"], step=trainer.global_step - 1)
+
+
+def complete(path: Path, same: Any, replaced: Any) -> None:
+    """Does what is to follow when a checkpoint is written, since a kill may have come before.
+
+    Nothing is done while another process has its folder. Anything but the names of other checkpoints is ignored.
+
+    Args:
+        path: The file.
+        same: What it has under `SAME`.
+        replaced: What it has under `REPLACED`.
+    """
+
+    def others(names: Any) -> list[Path]:
+        given = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        plain = [name for name in given if Path(name).name == name and name.endswith(".ckpt")]
+        return [path.with_name(name) for name in plain if name not in (path.name, LAST, PREVIOUS)]
+
+    with suppress(UserError, OSError):
+        lock(path.parent)
+        for other in others(same):
+            link(path, other)
+        for other in others(replaced):
+            other.unlink(missing_ok=True)
+        unlock(path.parent)
 
 
 def reserve(folder: Path) -> None:

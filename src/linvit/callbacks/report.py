@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
 
+from linvit.checkpointing.atomic_file import rewriting
 from linvit.plain_text import CsvWriter
 
 
 class Report(Callback):
-    """Writes files about the last validation when training ends, and about each `linvit validate` and `linvit test`.
+    """Writes files about each validation, and about each `linvit test`; those of the last one stay.
 
     A subclass supplies `collect` and `write`.
 
@@ -20,27 +23,35 @@ class Report(Callback):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
+        self._words = ""
 
     def collect(self, trainer: Trainer) -> Any:
         """What is reported, or None if there is nothing. All ranks call it."""
         raise NotImplementedError
 
-    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
-        """Writes what `collect` returned about a stage, "val" or "test", into a folder. Rank 0 calls it."""
+    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
+        """Writes what `collect` returned about a stage, "val" or "test", into a folder. Rank 0 calls it.
+
+        Returns:
+            What to tell the user of it.
+        """
         raise NotImplementedError
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports the last validation."""
-        self._report(trainer, pl_module, "val")
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reports unless training goes on."""
-        if trainer.state.fn == "validate":
+        """Reports, before a checkpoint of this moment is written."""
+        if not trainer.sanity_checking:
             self._report(trainer, pl_module, "val")
+            if trainer.state.fn == "validate":
+                self._tell()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports."""
         self._report(trainer, pl_module, "test")
+        self._tell()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says where the report of the last validation is."""
+        self._tell()
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         found = self.collect(trainer)
@@ -48,10 +59,20 @@ class Report(Callback):
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self.write(found, trainer, pl_module, Path(folder), stage)
+        self._words = self.write(found, trainer, pl_module, Path(folder), stage)
+
+    def _tell(self) -> None:
+        if self._words:
+            rank_zero_info(self._words)
 
 
 def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes rows as CSV, the names of the columns first."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with rewriting(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         CsvWriter(file).writerows(rows)
+
+
+def write_picture(path: Path, picture: Image.Image) -> None:
+    """Writes a picture as PNG."""
+    with rewriting(path) as part:
+        picture.save(part, "PNG")

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +42,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         prepared.unlink(missing_ok=True)
 
 
+@contextmanager
+def rewriting(path: Path) -> Iterator[Path]:
+    """Where to write what will replace `path` when the block ends. It has one name, so what a kill leaves is reused."""
+    part = path.with_name(f"{path.name}.part")
+    yield part
+    sync(part)
+    os.replace(part, path)
+
+
 def publish(prepared: Path, path: Path) -> None:
     """Renames a complete file or folder to `path`, and waits until the disk has it. A folder gets its checksums here.
 
@@ -70,6 +79,26 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
+def link(path: Path, other: Path) -> None:
+    """Makes `other` the same file as `path`, in one operation; where a file system has no links, a copy.
+
+    Raises:
+        OSError: If there is no room for it; what lay there is as it was.
+    """
+    prepared = temporary(other)
+    prepared.unlink(missing_ok=True)
+    try:
+        os.link(path, prepared)
+    except OSError:  # not every file system has links
+        shutil.copyfile(path, prepared)
+        sync(prepared)
+    try:
+        os.replace(prepared, other)
+        sync(other.parent)
+    finally:
+        prepared.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+
+
 def sweep(folder: Path) -> list[Path]:
     """Deletes what dead processes left unfinished in a folder that no living one writes to; returns what it was."""
     stale = sorted(folder.glob(f".*{TEMPORARY}"))
@@ -90,12 +119,6 @@ def _keep(path: Path, kept: Path) -> None:
     """Gives a file the name `kept` as well, or a folder instead."""
     if path.is_dir() or kept.is_dir():
         remove(kept)
-    link = temporary(kept)
-    with suppress(OSError):  # not every file system has links
-        link.unlink(missing_ok=True)
-        os.link(path, link)
-    if link.exists():
-        os.replace(link, kept)
-        link.unlink(missing_ok=True)  # a rename between two names of one file does nothing
-    else:
         os.replace(path, kept)
+    else:
+        link(path, kept)

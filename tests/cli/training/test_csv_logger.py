@@ -33,6 +33,28 @@ def test_all_but_the_row_in_work_is_in_the_file(tmp_path):
     assert [row["step"] for row in rows(tmp_path)] == ["0", "1"]
 
 
+def test_what_is_saved_is_in_the_file_and_what_follows_completes_it_at_once(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.log_metrics({"loss": 0.5}, 1)
+    logger.save()
+    assert [row["loss"] for row in rows(tmp_path)] == ["1.0", "0.5"]
+    logger.log_metrics({"mean": 0.75}, 1)
+    assert rows(tmp_path)[1] == {"step": "1", "loss": "0.5", "mean": "0.75"}
+    again = CsvLogger(tmp_path, purge_step=2)  # a checkpoint amid an accumulation: the row of its step goes on
+    again.log_metrics({"lr": 2.0}, 1)
+    again.finalize("success")
+    assert rows(tmp_path)[1] == {"step": "1", "loss": "0.5", "mean": "0.75", "lr": "2.0"}
+
+
+def test_a_run_that_starts_again_in_its_folder_leaves_no_row_of_the_killed_one(tmp_path):
+    for purge_step in (None, 0):
+        logger = CsvLogger(tmp_path, purge_step)
+        logger.log_metrics({"loss" if purge_step is None else "other": 1.0}, 0)
+        logger.save()
+    assert rows(tmp_path) == [{"step": "0", "other": "1.0"}]
+
+
 def test_a_continued_run_drops_what_comes_again_and_keeps_the_rest(tmp_path):
     logger = CsvLogger(tmp_path)
     for step in range(6):

@@ -117,6 +117,16 @@ class TestOneVoice:
             rank.explain(self.lost(), "RuntimeError: lost")
             assert lines == expected
 
+    def test_no_thread_is_in_the_store_when_the_interpreter_ends(self, store, monkeypatch):
+        """It would be killed in C++ code, which ends the process with SIGABRT."""
+        monkeypatch.setattr(ranks, "_store", lambda: SimpleNamespace(clone=lambda: store))
+        monkeypatch.setattr(STOP, "tell", None)
+        rank, _ = self.rank(store, 0, world=2)
+        rank.setup(SimpleNamespace(log_dir=None, global_rank=0), None, "validate")
+        assert rank._listener.is_alive()
+        rank.finish()
+        assert not rank._listener.is_alive()
+
     def test_a_rank_that_a_signal_ended_was_not_killed(self, store, monkeypatch):
         exits = []
         monkeypatch.setattr(STOP, "leave", lambda *ending: exits.append(ending))

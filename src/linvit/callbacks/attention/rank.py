@@ -17,6 +17,7 @@ from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_h
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.measurement import Measurement
+from linvit.callbacks.report import write_picture, write_table
 from linvit.callbacks.tensorboard import add_picture
 from linvit.plain_text import CsvWriter
 
@@ -80,8 +81,7 @@ class AttentionRank(Measurement):
             self._file = self.folder / TABLE
             rows = [row for row in read_table(self._file) if int(row["step"]) < trainer.global_step]
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("w", encoding="utf-8", newline="") as file:
-                CsvWriter(file).writerows([TITLES, *([row[title] for title in TITLES] for row in rows)])
+            write_table(self._file, [TITLES, *([row[title] for title in TITLES] for row in rows)])
 
     def measure(self, trainer: Trainer, calls: list[dict[str, Call]], until: float) -> None:
         """Measures the layers in turn, the first one where the last measurement ended."""
@@ -124,7 +124,7 @@ class AttentionRank(Measurement):
         started, self._new = time.monotonic(), False
         try:
             picture = rank_picture(self._file)
-            picture.save(self._file.with_name(PICTURE))
+            write_picture(self._file.with_name(PICTURE), picture)
             add_picture(trainer, "rank", picture)
         except Exception as error:
             rank_zero_warn(f"{self.name}: the picture cannot be drawn: {type(error).__name__}: {error}")

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
 from linvit.callbacks.class_names import class_names
-from linvit.callbacks.report import Report, write_table
-from linvit.callbacks.tensorboard import add_picture, writers
+from linvit.callbacks.report import Report, write_picture, write_table
+from linvit.callbacks.tensorboard import add_picture, current_step, writers
 from linvit.plain_text import markdown_table
 
 LONG = 10  # seconds of COCO's evaluation that are worth a line
@@ -20,7 +20,7 @@ LONG = 10  # seconds of COCO's evaluation that are worth a line
 class DetectionReport(Report):
     """Writes `val_classes.csv` (class, objects, box_AP, ...) and `val_precision_recall.png`; after a test, `test_...`.
 
-    Training reports its last validation, and writes both to TensorBoard, too. They are of the weights that
+    Training reports each validation, and writes both to TensorBoard, too. They are of the weights that
     `predict_with` names. The task offers `results(stage)`, whose `evaluations` are COCO's of boxes and masks and whose
     `objects` are the true ones of each class, on rank 0. How many seconds the detections of the set took, and COCO's
     figures after them, is logged as `seconds/detection` and `seconds/coco_evaluation`.
@@ -52,7 +52,7 @@ class DetectionReport(Report):
         """COCO's evaluations of the last set, and how many objects each class has."""
         return self._last
 
-    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the curves."""
         from linvit.callbacks.detection.curves import curves_picture  # here, since matplotlib takes half a second
 
@@ -69,11 +69,11 @@ class DetectionReport(Report):
         table = folder / f"{stage}_classes.csv"
         write_table(table, rows)
         picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
-        Image.fromarray(picture).save(folder / f"{stage}_precision_recall.png")
+        write_picture(folder / f"{stage}_precision_recall.png", Image.fromarray(picture))
         add_picture(trainer, f"{stage}/precision_recall", picture)
         for writer in writers(trainer):
-            writer.add_text(f"{stage}/classes", markdown_table(rows), trainer.global_step)
-        rank_zero_info(f"average precision of each class: {table}")
+            writer.add_text(f"{stage}/classes", markdown_table(rows), current_step(trainer))
+        return f"average precision of each class: {table}"
 
     def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         detected = time.perf_counter()
@@ -83,5 +83,5 @@ class DetectionReport(Report):
             rank_zero_info(f"detection took {detection:.0f} s, COCO's evaluation {evaluation:.0f} s")
         for logger in trainer.loggers if stage == "val" and not trainer.sanity_checking else ():
             seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
-            logger.log_metrics(seconds, trainer.global_step)
+            logger.log_metrics(seconds, current_step(trainer))
         self._last = dict(results.evaluations), results.objects

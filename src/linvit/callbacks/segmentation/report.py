@@ -6,18 +6,17 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.class_names import class_names
 from linvit.callbacks.confusion_picture import matrix_picture
-from linvit.callbacks.report import Report, write_table
+from linvit.callbacks.report import Report, write_picture, write_table
 from linvit.callbacks.tensorboard import add_picture
 
 
 class SegmentationReport(Report):
     """Writes `val_classes.csv` (class, pixels, IoU, Acc, F1) and `val_confusion.png`; after a test, `test_...`.
 
-    Training reports its last validation, and writes the picture to TensorBoard, too. Both are of the weights that
+    Training reports each validation, and writes the picture to TensorBoard, too. Both are of the weights that
     `predict_with` names. The task offers `class_table(stage)`: the confusion matrix, and scores of each class.
 
     Args:
@@ -40,7 +39,7 @@ class SegmentationReport(Report):
         """The matrix and the scores of the last set, which all ranks have."""
         return self._last
 
-    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> None:
+    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the picture."""
         matrix, scores = found[0].cpu().numpy(), {name: values.cpu() for name, values in found[1].items()}
         names = class_names(pl_module)
@@ -51,6 +50,6 @@ class SegmentationReport(Report):
         table = folder / f"{stage}_classes.csv"
         write_table(table, rows)
         picture = matrix_picture(matrix, names)
-        picture.save(folder / f"{stage}_confusion.png")
+        write_picture(folder / f"{stage}_confusion.png", picture)
         add_picture(trainer, f"{stage}/confusion", picture)
-        rank_zero_info(f"scores of each class: {table}")
+        return f"scores of each class: {table}"

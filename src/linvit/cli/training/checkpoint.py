@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 
-from linvit.checkpointing.atomic_file import PREVIOUS
+from linvit.callbacks.exact_resume import WITHIN_STEP
+from linvit.callbacks.last_checkpoint import REPLACED, SAME, complete
+from linvit.checkpointing.atomic_file import LAST, PREVIOUS
 from linvit.cli.training.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.cli.training.run_folder import CHECKPOINTS, run_of_checkpoint
 from linvit.entries import only_named
@@ -36,6 +38,7 @@ class Checkpoint:
     Attributes:
         path: The file.
         step: Optimiser steps that the run had done.
+        purge_step: From which step on a run that goes on from it logs.
         epochs: Epochs that it had finished.
         stopped_early: Whether `EarlyStopping` had ended it.
         run: The run folder that the file lies in, or None if it lies elsewhere.
@@ -51,9 +54,17 @@ class Checkpoint:
         self.epochs = epochs_done(content) or 0
         self.stopped_early = stopped_early(content)
         self.run = run_of_checkpoint(path)
+        self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
+        self._files = content.get(SAME), content.get(REPLACED)
         self._options: dict[str, Any] = content["hyper_parameters"]
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
+
+    @rank_zero_only
+    def complete(self) -> None:
+        """Puts the best checkpoints of its moment right, if the run was killed before it had."""
+        if self.run is not None and Path(self.path).name == LAST and Path(self.path).is_file():
+            complete(Path(self.path), *self._files)
 
     def check_epochs(self, max_epochs: int | None) -> None:
         """Raises a `UserError` if the run has done more epochs than it shall."""

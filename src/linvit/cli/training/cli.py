@@ -300,7 +300,8 @@ class LinvitCLI(LightningCLI):
         """Where versions lie, the one that is resumed, and the step from which its curves go on."""
         if self.resumed_run is None:
             return self.run_folder, None, None
-        return self.resumed_run.parent, self.resumed_run.name, self._step
+        purge_step = self.checkpoint.purge_step if self.checkpoint is not None and self._step else self._step
+        return self.resumed_run.parent, self.resumed_run.name, purge_step
 
     def _from_data(self, name: str, data: ImageData) -> Any:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from linvit.checkpointing.atomic_file import rewriting, sync
+
 
 class CsvLogger(Logger):
     """Writes `metrics.csv`, a row per step and a column per tag.
@@ -28,6 +30,8 @@ class CsvLogger(Logger):
         self.purge_step = purge_step
         self._columns: list[str] | None = None  # those of the file; None until it is opened
         self._row: dict[str, float] = {}
+        self._changed = False  # since the row was written
+        self._in_file: str | None = None  # step of the last row of the file
 
     @cached_property
     def file(self) -> Path:
@@ -51,50 +55,67 @@ class CsvLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds to the row of a step; a new step writes the row before it to the file."""
+        step = step or 0
         if step != self._row.get("step"):
             self._write_row()
-            self._row = {"step": 0 if step is None else step}
+            self._row = {"step": step}
         self._row |= metrics
+        self._changed = True
+        if self._in_file == str(step):  # what comes after `save` is not to wait for the next row
+            self._write_row()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes the row in work, and waits until the disk has it."""
+        self._write_row(to_disk=True)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Writes the last row to the file."""
-        self._write_row()
+        self.save()
 
-    def _write_row(self) -> None:
-        row, self._row = self._row, {}
-        if len(row) > 1:
-            try:
-                self._append(row)
-            except OSError as error:
-                rank_zero_warn(f"'{self.file}' could not be written, rows are missing: {error.strerror}")
-
-    def _append(self, row: dict[str, float]) -> None:
-        if self._columns is None:
-            self._columns = self._open()
-        new = [tag for tag in row if tag not in self._columns]
-        if new:
-            rows = self._rows()
-            self._columns += new
-            self._rewrite(rows)
-        size = self.file.stat().st_size
+    def _write_row(self, to_disk: bool = False) -> None:
         try:
-            with self.file.open("a", encoding="utf-8", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
-        except OSError:
-            os.truncate(self.file, size)  # no part of a row
-            raise
+            if self._changed and len(self._row) > 1:
+                self._write()
+            if to_disk and self.file.exists():
+                sync(self.file)
+        except OSError as error:
+            rank_zero_warn(f"'{self.file}' could not be written, rows are missing: {error.strerror}")
+        self._changed = False
 
-    def _open(self) -> list[str]:
-        """Deletes the rows that a resumed run will write again; returns the columns of the file."""
+    def _write(self) -> None:
+        """Appends the row, or completes the last one of the file."""
+        if self._columns is None:
+            self._open()
+        columns = list(dict.fromkeys([*(self._columns or []), *self._row]))
+        row = {tag: str(value) for tag, value in self._row.items()}
+        if columns != self._columns or row["step"] == self._in_file:
+            rows = self._rows()
+            last = rows.pop() if row["step"] == self._in_file else {}
+            self._rewrite([*rows, last | row], columns)
+        else:
+            size = self.file.stat().st_size
+            try:
+                with self.file.open("a", encoding="utf-8", newline="") as file:
+                    csv.DictWriter(file, columns).writerow(row)
+            except OSError:
+                os.truncate(self.file, size)  # no part of a row
+                raise
+        self._in_file = row["step"]
+
+    def _open(self) -> None:
+        """Deletes the rows that a resumed run will write again."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        if not self.file.exists():
-            return []
         rows = self._rows()
-        self._columns = list(rows[0]) if rows else []
         if self.purge_step is not None:
-            self._rewrite([row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step])
-        return self._columns
+            rows = [row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step]
+        if rows:
+            self._rewrite(rows, list(rows[0]))
+            self._in_file = rows[-1]["step"]
+        else:
+            self.file.unlink(missing_ok=True)
+            self._columns = []
 
     def _rows(self) -> list[dict[str, str]]:
         """The rows of the file; one that a killed run wrote in part has no value in some columns."""
@@ -103,11 +124,10 @@ class CsvLogger(Logger):
         with self.file.open(encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file, restval=""))
 
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+    def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         """Replaces the file in one operation, so that nothing is lost if the run is killed meanwhile."""
-        part = self.file.with_suffix(".part")
-        with part.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns or [])
+        with rewriting(self.file) as part, part.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-        part.replace(self.file)
+        self._columns = columns

@@ -27,9 +27,10 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     """Runs a verb; says in a line, on one rank, what ends it. An error of a single process keeps its traceback."""
     try:
         yield
-        ranks.over = True
+        ranks.finish()
     except Stopped as stop:
-        ranks.over, STOP.ended_by = True, stop.by
+        STOP.ended_by = stop.by
+        ranks.finish()
         rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
         with suppress(RuntimeError):  # another rank is gone
             trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed

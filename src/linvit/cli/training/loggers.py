@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from linvit.checkpointing.atomic_file import sync
 from linvit.cli.training.csv_logger import CsvLogger
 from linvit.cli.training.run_folder import claim_version, next_version
 from linvit.errors import UserError, check_choice
@@ -22,7 +23,7 @@ PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "co
 Loggers = bool | Logger | str | list[Logger | str] | None  # bool before str, or false is a name
 
 
-SCORES = ("final/", "train/", "val/", "test/")
+SCORES = ("train/", "val/", "test/")
 OTHERS = "vitals"
 RETRY = 60.0  # seconds
 
@@ -54,8 +55,10 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes what is left, and the hyper-parameters."""
+        """Writes what is left, and the hyper-parameters, and waits until the disk has the curves."""
         self._unless_refused(super().save)
+        for file in Path(self.log_dir).glob("events.out.tfevents.*"):
+            self._unless_refused(sync, file)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

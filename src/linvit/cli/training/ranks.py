@@ -36,13 +36,13 @@ class Ranks(Callback):
     Attributes:
         rank: Which one this is.
         run: Folder of a run that trains, or None.
-        over: Whether all ranks have come to an end in good order, so that none is to be ended by another.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
-        self.over = False
+        self._over = threading.Event()  # from now on none is to be ended by another
+        self._listener: threading.Thread | None = None
         self._where_rank_0 = ""
         self._connection: Store | None = None
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
@@ -67,7 +67,17 @@ class Ranks(Callback):
             store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
             self._where_rank_0 = store.get("where0").decode()  # the store may end with it
             STOP.tell = lambda code: store.set(f"left{self.rank}", str(code))
-            self._in_thread(self._answer, store)
+            self._listener = self._in_thread(self._answer, store)
+
+    def finish(self) -> None:
+        """Is called when all ranks have come to an end in good order.
+
+        A thread that is in the C++ code of the store when the interpreter ends is killed there, which ends the process
+        with SIGABRT ("terminate called without an active exception"). So it is waited for.
+        """
+        self._over.set()
+        if self._listener is not None:
+            self._listener.join(GRACE)
 
     def explain(self, error: Exception, own: str) -> None:
         """Says why this rank ends, unless another rank does; `own` is what it has to say of itself."""
@@ -109,7 +119,8 @@ class Ranks(Callback):
         """Answers when a rank has failed, and ends this rank if it does not end by itself."""
         try:
             while not store.check(["failed"]):
-                time.sleep(1)
+                if self._over.wait(1):
+                    return
             store.set(f"here{self.rank}", "")
         except RuntimeError:
             pass  # rank 0 has ended
@@ -123,7 +134,7 @@ class Ranks(Callback):
         while not (failed := [process for process in STOP.children if process.poll()]):
             time.sleep(0.5)
         code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
-        if STOP.is_exit_code(code) and not self.over:
+        if STOP.is_exit_code(code) and not self._over.is_set():
             STOP.leave(code, f"ended by a signal to {self._name(rank)}")
         self._end_soon(self._ended([rank]) if code < 0 else "")  # one that was not killed has said why it ended
 
@@ -135,8 +146,7 @@ class Ranks(Callback):
 
     def _end_soon(self, why: str = "") -> None:
         """Ends this rank if it does not end by itself."""
-        time.sleep(GRACE)
-        if not self.over:
+        if not self._over.wait(GRACE):
             if why:
                 self.say(why)
             STOP.leave(1)
@@ -159,8 +169,10 @@ class Ranks(Callback):
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
     @staticmethod
-    def _in_thread(function: Callable[..., Any], *arguments: Any) -> None:
-        threading.Thread(target=function, args=arguments, daemon=True).start()
+    def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        thread.start()
+        return thread
 
 
 def _store() -> PrefixStore:
