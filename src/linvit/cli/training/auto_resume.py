@@ -73,14 +73,18 @@ def is_finished(checkpoint: Checkpoint, max_epochs: int | None, max_steps: int) 
     return epochs or 0 <= max_steps <= checkpoint.step or checkpoint.stopped_early
 
 
-def has_last_evaluation(run: Path, checkpoint: Checkpoint) -> bool:
-    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one."""
+def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bool:
+    """Whether the evaluation that belongs to a run's last checkpoint is in its metrics.csv, if it writes one.
+
+    A run that `max_steps` ends within an epoch does not evaluate that one.
+    """
     if not (run / CONFIG).exists():
         return True
     found = Run(run)
     logger = found.config["trainer"].get("logger")
     others = any(isinstance(part, dict) for part in (logger if isinstance(logger, list) else [logger]))
-    return logger is False or others or found.evaluated(checkpoint.epochs, checkpoint.step)
+    epochs = None if 0 <= max_steps <= checkpoint.step else checkpoint.epochs
+    return logger is False or others or found.evaluated(epochs, checkpoint.step)
 
 
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
@@ -118,7 +122,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path 
         rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
     elif not is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
         rank_zero_info(f"--resume=auto: {shown(run)} goes on from {Path(checkpoint.path).name}, step {checkpoint.step}")
-    elif not has_last_evaluation(run, checkpoint):
+    elif not has_last_evaluation(run, checkpoint, trainer.max_steps):
         checkpoint = before(run, checkpoint)
         rank_zero_warn(
             f"--resume=auto: {shown(run)} was trained to its end, but its last evaluation is not in its metrics.csv: "
