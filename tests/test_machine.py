@@ -1,5 +1,8 @@
 """Processors and memory, by themselves and as containers limit them."""
 
+import subprocess
+import sys
+
 import pytest
 
 from linvit import machine
@@ -62,3 +65,18 @@ def test_another_system(groups, monkeypatch, tmp_path):
 
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path):
     assert machine.free_disk(tmp_path / "a" / "b") > 0
+
+
+def test_loader_processes_need_more_files_than_may_be_open():
+    """In a process of its own, which may open 64, or raise that to 128."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))\n"
+        "from linvit.machine import let_open; let_open(128, '4 loader processes', 'lower --data.num_workers, or')\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    pytest.importorskip("resource")
+    few, enough = (
+        subprocess.run([sys.executable, "-c", code, most], capture_output=True, text=True) for most in ("64", "4096")
+    )
+    assert "may open 64 files at once, and 4 loader processes need up to 128: lower --data.num_workers" in few.stderr
+    assert (enough.stdout, enough.returncode) == ("128\n", 0)

@@ -5,6 +5,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from linvit.errors import UserError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
@@ -72,3 +79,27 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def let_open(files: int, what: str, way_out: str) -> None:
+    """Raises this process's limit of open files to what is needed.
+
+    Args:
+        files: How many may be open at once.
+        what: What needs them, for the message.
+        way_out: What else to do, for the message.
+
+    Raises:
+        UserError: If the system does not allow so many.
+    """
+    if resource is None:
+        return
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now == resource.RLIM_INFINITY or now >= files:
+        return
+    if most != resource.RLIM_INFINITY and most < files:
+        raise UserError(
+            f"this process may open {most} files at once, and {what} need up to {files}: {way_out} raise the limit "
+            f"before the command, by ulimit -n {files}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))

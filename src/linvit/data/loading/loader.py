@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from linvit.data.loading.position import Layout, Phase, Position, resumed
+from linvit.machine import let_open
 from linvit.signals import outlive_signals
 
 
@@ -113,7 +114,12 @@ def make_loader(
         collate: Samples to a batch.
         sampler: The order of a data set that is not a stream.
         training: Whether passes can be resumed.
+
+    Raises:
+        UserError: If this process may not open as many files as so many loader processes need.
     """
+    if num_workers:
+        let_open(64 + 16 * num_workers, f"{num_workers} loader processes", "lower --data.num_workers, or")
     loader = (TrainLoader if training else DataLoader)(
         samples,
         batch_size=batch_size,
