@@ -1,5 +1,7 @@
 """What the models of runs cost."""
 
+import sys
+
 import linvit
 from linvit.experiments.compare.costs import Costs, _with_images, measure
 from linvit.experiments.compare.runs import Run
@@ -40,3 +42,22 @@ def test_a_detector_has_something_to_find_when_it_trains():
     module.train()(*images).backward()
     assert all(parameter.grad is not None for parameter in detector.parameters())
     assert len(module.eval()(*images)) == 2
+
+
+def test_a_report_of_other_peoples_runs_imports_and_calls_nothing(tmp_path, monkeypatch):
+    """What `linvit compare --report` reads; in `linvit compare` the configurations are the user's own."""
+    (tmp_path / "module_of_a_run.py").write_text("from linvit.tasks import ClassificationTask as Mine\n")
+    (tmp_path / "hubconf.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    hub = {"repo_or_dir": str(tmp_path), "model": "x", "source": "local"}
+    runs = {
+        "import": Run(write_run(tmp_path / "a/version_0", task="module_of_a_run.Mine")),
+        "call": Run(write_run(tmp_path / "b/version_0", task="torch.hub.load", **hub)),
+        "attention": Run(write_run(tmp_path / "c/version_0", attention="module_of_a_run:Mine")),
+    }
+    found = measure(runs, budget=0.05, device="cpu", imports=False)
+    assert "not a task that is imported already" in found["import"]
+    assert "not a task that is imported already" in found["call"]
+    assert "names the attention class 'module_of_a_run:Mine'" in found["attention"]
+    assert "module_of_a_run" not in sys.modules
+    assert not (tmp_path / "mark").exists()

@@ -54,7 +54,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
         lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
         raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
     if not args.skip_costs:
-        measured = costs.measure(firsts, BUDGET * len(firsts), device)
+        measured = costs.measure(firsts, BUDGET * len(firsts), device, imports=not args.report)
         for variant in results.variants:
             variant.costs = measured.get(variant.name)
             if isinstance(variant.costs, str):

@@ -1,6 +1,7 @@
 """What the models of runs cost, measured side by side: parameters, operations, time and memory."""
 
 import importlib
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linvit.entries import only_named
+from linvit.errors import UserError
 from linvit.experiments.bench.conditions import other_load
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
@@ -42,13 +45,14 @@ class Costs(NamedTuple):
     published: Published | None
 
 
-def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Costs | str]:
+def measure(runs: Mapping[str, Run], budget: float, device: str, imports: bool = True) -> dict[str, Costs | str]:
     """Builds the network of each run and measures it on a random image of the run's size; weights are random, too.
 
     Args:
         runs: By name.
         budget: Seconds for the timing of all.
         device: "cpu" or "cuda".
+        imports: Whether classes that the runs' configurations name by their paths may be imported.
 
     Returns:
         By name, the costs, or why there are none.
@@ -59,7 +63,7 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
     for name, run in runs.items():
         try:
             with torch.random.fork_rng(devices=[]):
-                network, size, published[name], channels = _network(run)
+                network, size, published[name], channels = _network(run, imports)
         except Exception as error:  # one model that cannot be built keeps no other from the table
             found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             continue
@@ -71,12 +75,15 @@ def measure(runs: Mapping[str, Run], budget: float, device: str) -> dict[str, Co
     return found | {cost.name: _costs(cost, load.processors, published[cost.name]) for cost in measured}
 
 
-def _network(run: Run) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
+def _network(run: Run, imports: bool) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
     """The network of a run, the size of its images, the published scores, and the channels of its images."""
-    module, _, name = run.config["model"]["class_path"].rpartition(".")
-    task: type[Task] = getattr(importlib.import_module(module), name)
+    path = run.config["model"]["class_path"]
+    module, _, name = path.rpartition(".")
+    task = getattr(importlib.import_module(module) if imports else sys.modules.get(module), name, None)
+    if not isinstance(task, type) or not issubclass(task, Task):
+        raise UserError(f"'{path}' is not a task that is imported already, and a report imports none")
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
-    with checkpoint_follows():
+    with checkpoint_follows(), only_named(run.config if imports else ()):
         built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
     return built.network, image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
 
