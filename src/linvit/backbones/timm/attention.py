@@ -15,14 +15,11 @@ from linvit.backbones.timm.hosts import (
     ReplacedSwinAttention,
     ReplacedViTAttention,
 )
-from linvit.backbones.timm.patch_grid import patch_grid
+from linvit.backbones.timm.patch_grid import ACCEPTED, patch_grid
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry import Spec
 
-SUGGESTED = (
-    "vit_tiny_patch16_224, deit_tiny_patch16_224, beit_base_patch16_224, pvt_v2_b0, swin_tiny_patch4_window7_224"
-)
 PLAIN = (Attention, AttentionRope, beit.Attention, eva.EvaAttention)
 REPLACEABLE: tuple[type[nn.Module], ...] = (*PLAIN, pvt_v2.Attention, swin_transformer.WindowAttention)
 
@@ -79,8 +76,7 @@ def _nothing_to_replace(network: nn.Module) -> str:
         )
     return (
         f"{type(network).__name__} has no attention that linvit can replace; it mixes tokens by "
-        f"{', '.join(token_mixers(network)) or 'nothing known'}. Leave attention out, or take a model such as "
-        f"{SUGGESTED}"
+        f"{', '.join(token_mixers(network)) or 'nothing known'}. Leave attention out, or {ACCEPTED}"
     )
 
 
@@ -89,19 +85,16 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
     what = f"{type(network).__name__}'s {type(source).__name__}"
     if getattr(network, "rope", None) is not None:
         raise UserError(
-            f"{what} turns q and k by rotary position embeddings, for which a mechanism has no place; take a model "
-            f"with added position embeddings, such as {SUGGESTED}"
+            f"{what} turns q and k by rotary position embeddings, for which a mechanism has no place; {ACCEPTED}"
         )
     kept = {"qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "q_norm", "k_norm", "proj"}
     kept |= {"q", "kv", "sr", "norm"} if isinstance(source, pvt_v2.Attention) else {"relative_position_bias_table"}
     extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - kept)
     if extra:
-        raise UserError(
-            f"{what} also has {', '.join(extra)}, for which there is no place; take another model: {SUGGESTED}"
-        )
+        raise UserError(f"{what} also has {', '.join(extra)}, for which a mechanism has no place; {ACCEPTED}")
     dim, inner = source.proj.out_features, source.proj.in_features  # type: ignore[union-attr]
     if dim != inner:
-        raise UserError(f"{what} has heads of {inner} channels for tokens of {dim}; take another model: {SUGGESTED}")
+        raise UserError(f"{what} has heads of {inner} channels for tokens of {dim}, and must have as many; {ACCEPTED}")
 
 
 def token_mixers(network: nn.Module) -> list[str]:

@@ -9,6 +9,9 @@ from linvit.attention.base import Grid
 from linvit.errors import UserError
 from linvit.image_size import image_size
 
+ACCEPTED = "take timm's ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 or Swin, such as vit_tiny_patch16_224"
+"""The models of timm whose attention can be replaced, for messages."""
+
 
 class PatchGrid:
     """Records the patch grid of a model's images, as a forward pre-hook of its patch embedding.
@@ -34,8 +37,7 @@ def patch_grid(network: Any, img_size: int | Sequence[int]) -> PatchGrid:
     patch_embed: Any = getattr(network, "patch_embed", None)
     if not hasattr(patch_embed, "dynamic_feat_size"):
         raise UserError(
-            f"{type(network).__name__} has no patch embedding that tells the grid of its tokens; take a model such as "
-            f"vit_tiny_patch16_224"
+            f"{type(network).__name__} has no patch embedding that tells the grid of its tokens; {ACCEPTED}"
         )
     size = getattr(patch_embed, "grid_size", None) or patch_embed.dynamic_feat_size(image_size(img_size))
     return PatchGrid(patch_embed, tuple(size), network.num_prefix_tokens)
