@@ -51,8 +51,8 @@ lint: .venv/installed-dev ## ruff (format and lint) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (an hour on two cores)
-	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS) --readme README.md
+gallery: .venv/installed ## train all attentions on the digits, and write docs/gallery (hours on two cores)
+	$(BIN)/python benchmarks/gallery.py --epochs $(EPOCHS) --seeds $(SEEDS) --jobs $(JOBS)
 
 tensorboard: .venv/installed ## show all runs at http://localhost:6006
 	$(BIN)/tensorboard --logdir checkpoints
