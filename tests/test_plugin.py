@@ -232,7 +232,8 @@ def test_a_run_that_does_not_name_them_is_unharmed(broken):
 
 @pytest.mark.parametrize("name", ["bad_import", "bad_syntax", "bad_type", "bad_exit"])
 def test_a_run_that_names_one_fails_and_says_whose_it_is(broken, name):
-    code = f"import linvit\ntry: linvit.create_attention('{name}')\nexcept linvit.UserError as error: print(error)"
+    create = f"linvit.create_attention('{name}', dim=8, num_heads=1, grid=None)"
+    code = f"import linvit\ntry: {create}\nexcept linvit.UserError as error: print(error)"
     done = python("-c", code, path=broken)
     assert done.returncode == 0, done.stderr
     assert f"attention '{name}' of linvit-{name.replace('_', '-')} 0.1 " in done.stdout

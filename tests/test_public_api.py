@@ -1,5 +1,8 @@
 """The names that users, configurations and plug-ins rely on. A change here is a change of the public interface."""
 
+import importlib
+import inspect
+import re
 import tomllib
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -45,6 +48,46 @@ def test_public_names():
         assert name in dir(linvit)
     with pytest.raises(AttributeError, match="no_such_name"):
         linvit.no_such_name  # noqa: B018
+
+
+MODULES = ("analysis", "backbones", "callbacks", "data", "image_size", "layers", "tasks", "testing")
+
+
+def shown():
+    """The names of linvit that the documents show, with their modules: imported, or written out."""
+    root = Path(__file__).parent.parent
+    for path in [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        for module, names in re.findall(r"^from (linvit[\w.]*) import (.+)$", text, re.MULTILINE):
+            yield from ((module, name.strip()) for name in names.split(","))
+        for name in re.findall(r"\blinvit((?:\.\w+)+)(?=\(|`)", text):
+            yield f"linvit{name.rpartition('.')[0]}", name.rpartition(".")[2]
+
+
+def test_what_documents_show_is_public():
+    found = set(shown())
+    assert len(found) > 20
+    public = {"linvit": {*linvit.__all__, *MODULES, *(group.removeprefix("linvit.") for group in GROUPS)}}
+    for module in MODULES:
+        public[f"linvit.{module}"] = set(importlib.import_module(f"linvit.{module}").__all__)
+    assert [f"{module}.{name}" for module, name in sorted(found) if name not in public.get(module, ())] == []
+    assert all(
+        hasattr(importlib.import_module(module), n) for module, names in public.items() for n in names - {*GROUPS}
+    )
+
+
+@pytest.mark.parametrize(
+    ("create", "names"),
+    [
+        (linvit.create_attention, ["spec", "dim", "num_heads", "grid"]),
+        (linvit.create_backbone, ["spec", "attention", "num_classes", "img_size", "in_chans", "drop_path_rate"]),
+        (linvit.create_head, ["spec", "channels", "reductions", "num_classes"]),
+    ],
+)
+def test_what_creates_is_typed(create, names):
+    parameters = inspect.signature(create).parameters
+    assert [*parameters] == [*names, "options"]
+    assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
 
 
 def test_the_registries_read_these_groups():

@@ -7,15 +7,19 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from linvit.entries import skip_malformed_entry_points
 from linvit.errors import UserError
 from linvit.registry import attentions, backbones, heads, preset
 
 if TYPE_CHECKING:
     from linvit.attention.base import Attention, Grid
+    from linvit.attention.create import create_attention
     from linvit.attention.ops.precision import full_precision
     from linvit.attention.ops.recompute import recomputed
     from linvit.backbones.base import Backbone
+    from linvit.backbones.create import create_backbone
     from linvit.backbones.replace_attention import replace_attention
+    from linvit.heads.create import create_head
     from linvit.heads.detection.base import DetectionHead
     from linvit.heads.detection.detector import create_detector
     from linvit.heads.segmentation.base import SegmentationHead
@@ -25,9 +29,9 @@ if TYPE_CHECKING:
 
 __version__ = version("linvit")
 
-register_attention, list_attentions, create_attention = attentions.register, attentions.names, attentions.create
-register_backbone, list_backbones, create_backbone = backbones.register, backbones.names, backbones.create
-register_head, list_heads, create_head = heads.register, heads.names, heads.create
+register_attention, list_attentions = attentions.register, attentions.names
+register_backbone, list_backbones = backbones.register, backbones.names
+register_head, list_heads = heads.register, heads.names
 
 _LAZY = {
     "Attention": "linvit.attention.base",
@@ -36,7 +40,10 @@ _LAZY = {
     "DetectionHead": "linvit.heads.detection.base",
     "Grid": "linvit.attention.base",
     "SegmentationHead": "linvit.heads.segmentation.base",
+    "create_attention": "linvit.attention.create",
+    "create_backbone": "linvit.backbones.create",
     "create_detector": "linvit.heads.detection.detector",
+    "create_head": "linvit.heads.create",
     "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.precision",
     "load_pretrained": "linvit.weights.load",
@@ -73,6 +80,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        skip_malformed_entry_points()  # before torch, which they would stop
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'linvit' has no attribute '{name}'")
 

@@ -1,4 +1,4 @@
-"""Builds backbones for networks that have more than a backbone: with any attention, and in the form for dense tasks."""
+"""Builds backbones from specs: with any attention, and in the form for dense tasks."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,12 +11,35 @@ from linvit.registry import Spec, backbones
 from linvit.signatures import takes
 
 
-def create_backbone(spec: Spec, attention: Spec | Sequence[Spec] | None = None, **options: Any) -> nn.Module:
-    """Builds the backbone of a spec with another attention in it, unless that is None.
+def create_backbone(
+    spec: Spec,
+    attention: Spec | Sequence[Spec] | None = None,
+    *,
+    num_classes: int | None = None,
+    img_size: int | Sequence[int] | None = None,
+    in_chans: int | None = None,
+    drop_path_rate: float | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Builds the backbone that a spec describes. None leaves an option to the backbone.
+
+    Args:
+        spec: A name, or a mapping with `name` and options of the backbone.
+        attention: What replaces the backbone's attention: one spec, or a list with one per stage or per block.
+        num_classes: Classes; 0 for features.
+        img_size: Side or (H, W) of the images (B, in_chans, H, W) that it is built for.
+        in_chans: Image channels.
+        drop_path_rate: Stochastic depth of the last block.
+        options: Further options of the backbone, such as `depth`.
 
     Raises:
-        UserError: If the backbone takes no attention; else as `linvit.create_backbone`.
+        UserError: If there is no such name, it does not take an option, or the backbone takes no other attention.
+
+    Example:
+        >>> linvit.create_backbone("pvt_tiny", attention="focused", num_classes=10, img_size=64)
     """
+    given = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "drop_path_rate": drop_path_rate}
+    options |= {name: value for name, value in given.items() if value is not None}
     name, _ = backbones.parse(spec)
     if attention is not None:
         if not takes(backbones.get(name), "attention"):

@@ -1,7 +1,7 @@
 """Builds the backbone and the head of a network for dense prediction, which fit together."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -11,6 +11,28 @@ from linvit.heads.base import Head
 from linvit.heads.pyramid import drop_unused, pyramid
 from linvit.registry import Spec, backbones, heads
 from linvit.signatures import takes
+
+
+def create_head(
+    spec: Spec, *, channels: Sequence[int], reductions: Sequence[int], num_classes: int, **options: Any
+) -> Head:
+    """Builds the head that a spec describes; `create_segmentor` and `create_detector` build its backbone, too.
+
+    Args:
+        spec: A name, or a mapping with `name` and options of the head.
+        channels: Of each feature map (B, C, H, W) of the backbone, the largest map first.
+        reductions: How many pixels of the image a pixel of each map is wide.
+        num_classes: Classes.
+        options: Further options of the head.
+
+    Raises:
+        UserError: If there is no such name, or it does not take an option or these maps.
+
+    Example:
+        >>> linvit.create_head("fcn", channels=[64, 128], reductions=[4, 8], num_classes=150)
+    """
+    made = heads.create(spec, channels=channels, reductions=reductions, num_classes=num_classes, **options)
+    return cast("Head", made)
 
 
 def backbone_and_head(
@@ -38,7 +60,7 @@ def backbone_and_head(
         )
     name, options = backbones.parse(backbone)
     spec = {"name": name, **dense_options(name), **options}
-    shared = {"img_size": img_size, "drop_path_rate": drop_path_rate, **image_channels(in_chans)}
+    shared: dict[str, Any] = {"img_size": img_size, "drop_path_rate": drop_path_rate, **image_channels(in_chans)}
     context = {key: value for key, value in shared.items() if key not in options}
     network = create_backbone(spec, attention, num_classes=0, **context)
     indices, channels, reductions = pyramid(network, head_class.levels)
