@@ -1,5 +1,7 @@
 """Hostile files of weights and checkpoints."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.training import TINY, batches, tiny_task, trainer
 from tests.weights import bombs
 
 SPEC = "{name: deit_tiny, depth: 1, embed_dim: 24, patch_size: 4}"
+DIGITS = 10  # classes of the quickstart's data, so that commands come as far as the model
 Door = Callable[[Path, str], object]
 
 
@@ -33,7 +36,7 @@ def write(folder: Path, mark: Path) -> Iterator[Path]:
             path = folder / f"{kind}-{name.replace(' ', '_')}.ckpt"
             as_file(path, bombs.pickled(bomb(str(mark))))
             yield path
-    task = tiny_task()
+    task = tiny_task(num_classes=DIGITS)
     runner = trainer(folder, max_epochs=0)
     runner.fit(task, batches(8))
     runner.save_checkpoint(folder / "good")
@@ -43,7 +46,21 @@ def write(folder: Path, mark: Path) -> Iterator[Path]:
         f"open({str(mark)!r}, 'w')\nfrom linvit.backbones.deit import deit_tiny as Mine\n", encoding="utf-8"
     )
     path = "module_of_a_checkpoint:Mine"
+    call = {"class_path": "os.system", "init_args": {"command": f"touch {mark}"}}
+    option = "hyper_parameters"
     changed = {
+        "call": {option: {**options, "backbone": {**TINY, "depth": call}}},
+        "call_as_text": {option: {**options, "backbone": {**TINY, "depth": json.dumps(call)}}},
+        "call_in_attention": {option: {**options, "attention": {"name": "focused", "focusing_factor": call}}},
+        "call_in_pretrained": {option: {**options, "pretrained": {"source": call}}},
+        "deep": {option: {**options, "backbone": {**TINY, "depth": 10**7}}},
+        "wide": {option: {**options, "backbone": {**TINY, "embed_dim": 3 * 10**8}}},
+        "large": {option: {**options, "img_size": 10**6}},
+        "many": {option: {**options, "num_classes": 10**9}},
+        "lr": {option: {**options, "lr": "x"}},
+        "no_decay": {option: {**options, "no_decay": [{}]}},
+        "version": {"pytorch-lightning_version": "garbage"},
+        "loops": {"loops": {"fit_loop": 5, "validate_loop": 5, "test_loop": 5, "predict_loop": 5}},
         "instantiator": {"hyper_parameters": {**options, "_instantiator": "os.system", "_class_path": f"touch {mark}"}},
         "past_key": {"hparams": {"_instantiator": "os.system"}},
         "past_type": {"hparams_type": "os.system"},
@@ -72,7 +89,9 @@ def _command(verb: str, option: str) -> Door:
 def _trainer(verb: str, remote: bool) -> Door:
     def run(path: Path, address: str) -> None:
         runner = trainer(Path(), max_epochs=2)
-        getattr(runner, verb)(tiny_task(), batches(8), ckpt_path=f"{address}/{path.name}" if remote else path)
+        getattr(runner, verb)(
+            tiny_task(num_classes=DIGITS), batches(8), ckpt_path=f"{address}/{path.name}" if remote else path
+        )
 
     return run
 
@@ -95,7 +114,32 @@ PYTHON: dict[str, Door] = {
         for remote in (False, True)
     },
 }
+
+
+def _run_of(path: Path) -> Path:
+    """A run's folder with the file as its last and best checkpoint."""
+    run = Path("checkpoints", "quickstart", "version_0")
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("last", "best"):
+        shutil.copy(path, run / "checkpoints" / f"{name}.ckpt")
+    return run
+
+
+def _resume(path: Path, address: str) -> object:
+    _run_of(path)
+    return main(["fit", f"--config={QUICKSTART}", *tiny(), "--resume=auto"])
+
+
+def _analyze(path: Path, address: str) -> object:
+    best = _run_of(path) / "checkpoints" / "best.ckpt"
+    raw = f"base: {QUICKSTART}\nmodel: {{init_args: {{predict_with: raw}}}}\n"  # the checkpoint has no average
+    Path("raw.yaml").write_text(raw, encoding="utf-8")
+    return main(["analyze", f"--ckpt_path={best}", "--config=raw.yaml", "--count=1"])
+
+
 COMMANDS = {
     f"linvit {verb} --ckpt_path": _command(verb, "ckpt_path") for verb in ("fit", "validate", "test", "predict")
 }
+COMMANDS["linvit fit --resume=auto"] = _resume
+COMMANDS["linvit analyze"] = _analyze
 COMMANDS["linvit fit --model.pretrained"] = _command("fit", "model.pretrained")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from linvit.errors import UserError, check_choice
+from linvit.tasks.checkpoint_content import problems
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.weights import torch_file
 from linvit.weights.sharded import check_sharded
@@ -178,6 +179,8 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
             content: dict[str, Any] = load(file, True)
         if task.trainer.state.fn != TrainerFn.FITTING:
             return {name: part for name, part in content.items() if name not in OF_TRAINING}
+        if not Path(str(checkpoint_path)).is_dir() and (wrong := list(problems(content, resumed=True))):
+            raise UserError(f"checkpoint '{checkpoint_path}' cannot be resumed: {'; '.join(wrong)}")
         for callback in task.trainer.checkpoint_callbacks:
             state = content.get("callbacks", {}).get(callback.state_key)
             if isinstance(callback, ModelCheckpoint) and state is not None:

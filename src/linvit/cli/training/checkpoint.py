@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from linvit.callbacks.exact_resume import WITHIN_STEP
 from linvit.callbacks.last_checkpoint import REPLACED, SAME, complete
 from linvit.checkpointing.atomic_file import LAST, PREVIOUS
-from linvit.cli.training.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.cli.training.run_folder import CHECKPOINTS, run_of_checkpoint
 from linvit.entries import only_named
 from linvit.errors import UserError, some
 from linvit.finite import not_finite
 from linvit.signatures import same
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
+from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import check_content, no_larger_than

@@ -47,7 +47,7 @@ def epochs_done(content: Mapping[str, Any]) -> int | None:
         fit = content["loops"]["fit_loop"]
         counts = [fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]["total"]]
         known = all(_is_count(count[name]) for count in counts for name in ("ready", "completed", "processed"))
-        return counts[0]["processed"] if known else None
+        return counts[0]["processed"] if known and isinstance(fit["state_dict"], Mapping) else None
     except (KeyError, TypeError):
         return None
 
