@@ -67,7 +67,7 @@ def test_an_end_that_is_missing(file, cut):
 
 
 class TestWithoutOne:
-    """A file of another program, or of an earlier linvit."""
+    """A file of another program."""
 
     @pytest.fixture
     def file(self, tmp_path):

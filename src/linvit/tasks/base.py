@@ -28,7 +28,6 @@ from linvit.tasks.execution import (
     resume_buffer_broadcasts,
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
-from linvit.tasks.old_checkpoints import refuse_old_names, upgrade
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import checkpoint_follows, start_from, without_download
 from linvit.tasks.published import Published
@@ -119,7 +118,6 @@ class Task(LightningModule):
         check_choice("float32_matmul_precision", float32_matmul_precision, ["highest", "high", "medium"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
-        refuse_old_names(optimisation)
         self.optimisation = Optimisation(**optimisation)
         self.save_hyperparameters()
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
@@ -293,8 +291,7 @@ class Task(LightningModule):
             checkpoint["ema_updates"] = self.ema.updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes over what `on_save_checkpoint` added, and gives old names of weights those of today."""
-        upgrade(checkpoint)
+        """Takes over what `on_save_checkpoint` added."""
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]

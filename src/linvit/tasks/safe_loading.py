@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
-import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
@@ -23,7 +22,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from linvit.errors import UserError, check_choice
 from linvit.tasks.checkpoint_content import problems
-from linvit.tasks.old_checkpoints import upgrade
 from linvit.weights import torch_file
 from linvit.weights.sharded import check_sharded
 
@@ -38,7 +36,7 @@ YAML = re.compile(r"[{\[]|:(\s|$)")  # text that a parser of configurations may 
 
 @contextmanager
 def opened(source: Any) -> Iterator[Path]:
-    """A checkpoint as a file or folder here, which holds tensors and plain values alone, under the names of today.
+    """A checkpoint as a file or folder here, which holds tensors and plain values alone.
 
     Args:
         source: A path, an address such as `https://...`, or an open file.
@@ -58,9 +56,6 @@ def opened(source: Any) -> Iterator[Path]:
         elif not path.is_file():
             raise UserError(f"there is no checkpoint at '{source}'")
         content = check_content(torch_file.load(path, objects=False), source)
-        if upgrade(content):
-            path = _temporary(stack)
-            torch.save(content, path)
         with no_larger_than(content["state_dict"], source):
             yield path
 

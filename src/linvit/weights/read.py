@@ -18,8 +18,7 @@ from linvit.weights import hub, torch_file
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
 AVERAGED = ("state_dict_ema", "model_ema")
-TRAINED = ("network.", "backbone.")  # prefixes of a task's weights, today and in linvit's first checkpoints
-AVERAGE = "ema.network."  # prefix of their moving average
+TRAINED, AVERAGE = "network.", "ema.network."  # prefixes of a task's weights, and of their moving average
 WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
 
 
@@ -139,9 +138,8 @@ def _weights(
         order = ("model", "state_dict")
     tensors = {str(key): _checked(key, value, source) for key, value in inner.items() if isinstance(value, Tensor)}
     plain = {_without_wrappers(name): tensor for name, tensor in tensors.items()}
-    trained = next((prefix for prefix in TRAINED if _below(prefix, plain)), TRAINED[0])
-    below = {prefix: _below(prefix, plain) for prefix in (trained, AVERAGE)}
-    branch = AVERAGE if ema and not set(AVERAGED) & set(path) else trained
+    below = {prefix: _below(prefix, plain) for prefix in (TRAINED, AVERAGE)}
+    branch = AVERAGE if ema and not set(AVERAGED) & set(path) else TRAINED
     if not plain or (branch == AVERAGE and not below[AVERAGE]):
         holds = ", ".join(map(str, list(content)[:10])) or "nothing"
         wanted = f"averaged weights ({', '.join(AVERAGED)} or {AVERAGE}*)" if ema else "weights"
@@ -150,10 +148,7 @@ def _weights(
     if all(below.values()):  # a task's weights and their average lie side by side
         path.append(branch.rstrip("."))
         others = (*(prefix.rstrip(".") for prefix in below if prefix != branch), *others)
-    whole = {name: tensor for name, tensor in plain.items() if not name.startswith(AVERAGE)}
-    if branch != "backbone.":
-        whole = below[branch] or plain
-    state, beside = split(whole)
+    state, beside = split(below[branch] or plain)
     return Weights(state, source, ".".join(path), others, img_size, file, beside)
 
 

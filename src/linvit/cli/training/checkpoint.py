@@ -20,7 +20,6 @@ from linvit.finite import not_finite
 from linvit.signatures import same
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early
-from linvit.tasks.old_checkpoints import upgrade
 from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import check_content, no_larger_than
 from linvit.weights import torch_file
@@ -177,7 +176,6 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     if wrong := list(problems(checkpoint, resumed)):
         use = "resumed" if resumed else "used"
         raise UserError(f"checkpoint '{path}' cannot be {use}: {'; '.join(wrong)}{start}")
-    upgrade(checkpoint)
     return checkpoint
 
 

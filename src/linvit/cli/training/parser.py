@@ -18,7 +18,6 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, did_you_mean
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
-from linvit.tasks.old_checkpoints import RENAMED_OPTIONS, new_name
 from linvit.tasks.safe_loading import not_plain
 
 # Lines in which jsonargparse explains its types rather than the user's mistake.
@@ -107,9 +106,6 @@ def readable(message: str) -> str:
         return text
     given = next(group for group in unknown.groups() if group).replace("-", "_").replace("init_args.", "")
     given = given.removesuffix(".class_path")
-    leaf = given.rpartition(".")[2]
-    if leaf in RENAMED_OPTIONS:
-        return f"{text}. {new_name(leaf)}"
     owner = pkgutil.resolve_name(owners[-1]) if (owners := CLASS_PATH.findall(message)) else None
     return f"{text}.{_suggestion(given, owner if isinstance(owner, type) else None)}"
 
