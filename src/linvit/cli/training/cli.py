@@ -188,7 +188,7 @@ class LinvitCLI(LightningCLI):
         """Builds everything; `pretrained` is not loaded where a checkpoint replaces the weights."""
         config = self.config.clone()
         model = config[config.subcommand].model  # the parser shall build nothing of its options
-        facts = {name: None for name in SET_BY_DATA if name in model.init_args}
+        facts = {name: None for name in SET_BY_DATA if name in model.get("init_args", {})}
         model.init_args = Namespace(facts)  # type: ignore[no-untyped-call]
         try:
             self.config_init = self.parser.instantiate(config, instantiators=[(self._build_task, Task, True)])
