@@ -65,7 +65,7 @@ def backbone_costs(
             report(Progress(progress.doing, part, None if progress.left is None else progress.left + later))
 
         found, interrupted = measure_costs(
-            candidates, settings, budget=budget / len(sizes), clock=clock, report=overall, smaller=costs
+            candidates, settings, budget=budget / len(sizes), clock=clock, report=overall
         )
         costs += found
         if interrupted:

@@ -3,20 +3,20 @@
 import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from linvit import machine
 from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import count_operations
 from linvit.errors import UserError
-from linvit.experiments.bench.memory_guard import check_free, check_memory
 from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
-LARGE = 2**28  # bytes of a pass before which the free memory is looked at each time
 PASSES = {"forward": "forward", "forward_backward": "forward + backward", "training_step": "training step"}
 """Methods of `Runner`, and what notes call them."""
 
@@ -78,13 +78,12 @@ def measure_costs(
     budget: float,
     clock: Callable[[], float] = time.perf_counter,
     report: Callable[[Progress], None] = lambda progress: None,
-    smaller: Sequence[Cost] = (),
 ) -> tuple[list[Cost], bool]:
     """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
 
-    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU a
-    pass is not tried if it would take more than 80 % of the free memory: how much it takes is foretold from smaller
-    sizes by `peak = a N + b N^2`. Ctrl-C ends the measurement; what is measured by then is returned.
+    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU
+    the passes get 80 % of the free memory (`machine.memory_limit`). Ctrl-C ends the measurement; what is measured by
+    then is returned.
 
     Args:
         candidates: What is measured.
@@ -92,7 +91,6 @@ def measure_costs(
         budget: Seconds for all timing; see `interleaved`. Operations and memory take time of their own.
         clock: `time.perf_counter`; or `time.process_time` for one thread on a CPU that has other work, too.
         report: Is told how far it is.
-        smaller: What was measured before at smaller sizes.
 
     Returns:
         The costs in the order of the candidates, and whether Ctrl-C ended the measurement.
@@ -102,21 +100,20 @@ def measure_costs(
     times: dict[str, list[float]] = {}
     works: dict[str, Callable[[], Any]] = {}
     by_size = sorted(range(len(candidates)), key=lambda i: candidates[i].amount)
-    try:
+    limit = machine.memory_limit() if torch.device(settings.device).type == "cpu" else nullcontext()
+    interrupted = True
+    with limit, suppress(KeyboardInterrupt):
         for done, i in enumerate(by_size):
             what = "compiling" if costs[i].mode == "compiled" else "memory"
             report(Progress(f"{what}: {costs[i].label}, {shown(costs[i].size)}", done / len(by_size)))
             try:
                 runners[i] = Runner(*candidates[i].build(costs[i].size), settings, costs[i].mode)
-                before = [
-                    cost for cost in (*smaller, *(costs[j] for j in by_size[:done])) if cost.label == costs[i].label
-                ]
-                _memory(costs[i], runners[i], before, candidates[i])
+                _memory(costs[i], runners[i])
                 _count(costs[i], runners[i])
             except Exception as error:
                 costs[i].note += f"{'; ' * bool(costs[i].note)}{_reason(error)}"
             for name in costs[i].peak:
-                works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name), settings.device)
+                works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name))
         report(Progress("timing", 0.0, budget))
         longest = budget
 
@@ -127,8 +124,6 @@ def measure_costs(
 
         interleaved(works, budget=budget, device=settings.device, times=times, on_sample=on_sample, clock=clock)
         interrupted = False
-    except KeyboardInterrupt:
-        interrupted = True
     for key, samples in times.items():
         cost, name = costs[int(key.split()[0])], key.split()[1]
         if samples and name in cost.peak:
@@ -158,12 +153,10 @@ def _count(cost: Cost, runner: Runner) -> None:
         cost.parameters, cost.macs, cost.flops = on(runner.settings.device)
 
 
-def _memory(cost: Cost, runner: Runner, smaller: Sequence[Cost], candidate: Candidate) -> None:
+def _memory(cost: Cost, runner: Runner) -> None:
     """Peak memory of the passes, and what is kept for backward; the passes are warm afterwards."""
     for name in runner.settings.passes:
         try:
-            known = {other.amount: other.peak[name] for other in smaller if name in other.peak}
-            check_memory(name, known, candidate, runner.settings)
             work = getattr(runner, name)
             if name != "forward_backward" or runner.mode == "compiled":
                 work()  # what is allocated but once does not count
@@ -176,15 +169,12 @@ def _memory(cost: Cost, runner: Runner, smaller: Sequence[Cost], candidate: Cand
             cost.note += f"{'; ' * bool(cost.note)}{PASSES[name]}: {_reason(error)}"
 
 
-def _guarded(cost: Cost, name: str, work: Callable[[], Any], device: str) -> Callable[[], None]:
+def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], None]:
     """A pass that is left out from the moment in which memory does not suffice, as when another process takes it."""
-    large = cost.peak[name] > LARGE and torch.device(device).type == "cpu"
 
     def run() -> None:
         if name in cost.peak:
             try:
-                if large:
-                    check_free(cost.peak[name])
                 work()
             except Exception as error:
                 del cost.peak[name]
