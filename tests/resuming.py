@@ -11,9 +11,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 
+from linvit.callbacks import BestCheckpoint, LastCheckpoint, StopOnSignal
 from linvit.callbacks.stop_at import StopAt, digest
+from linvit.checkpointing.lock import unlock
+from linvit.cli.training.checkpoint import Checkpoint
+from linvit.cli.training.loggers import run_loggers
+from linvit.cli.verify_resume import files
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
+from linvit.signals import STOP, Stopped
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
 from tests.cli.forked import Forked, free_port
 from tests.training import trainer
@@ -96,12 +102,39 @@ def part(
     os.environ.pop("PL_GLOBAL_SEED")
     make = {None: classification, "upernet": segmentation, "mask_rcnn": detection}[model.get("head", {}).get("name")]
     task, data = make(model, loading)
-    end = folder / f"{step}.ckpt"
-    stop = StopAt(step, str(end), str(folder / "record.jsonl"))
-    runner = trainer(folder, callbacks=[Seen(folder), stop, *callbacks], **{**SHORT, **options})
-    with suppress(SystemExit):
-        runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
-    return end
+    purge_step = None
+    if resumed is not None:
+        checkpoint = Checkpoint(resumed, resumed=True)
+        checkpoint.complete()
+        purge_step = checkpoint.purge_step
+    loggers = run_loggers(None, folder / "runs", None if resumed is None else "version_0", purge_step)
+    given = {"mode": "max", "enable_version_counter": False}
+    keeping = [
+        BestCheckpoint(monitor="val/score", filename="best", **given),
+        BestCheckpoint(monitor="val/ema_score", filename="best_ema", **given),
+        LastCheckpoint(),
+    ]
+    stop = StopAt(step, str(folder / "record.jsonl"))
+    stopping = [stop, StopOnSignal(), Seen(folder), *callbacks]  # which sees no batch after the end
+    runner = trainer(
+        folder,
+        callbacks=[*stopping, *keeping],
+        logger=loggers,
+        enable_checkpointing=True,
+        **{**SHORT, **options},
+    )
+    try:
+        with suppress(Stopped):
+            runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)
+    finally:
+        STOP.received, STOP.deferred = None, False
+        unlock(last_of(folder).parent)  # as the end of a process does
+    return last_of(folder)
+
+
+def last_of(folder: Path) -> Path:
+    """The last.ckpt of a run."""
+    return folder / "runs" / "version_0" / "checkpoints" / "last.ckpt"
 
 
 def run(folder: Path, stops: Sequence[int], loading: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -119,7 +152,7 @@ def run(folder: Path, stops: Sequence[int], loading: dict[str, Any], **options: 
 def ranks(folder: Path, number: int, step: int, seed: int, *args: Any, **options: Any) -> Path:
     """The same as `part` on several ranks, in processes forked from this one."""
     on_ranks(folder, number, lambda: part(folder, step, seed, *args, devices=number, strategy="ddp", **options))
-    return folder / f"{step}.ckpt"
+    return last_of(folder)
 
 
 def on_ranks(folder: Path, number: int, function: Callable[[], object]) -> None:
@@ -139,12 +172,14 @@ def on_ranks(folder: Path, number: int, function: Callable[[], object]) -> None:
 
 
 def read(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """What a run came to: the checkpoint, and samples and events of each rank."""
+    """What a run came to: the checkpoint, the files that a user reads, and samples and events of each rank."""
     lines = {
         path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for path in sorted(folder.glob("*-*.jsonl"))
     }
-    return {"checkpoint": torch.load(checkpoint, weights_only=True), **lines}
+    content = torch.load(checkpoint, weights_only=True)
+    del content["callbacks"]  # which has paths; what follows from it is among the files
+    return {"checkpoint": content, "files": files(checkpoint.parents[1]), **lines}
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:

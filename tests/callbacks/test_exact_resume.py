@@ -9,6 +9,11 @@ CASES = {
     "map-style, before validation in the epoch": ({}, [3], {"val_check_interval": 3}),
     "stream, at the end of an epoch": ({"streaming": True, "shuffle_buffer": 99}, [7], {"check_val_every_n_epoch": 2}),
     "accumulation, twice": ({}, [1, 3], {"accumulate_grad_batches": 4}),
+    "steps, several validations in the epoch": (
+        {},
+        [9],
+        {"max_epochs": -1, "max_steps": 12, "val_check_interval": 0.3},
+    ),
 }
 
 

@@ -59,13 +59,10 @@ class Told:
     """A run whose record and weights are given."""
 
     def __init__(self, record, weight=0.0):
-        self.rows, self.weight = record, weight
+        self.rows, self.content = record, {"state_dict": {"w": torch.tensor(weight)}}
 
     def record(self):
         return self.rows
-
-    def content(self):
-        return {"state_dict": {"w": torch.tensor(self.weight)}}
 
     def go_on(self, step):
         """Is there already."""
@@ -122,6 +119,8 @@ def test_the_verdict_of_real_runs(tmp_path, hidden):
         assert "something that training reads is not in the checkpoint" in " ".join(done.stdout.split())
     else:
         assert "bit-equal after 12 steps, interrupted after 5 and 8" in done.stdout
+        for name in ("best.ckpt", "best_ema.ckpt", "last.ckpt", "metrics.csv", "events", "val_classes.csv"):
+            assert name in done.stdout
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,19 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from linvit.signals import STOP
+
 
 class StopAt(Callback):
-    """Writes a checkpoint after an optimiser step and ends the process there, as if it were killed.
+    """Ends a run after an optimiser step, as SIGTERM does: `StopOnSignal` saves last.ckpt.
 
     Args:
-        step: Optimiser steps. A run that ends before writes its checkpoint then.
-        checkpoint: The file.
+        step: Optimiser steps.
         record: A file that gets a line for each batch: epoch, number, digest and loss, of the first rank.
     """
 
-    def __init__(self, step: int, checkpoint: str, record: str) -> None:
+    def __init__(self, step: int, record: str) -> None:
         self.step = step
-        self.checkpoint = checkpoint
         self.record = Path(record)
         self._digest = ""
 
@@ -29,21 +30,19 @@ class StopAt(Callback):
         """Takes the digest before the model can change the batch."""
         self._digest = digest(batch)
 
+    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+        """Asks the run to end after this step."""
+        if trainer.global_step == self.step - 1:
+            STOP.agree(signal.SIGTERM)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Writes a line of the record; ends the run if it is time."""
+        """Writes a line of the record."""
         if trainer.is_global_zero:
             loss = float(outputs["loss"]) if isinstance(outputs, dict) else None
             with self.record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([trainer.current_epoch, batch_idx, self._digest, loss]) + "\n")
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.checkpoint)
-            raise SystemExit(0)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the checkpoint of a run that is over."""
-        trainer.save_checkpoint(self.checkpoint)
 
 
 def digest(batch: Any) -> str:

@@ -1,8 +1,12 @@
 """`linvit verify-resume`: interrupts a run of one's own configuration, and compares it with one that is not."""
 
 import argparse
+import csv
+import hashlib
 import json
+import logging
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +16,7 @@ from typing import Any
 
 from linvit.cli.terminal import argument_parser, reflow
 from linvit.errors import UserError
+from linvit.signals import STOP
 
 EPILOG = """examples:
   linvit verify-resume --config quickstart
@@ -20,11 +25,12 @@ EPILOG = """examples:
 
 All options of linvit fit are taken. The run has epochs of 5 batches and is
 written to a temporary folder, which is deleted. Each part is a process of its
-own. The exit code is 0 if the runs are bit-equal, otherwise 1.
+own. Compared is what lies in the run's folder: checkpoints, metrics.csv,
+TensorBoard's curves and reports, without measured times. The exit code is 0 if
+the runs are bit-equal, otherwise 1.
 """
 SHORT: dict[str, Any] = {  # options of the trainer; those of the command line win
     "logger": None,
-    "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
     "limit_train_batches": 5,
@@ -66,7 +72,7 @@ def main(argv: list[str]) -> int:
 def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> int:
     whole = Run(folder / "whole", options)
     whole.go_on(args.steps)
-    steps = whole.content()["global_step"]
+    steps = whole.content["global_step"]
     if steps <= args.interruptions:
         raise UserError(f"the run ends after {steps} steps: too few for {args.interruptions} interruptions")
     parts = Run(folder / "parts", options)
@@ -74,9 +80,13 @@ def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> i
     for stop in [*stops, args.steps]:
         parts.go_on(stop)
     interrupted = f"{steps} steps, interrupted after {' and '.join(map(str, stops))}"
-    different = differences({name: (whole.content()[name], parts.content()[name]) for name in COMPARED})
+    one, other = files(whole.run), files(parts.run)
+    different = differences({name: (one.get(name), other.get(name)) for name in one | other})
     if not different:
-        print(reflow(f"bit-equal after {interrupted}: {', '.join(COMPARED.values())}"))
+        print(
+            reflow(f"bit-equal after {interrupted}: {', '.join(COMPARED.values())}, and what lies in the run's folder:")
+        )
+        print(reflow(", ".join(sorted(one))))
         return 0
     print(reflow(f"NOT equal after {interrupted}: {len(different)} entries differ, such as"))
     print("\n".join(f"  {line}" for line in different[:5]))
@@ -96,6 +106,12 @@ class Run:
         folder.mkdir()
         self.folder, self.options = folder, options
         self.checkpoint: Path | None = None
+        self.content: dict[str, Any] = {}  # of the last checkpoint
+
+    @property
+    def run(self) -> Path:
+        """Its folder."""
+        return next(self.folder.glob("*/version_0"), self.folder)
 
     def go_on(self, step: int) -> None:
         """Trains up to a step, in a new process.
@@ -103,10 +119,12 @@ class Run:
         Raises:
             UserError: If it fails; with its last words.
         """
-        start = "anew" if self.checkpoint is None else f"from step {self.content()['global_step']}"
+        from linvit.checkpointing.atomic_file import LAST  # imports torch, which takes seconds
+        from linvit.weights import torch_file
+
+        start = f"from step {self.content['global_step']}" if self.content else "from the beginning"
         print(f"training {start} to step {step}", flush=True)
-        end = self.folder / f"{step}.ckpt"
-        stop = {"step": step, "checkpoint": str(end), "record": str(self.folder / "record.jsonl")}
+        stop = {"step": step, "record": str(self.folder / "record.jsonl")}
         callback = {"class_path": "linvit.callbacks.stop_at.StopAt", "init_args": stop}
         own = self.folder / "short.yaml"
         trainer = SHORT | {"default_root_dir": str(self.folder), "callbacks+": [callback]}
@@ -115,25 +133,52 @@ class Run:
         resumed = [] if self.checkpoint is None else [f"--ckpt_path={self.checkpoint}"]
         command = [sys.executable, "-m", "linvit", "fit", *configs, f"--config={own}", *others, *resumed]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
-        if done.returncode or not end.is_file():
+        self.checkpoint = self.run / "checkpoints" / LAST
+        if done.returncode not in (0, STOP.exit_code(signal.SIGTERM)) or not self.checkpoint.is_file():
             raise UserError(
                 f"linvit fit failed with exit code {done.returncode}; its last words:\n{done.stderr[-3000:]}"
             )
-        if self.checkpoint is not None:
-            self.checkpoint.unlink()
-        self.checkpoint = end
-
-    def content(self) -> dict[str, Any]:
-        """The last checkpoint."""
-        from linvit.weights import torch_file  # imports torch, which takes seconds
-
-        assert self.checkpoint is not None
-        content: dict[str, Any] = torch_file.load(self.checkpoint, objects=False)
-        return content
+        self.content = torch_file.load(self.checkpoint, objects=False)
 
     def record(self) -> list[list[Any]]:
         """Epoch, number, digest and loss of each batch."""
         return [json.loads(line) for line in (self.folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def files(run: Path) -> dict[str, Any]:
+    """What a user reads in the folder of a run, in a form that can be compared: by the names of files.
+
+    Measured times and memory are left out, as is what lasts as long as there is time for it (attention_rank.png).
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    from linvit.checkpointing.atomic_file import LAST, PREVIOUS
+    from linvit.weights import torch_file
+
+    found: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
+        if path.suffix == ".ckpt" and path.name != PREVIOUS:
+            content = torch_file.load(path, objects=False)
+            # how an epoch was parted by an interruption at its end is no difference; only last.ckpt is resumed
+            kept = [key for key in COMPARED if key in content and (key != "loops" or path.name == LAST)]
+            found[path.name] = {key: content[key] for key in kept}
+        elif path.name == "metrics.csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            found[path.name] = [{tag: cell for tag, cell in row.items() if cell and not _measured(tag)} for row in rows]
+        elif path.suffix in (".csv", ".png") and path.name != "attention_rank.png":
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it says what it purges
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    for tag in events.Tags()["scalars"]:
+        if not _measured(tag):
+            found.setdefault("events", {})[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return found
+
+
+def _measured(tag: str) -> bool:
+    """Whether the values of a tag are times or memory, which no two runs share."""
+    return tag.removeprefix("vitals/").startswith(("images/s", "data_wait", "memory/", "seconds/"))
 
 
 def split(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -191,7 +236,7 @@ def _cause(whole: Run, parts: Run, folder: Path, options: Sequence[str], steps: 
         where = "no batch"
     again = Run(folder / "again", options)
     again.go_on(steps)
-    if differences({"state_dict": (whole.content()["state_dict"], again.content()["state_dict"])}):
+    if differences({"state_dict": (whole.content["state_dict"], again.content["state_dict"])}):
         return (
             "the training itself: two runs without an interruption differ, too. Try --trainer.deterministic=true, "
             "and --trainer.benchmark=false"

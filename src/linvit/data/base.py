@@ -283,7 +283,7 @@ class ImageData(LightningDataModule):
         batch["image"] = image
 
     def preview(self, count: int) -> dict[str, Tensor]:
-        """Returns training and validation images (count, C, H, W) in [0, 1], as the model sees them."""
+        """Training and validation images (count, C, H, W) in [0, 1], as the model sees them; none of an empty split."""
         shown = {}
         for name, samples in (("train", self.train_set), ("val", self.val_set)):
             if isinstance(samples, Stream):
@@ -292,6 +292,8 @@ class ImageData(LightningDataModule):
                 total, number = len(samples), min(count, len(samples))
                 rows = [i * total // number for i in range(number)]
                 chosen = [samples[SeededIndex(row, sample_seed(self._seed, row))] for row in rows]
+            if not chosen:
+                continue  # a stream that a resumed run finds at the end of its epoch
             batch = self.collate([self.drawn(sample) for sample in chosen])
             self.finish(batch)
             images = batch.get("after_mixing", Tensor.detach)(self._of_one_size(batch["image"]))
