@@ -1,5 +1,7 @@
 """Settings beside the final score, in TensorBoard's table."""
 
+from types import SimpleNamespace
+
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -33,3 +35,9 @@ def test_without_validation_there_is_none(tmp_path):
     runner = trainer(tmp_path, max_epochs=1, logger=board, callbacks=[FinalScore()])
     runner.fit(tiny_task(), batches(16))
     assert "_hparams_/session_start_info" not in EventAccumulator(board.log_dir).Reload().summary_metadata
+
+
+def test_other_ranks_have_nothing_to_write():
+    logger = TensorBoardLogger.__new__(TensorBoardLogger)  # whose `experiment` is a stand-in there
+    runner = SimpleNamespace(loggers=[logger], is_global_zero=False, enable_validation=True)
+    FinalScore().on_train_start(runner, tiny_task())

@@ -17,8 +17,8 @@ class FinalScore(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the names to TensorBoard."""
         scores = dict.fromkeys(["val/score", "val/ema_score"][: 2 if pl_module.hparams.get("ema_decay") else 1], 0.0)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and trainer.enable_validation:
+        for logger in trainer.loggers if trainer.is_global_zero and trainer.enable_validation else ():
+            if isinstance(logger, TensorBoardLogger):
                 for summary in hparams(dict(_flat(dict(logger.hparams))), scores):
                     logger.experiment.file_writer.add_summary(summary)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 
 from linvit.checkpointing.atomic_file import rewriting
@@ -58,8 +58,13 @@ class Report(Callback):
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._words = self.write(found, trainer, pl_module, Path(folder), stage)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._words = self.write(found, trainer, pl_module, Path(folder), stage)
+        except OSError as error:
+            if trainer.state.fn != "fit":
+                raise
+            rank_zero_warn(f"the report of step {trainer.global_step} could not be written: {error}")
 
     def _tell(self) -> None:
         if self._words:
