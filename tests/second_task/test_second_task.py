@@ -104,7 +104,7 @@ def test_the_help_is_of_the_task_and_the_data_that_the_configuration_names(folde
 def test_its_mistakes_are_named_with_its_own_options(folder):
     done = linvit("fit", "--config=ink.yaml", "--model.ink_wieght=2", cwd=folder)
     assert done.code == 2
-    assert "Did you mean 'ink_weight'?" in done.err
+    assert "Did you mean --model.ink_weight?" in done.err
 
 
 def ink_task(**options):
