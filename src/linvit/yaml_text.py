@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
 import yaml
 
 from linvit.errors import UserError
@@ -36,6 +35,8 @@ def load(text: str, what: str) -> Any:
         Exception: Of the loader's kinds, if it is no YAML.
     """
     check(text, what)
+    import jsonargparse  # `linvit list` reads the tables of configurations without it
+
     return jsonargparse.get_loader("yaml")(text)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,10 @@ def files(folder: Path) -> list[str]:
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The curves of a run folder: tag -> [(step, value)], its event files in order."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for file in sorted(folder.glob("events.out.tfevents.*")):
+    numbers = re.compile(r"\d+")  # the last is that of the writer in its process: 10 is behind 9
+    for file in sorted(
+        folder.glob("events.out.tfevents.*"), key=lambda path: list(map(int, numbers.findall(path.name)))
+    ):
         log = EventAccumulator(str(file)).Reload()
         for tag in log.Tags()["scalars"]:
             curves.setdefault(tag, []).extend((event.step, event.value) for event in log.Scalars(tag))

@@ -30,7 +30,10 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
         "key_dim=8); if keys must be as wide as values, declare narrow_keys = False",
     ),
     "IgnoresKeyDim": ({"narrow keys"}, "the attribute key_dim is another with key_dim=8; if keys must be as wide"),
-    "WrongChannels": ({"channel matrix"}, "tokens are not mixed, so declare probeable = False"),
+    "WrongChannels": (
+        {"equivalent matrix", "factors", "channel matrix", "rank"},
+        "WrongChannels mixes the channels of each token by a matrix A",
+    ),
     "TwiceAsWide": (
         {"equivalent matrix"},
         "out_dim differs from dim (64 and 32), so no one matrix takes the values to the output: declare "
@@ -84,7 +87,5 @@ def test_neither_probed_nor_given_is_not_declared() -> None:
 
 def test_declarations_are_listed() -> None:
     (line,) = attention_lines("softmax", {"declarations"})
-    assert (
-        line.note
-        == "projections 'qkv', complexity O(N^2), narrow_keys, fewer_keys, takes_bias, probeable, whole_matrix"
-    )
+    declared = "narrow_keys, fewer_keys, takes_bias, probeable, whole_matrix, exports_any_size"
+    assert line.note == f"projections 'qkv', complexity O(N^2), {declared}"

@@ -68,8 +68,7 @@ class Task(LightningModule):
             for a moving average.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
-        predict_with: Weights that predict, `forward` in evaluation mode included: "raw", or "ema" for their moving
-            average. Scores name both.
+        predict_with: Weights of `forward` in evaluation mode: "raw", or "ema" (moving average). Scores name both.
         compile: Whether torch compiles the network at its first batch, for speed.
         float32_matmul_precision: Of products of float32 matrices in a run, as in torch: "highest", or "high" for
             TensorFloat-32 on GPUs that have it; "medium" may use bfloat16. Attention's sums and inverses stay in

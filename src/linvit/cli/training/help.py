@@ -51,11 +51,7 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
             "CONFIG",
             "File, or name (linvit list configs); of several the last wins and names the run.",
         ),
-        *_row(
-            "--ckpt_path",
-            "FILE",
-            f"Checkpoint, which decides the model; or a run's folder, for its {'last' if verb == 'fit' else 'best'}.",
-        ),
+        *_row("--ckpt_path", "FILE", "Checkpoint or run; decides the model."),
         *(
             _row("--resume", "auto", "Go on with the newest run of this configuration, or start one.")
             if verb == "fit"

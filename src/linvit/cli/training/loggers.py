@@ -36,6 +36,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
     """
 
     _silent_until = 0.0
+    _written: tuple[int | None, Mapping[str, float]] | None = None
 
     def _get_next_version(self) -> int:
         """The version of a new run, whose folder is made at once: no other start at the same moment gets it."""
@@ -45,6 +46,9 @@ class RunTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Writes curves, those that are neither loss nor score in the last group."""
+        if self._written == (step, metrics):  # a step that was logged before its checkpoint, and is logged at its end
+            return
+        self._written = step, dict(metrics)
         self._unless_refused(super().log_metrics, {shown_tag(tag): value for tag, value in metrics.items()}, step)
 
     @rank_zero_only

@@ -64,7 +64,9 @@ def _others() -> float | None:
     """Seconds of processors that other processes have used since the machine started."""
     if not TIMES.exists():
         return None
-    user, nice, system, _, _, irq, soft_irq, *_ = map(int, TIMES.read_text().split()[1:11])  # idle and waiting left out
+    user, nice, system, _, _, irq, soft_irq, *_ = map(
+        int, TIMES.read_text(encoding="ascii").split()[1:11]
+    )  # idle and waiting left out
     return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
