@@ -123,6 +123,7 @@ def part(
         enable_checkpointing=True,
         **{**SHORT, **options},
     )
+    STOP.received = None  # as in a new process
     try:
         with suppress(Stopped):
             runner.fit(task, datamodule=data, ckpt_path=resumed, weights_only=True)

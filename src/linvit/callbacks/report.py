@@ -1,6 +1,7 @@
 """What the reports of all tasks share: when they are written, and where."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,24 @@ class Report(Callback):
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        try:
+        with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._words = self.write(found, trainer, pl_module, Path(folder), stage)
-        except OSError as error:
-            if trainer.state.fn != "fit":
-                raise
-            rank_zero_warn(f"the report of step {trainer.global_step} could not be written: {error}")
 
     def _tell(self) -> None:
         if self._words:
             rank_zero_info(self._words)
+
+
+@contextmanager
+def training_on(trainer: Trainer) -> Iterator[None]:
+    """Makes a warning of the error that a report cannot be written, if a run is in training."""
+    try:
+        yield
+    except OSError as error:
+        if trainer.state.fn != "fit":
+            raise
+        rank_zero_warn(f"a report of step {trainer.global_step} could not be written: {error}")
 
 
 def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 
 from linvit.callbacks.dense.colours import captions
-from linvit.callbacks.report import write_picture
+from linvit.callbacks.report import training_on, write_picture
 from linvit.callbacks.tensorboard import add_picture
 
 
@@ -78,6 +78,7 @@ class ValidationPictures(Callback):
             return
         titles = np.asarray(captions(self.titles, self.width))
         picture = np.concatenate([titles, *self._rows, *self.below(trainer, pl_module)])
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
+        with training_on(trainer):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
         add_picture(trainer, f"val/{self.name}", picture)
