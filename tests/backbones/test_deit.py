@@ -1,6 +1,9 @@
 """DeiT equals timm's VisionTransformer on softmax; the FLatten presets have the reference's layout and counts."""
 
 import copy
+import sys
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -392,3 +395,25 @@ def test_initial_values() -> None:
     assert focused.scale.eq(0).all()
     assert focused.positional_encoding.eq(0).all()
     assert 0.19 < focused.dwc.weight.abs().max() <= 0.2
+
+
+@pytest.mark.parametrize(("attention", "most"), [("softmax", 15), ("linear", 30), ("focused", 45)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_block_in_evaluation_makes_few_calls_of_its_own(attention: str, most: int, batch: int) -> None:
+    """Small inputs are slow by what Python calls around torch; a wrapper per layer would show here."""
+    model = deit(attention=attention)
+    x = randn(batch, model.grid.num_queries, model.embed_dim, dtype=torch.float32)
+    calls: list[str] = []
+    package = str(Path(linvit.__file__).parent)
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            calls.append(frame.f_code.co_qualname)
+
+    with torch.no_grad():
+        sys.setprofile(note)
+        try:
+            model.blocks[0](x, model.grid)
+        finally:
+            sys.setprofile(None)
+    assert len(calls) <= most, calls

@@ -142,7 +142,7 @@ def test_dilated_windows_are_windows_of_every_phase(window: int | None, shifted:
     size, phases = (7, 10), 2
     layer = window_attention(size, window=window, shifted=shifted, dilation=phases, attention=attention)
     x = tokens(*size, grad=True)
-    plane = layer.stemmed(x, Grid(size)).unflatten(1, size)
+    plane = (x if layer.stem is None else layer.stem(x, Grid(size))).unflatten(1, size)
     plane = nn.functional.pad(plane, (0, 0, 0, 2 if window else 0, 0, 1))  # 8 x 10, or whole windows of 2 x 2 phases
     whole = plane.new_zeros(plane.shape)
     single = window_attention((4, 5), window=window, shifted=shifted, attention=attention)

@@ -178,10 +178,12 @@ class Attention(nn.Module):
             UserError: If they are not those of the grid, or keys are fewer than queries and may not be.
         """
         tokens = q.shape[2], k.shape[2], v.shape[2]
-        if tokens != (grid.num_queries, grid.num_keys, grid.num_keys):
+        queries = grid.num_prefix + grid.size[0] * grid.size[1]
+        keys = queries if grid.kv_size is None else grid.num_keys
+        if tokens != (queries, keys, keys):
             raise UserError(
                 f"got {tokens[0]} queries, {tokens[1]} keys and {tokens[2]} values for {grid}, which has "
-                f"{grid.num_queries} and {grid.num_keys}; pass the Grid that the tokens were made with"
+                f"{queries} and {keys}; pass the Grid that the tokens were made with"
             )
         if not self.fewer_keys and grid.keys_size != grid.size:
             (rows, columns), (key_rows, key_columns) = grid.size, grid.keys_size

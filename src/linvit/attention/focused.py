@@ -24,16 +24,14 @@ from linvit.attention.ops.depthwise import DepthwiseConv2d
 from linvit.attention.ops.functional import (
     focus,
     focus_as_written,
-    join_heads,
     linear_attention,
     linear_factors,
     resize_tokens,
-    split_heads,
     times_plus,
 )
 from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import per_head
+from linvit.attention.ops.products import side_by_side
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.errors import check_choice, check_number, check_odd
@@ -111,7 +109,8 @@ class FocusedAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        v = per_head(v)
+        if not side_by_side(v):
+            v = v.contiguous()
         if self.dwc is None:
             return self._global(q, k, v, grid)
         # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
@@ -126,9 +125,9 @@ class FocusedAttention(Attention):
 
     def features(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Focused features of q (B, h, N, dk) and k (B, h, M, dk), in the same shapes."""
-        q, k = join_heads(q), join_heads(k)  # (B, N, h dk), (B, M, h dk)
+        q, k = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)  # (B, N, h dk), (B, M, h dk)
         if self.positional_encoding is not None:
-            encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.keys_size)
+            encoding = resize_tokens(self.positional_encoding, self.grid.keys_size, grid.kv_size or grid.size)
             k = k + F.pad(encoding.to(k.dtype), (0, 0, grid.num_prefix, 0))  # no position for prefix tokens
         return self._phi(q), self._phi(k)
 
@@ -145,13 +144,13 @@ class FocusedAttention(Attention):
         x = times_plus(relu(x), factor, self.relu_eps * factor)
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
-            x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor).reshape(x.shape)
-        return split_heads(x, self.num_heads)
+            x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor)
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         patches = v.contiguous()[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
-        if grid.keys_size != grid.size:
+        if grid.kv_size not in (None, grid.size):
             patches = self._stretch(patches, grid)
         plane: Tensor = cast("DepthwiseConv2d", self.dwc)(patches.unflatten(2, grid.size))
         local = plane.flatten(2).mT  # (B*h, H*W, d)

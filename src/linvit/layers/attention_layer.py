@@ -147,32 +147,30 @@ class AttentionLayer(nn.Module):
             )
         if self.input_norm is not None:
             x = self.input_norm(x)
-        return self.project(self.mix(self.stemmed(x, grid), grid, bias), x)
-
-    def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
-        """Applies the stem, if the mechanism has one, (B, N, C) -> (B, N, C)."""
-        return x if self.stem is None else self.stem(x, grid)
+        stemmed = x if self.stem is None else self.stem(x, grid)
+        return self.project(self.mix(stemmed, grid, bias), x)
 
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
-        grid = self._reduced(grid)
         if self.sr is None:
             q, k, v = queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, dim=-1), x)
         else:
+            grid = self._reduced(grid)
             k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
             q = self.q(x)
-        return attend(self.mechanism, q, k, v, grid, x=x, bias=self._with_positions(bias, grid))
+        if self.relative_position_bias_table is not None:
+            bias = self._with_positions(self.relative_position_bias_table, bias, grid)
+        return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
 
     def project(self, out: Tensor, x: Tensor) -> Tensor:
         """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
-        out = normed_and_gated(out, x, self.out_norm, self.gate)
+        if self.out_norm is not None or self.gate is not None:
+            out = normed_and_gated(out, x, self.out_norm, self.gate)
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
-    def _with_positions(self, bias: Tensor | None, grid: Grid) -> Tensor | None:
-        """Adds the bias of the layer's table of relative positions, if it has one."""
-        if self.relative_position_bias_table is None:
-            return bias
-        own = relative_position_bias(self.relative_position_bias_table, self.mechanism.grid.size, grid.size)[None]
+    def _with_positions(self, table: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+        """Adds the bias of the layer's table of relative positions."""
+        own = relative_position_bias(table, self.mechanism.grid.size, grid.size)[None]
         if grid.num_prefix:
             own = F.pad(own, (grid.num_prefix, 0, grid.num_prefix, 0))  # (1, h, N, N)
         return own if bias is None else own + bias

@@ -59,10 +59,9 @@ def attend(
         extra["bias"] = bias
     if mechanism.takes_input:
         extra["x"] = x
-
-    def heads(tokens: Tensor) -> Tensor:
-        """(B, N, C) -> (B, h, N, d)."""
-        return tokens.reshape(*tokens.shape[:2], mechanism.num_heads, -1).transpose(1, 2)
-
-    out: Tensor = mechanism(heads(q), heads(k), heads(v), grid, **extra)
+    heads = mechanism.num_heads
+    q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)  # (B, h, N, d)
+    k = k.reshape(*k.shape[:2], heads, -1).transpose(1, 2)
+    v = v.reshape(*v.shape[:2], heads, -1).transpose(1, 2)
+    out: Tensor = mechanism(q, k, v, grid, **extra)
     return out.transpose(1, 2).flatten(2)

@@ -151,7 +151,7 @@ class WindowAttention(AttentionLayer):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
         """(B, N, C) -> (B, N, C)."""
         windows = self.windows(grid.size)
-        parts = windows.partition(self.stemmed(x, grid))
+        parts = windows.partition(x if self.stem is None else self.stem(x, grid))
         inputs = parts if self.stem is None else windows.partition(x)
         out = self.mix(parts, Grid(windows.window), self.mask(windows, x.shape[0]))
         return windows.reverse(self.project(out, inputs))

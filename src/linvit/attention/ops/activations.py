@@ -23,6 +23,8 @@ def relu(x: Tensor) -> Tensor:
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
+    if not torch.is_grad_enabled():
+        return F.relu(x).add_(x.clamp_max(0).exp_())
     if takes_function(x):
         return _EluPlusOne.apply(x)  # type: ignore[no-any-return]
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1

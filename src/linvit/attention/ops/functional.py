@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.ops.precision import upcast
-from linvit.attention.ops.products import matmul, per_head
+from linvit.attention.ops.products import matmul, side_by_side
 from linvit.attention.ops.recompute import transformed
 
 
@@ -41,15 +41,20 @@ def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
     Returns:
         `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
     """
-    k = per_head(k)
-    context, total = matmul(k.mT, v), k.sum(-2, keepdim=True).mT
+    by_image = side_by_side(k) or side_by_side(v)
+    if not by_image:
+        k = k.contiguous()
+    context, total = matmul(k.mT, v, by_image), k.sum(-2, keepdim=True).mT
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
-    q = per_head(q)
-    return times(matmul(q, context), (matmul(q, total) + eps).reciprocal())
+    by_image = side_by_side(q)
+    if not by_image:
+        q = q.contiguous()
+    out, weights = matmul(q, context, by_image), (matmul(q, total, by_image) + eps).reciprocal()
+    return out * weights if weights.requires_grad else out.mul_(weights)
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
@@ -112,9 +117,10 @@ def _focused(x: Tensor, factor: float, divide: Callable[[Tensor, Tensor], Tensor
     # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
     unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
     x = divide(x, unit)
-    norm = length(x) * unit
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * unit
     powered = x.pow(factor) if x.requires_grad else x.pow_(factor)
-    return times(powered, norm / length(powered).clamp_min(tiny))
+    scale: Tensor = norm / torch.linalg.vector_norm(powered, dim=-1, keepdim=True).clamp_min(tiny)
+    return powered * scale if scale.requires_grad else powered.mul_(scale)
 
 
 class _Focus(torch.autograd.Function):
@@ -183,7 +189,7 @@ def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
 
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
     """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
-    if same_size(old, new):
+    if not torch.compiler.is_exporting() and tuple(old) == tuple(new):
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
     resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch.backends import cuda, cudnn, mkldnn
 
 Self = TypeVar("Self")
 P = ParamSpec("P")
+IEEE = ("none", "ieee")
+"""torch's settings under which products of float32 tensors are IEEE float32."""
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -38,10 +40,17 @@ def full_precision(
 
     @functools.wraps(core)
     def run(self: Self, q: Tensor, k: Tensor, v: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        dtype = v.dtype
+        if not q.dtype == k.dtype == dtype == torch.float32:
+            q, k, v = upcast(q), upcast(k), upcast(v)
         if q.is_meta:  # which has no autocast
-            return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
-        with torch.autocast(q.device.type, enabled=False), ieee_products(q.device):
-            return core(self, upcast(q), upcast(k), upcast(v), *args, **kwargs).to(v.dtype)
+            return core(self, q, k, v, *args, **kwargs).to(dtype)
+        device = q.device
+        with ieee_products(device):
+            if torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type):
+                with torch.autocast(device.type, enabled=False):
+                    return core(self, q, k, v, *args, **kwargs).to(dtype)
+            return core(self, q, k, v, *args, **kwargs).to(dtype)
 
     return run
 
@@ -52,14 +61,17 @@ def ieee_products(device: torch.device) -> AbstractContextManager[None]:
     TF32 keeps 10 bits of the factors: products are then off by 1e-3, and what is ill-conditioned by far more. torch's
     settings are global, and restored. Compiled code keeps them as they are, since torch cannot compile their change.
     """
-    return nullcontext() if torch.compiler.is_compiling() else _ieee_products(device)
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    products, convolutions = (cuda.matmul, cudnn.conv) if device.type == "cuda" else (mkldnn.matmul, mkldnn.conv)  # type: ignore[attr-defined]
+    if products.fp32_precision in IEEE and convolutions.fp32_precision in IEEE:
+        return nullcontext()
+    return _ieee_products(products, convolutions)
 
 
 @contextmanager
-def _ieee_products(device: torch.device) -> Iterator[None]:
-    settings = (cuda.matmul, cudnn.conv) if device.type == "cuda" else (mkldnn.matmul, mkldnn.conv)  # type: ignore[attr-defined]
-    before = [(setting, setting.fp32_precision) for setting in settings]
-    lowered = [(setting, given) for setting, given in before if given not in ("none", "ieee")]
+def _ieee_products(*settings: Any) -> Iterator[None]:
+    lowered = [(setting, given) for setting in settings if (given := setting.fp32_precision) not in IEEE]
     try:
         for setting, _ in lowered:
             setting.fp32_precision = "ieee"

@@ -20,38 +20,39 @@ More threads share the matrices of all images better; with more than 2, where no
 """
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor, by_image: bool | None = None) -> Tensor:
     """`a @ b` of (B, h, n, m) and (B, h, m, p) without copies, (B, h, n, p).
 
     It multiplies image by image, in 0.6 of `a @ b`'s time for heads that lie side by side; so do its result, like a,
     and its gradients, like a and b. That is for CPUs and one or two threads: elsewhere, in compiled code, under
-    autocast, and for heads that are small or contiguous, it is `a @ b`.
+    autocast, and for heads that are small or contiguous, it is `a @ b`. Who has asked `side_by_side` says `by_image`.
     """
-    if side_by_side(a) or side_by_side(b):
+    if side_by_side(a) or side_by_side(b) if by_image is None else by_image:
         return _product(a, b, like=a)
     # A transposed product where a is transposed: the gradient of a is then laid out like a.
     return a @ b if a.stride(-1) == 1 else (b.mT @ a.mT).mT
 
 
-def per_head(x: Tensor) -> Tensor:
-    """X (B, h, N, d) as several products should get it: contiguous per head, once for all, unless they need no copy."""
-    return x if side_by_side(x) else x.contiguous()
-
-
 def side_by_side(x: Tensor) -> bool:
-    """Whether x, (B, h, N, d) or transposed, has the heads of a token side by side, and `matmul` takes it like this."""
+    """Whether x, (B, h, N, d) or transposed, has the heads of a token side by side, and `matmul` takes it like this.
+
+    What several products are to get is otherwise made contiguous per head, once for all.
+    """
     return (
         x.device.type == "cpu"
-        and not transformed(x)
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None  # in which shapes are no numbers
         and x.shape[0] > 1 < x.shape[1]
         and x.stride(0) != x.stride(1) * x.shape[1]
         and x[0].numel() >= LEAST.get(torch.get_num_threads(), math.inf)
         and not torch.is_autocast_enabled("cpu")
+        and not transformed(x)
     )
 
 
 def _product(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
-    if any(is_batchedtensor(x) or is_legacy_batchedtensor(x) for x in (a, b)):  # many gradients at once
+    batched = is_batchedtensor(a) or is_batchedtensor(b) or is_legacy_batchedtensor(a) or is_legacy_batchedtensor(b)
+    if batched:  # many gradients at once
         return a @ b
     apart = like.stride(1) > max(like.stride(2), like.stride(3))
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)

@@ -44,10 +44,11 @@ def recomputed(
 
     @functools.wraps(core)
     def run(self: Module, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if not torch.is_grad_enabled() or not getattr(self, "recompute", True):
+            return core(self, *args, **kwargs)
         tensors: list[Any] = list(takewhile(torch.is_tensor, args))
         rest = args[len(tensors) :]
-        recorded = torch.is_grad_enabled() and getattr(self, "recompute", True)
-        if not recorded or transformed(tensors[0]) or _unseen_sources(self, *rest, *kwargs.values()):
+        if transformed(tensors[0]) or _unseen_sources(self, *rest, *kwargs.values()):
             return core(self, *args, **kwargs)
         parameters = dict(self.named_parameters())
         call = _Call(self, lambda *tensors: core(self, *tensors, *rest, **kwargs))  # type: ignore[arg-type]
