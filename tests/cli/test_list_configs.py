@@ -74,6 +74,7 @@ def test_a_copy_works_by_itself(name, tmp_path):
     done = command_line("list", "configs", name, "--output", "mine.yaml", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out.endswith("  linvit fit --config mine.yaml\n")
+    assert "\n# Expected: " in (tmp_path / "mine.yaml").read_text(encoding="utf-8")
     fit = ("fit", "--print_config", "--config")
     copied, own = (command_line(*fit, config, cwd=tmp_path) for config in ("mine.yaml", name))
     assert copied.code == 0, copied.err

@@ -1,5 +1,6 @@
 """`linvit list configs`: the configurations that come with linvit, one of them with its base, or a copy of it."""
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -42,16 +43,16 @@ def one(name: str, output: Path | None) -> str:
     """
     path = shipped(name) or config_file(name)
     text = path.read_text(encoding="utf-8")
+    lines = list(_with_expected(path, text))
+    if output is None and len(files := chain(path)) > 1:
+        lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(_merged(files), path)]
     if output is None:
-        files = chain(path)
-        return "\n".join(
-            [*_opening(path, text), *_lines(_merged(files), path)] if len(files) > 1 else text.splitlines()
-        )
+        return "\n".join(lines)
     if output.exists():
         raise UserError(f"'{output}' is there already. Name another file")
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
-    output.write_text(text, encoding="utf-8")
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
 
@@ -95,16 +96,13 @@ def _lines(tree: Mapping[str, Any], own: Path, indent: str = "") -> Iterator[str
             yield from _lines(node, own, indent + "  ")
 
 
-def _opening(path: Path, text: str) -> Iterator[str]:
-    """The opening comment, with what is expected behind the command."""
-    fields = heading(text)
-    name = path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else ""
+def _with_expected(path: Path, text: str) -> Iterator[str]:
+    """The lines of a configuration, with what our tables publish of its model behind the command."""
+    own = path.is_relative_to(FOLDER) and "Expected" not in heading(text)
     for line in text.splitlines():
-        if not line.startswith("#"):
-            return
         yield line
-        if line.startswith("# Command:") and "Expected" not in fields:
-            yield f"# Expected: {_expected(name, fields)}"
+        if own and line.startswith("# Command:"):
+            yield f"# Expected: {_expected(path.relative_to(FOLDER).with_suffix('').as_posix(), heading(text))}"
 
 
 def _expected(name: str, fields: Mapping[str, str]) -> str:

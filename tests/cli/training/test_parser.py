@@ -109,6 +109,7 @@ def test_what_explains_the_types_is_left_out():
         ("Subcommand 'fit' does not accept option 'modell.init_args.backbone'", "--model.backbone"),
         ("Subcommand 'fit' does not accept option 'modell.class_path'", "--model"),
         ("unrecognized arguments: --trainer.zzz=3", None),
+        ("unrecognized arguments: --model.zzz=3", None),
     ],
 )
 def test_the_suggestion_is_what_to_type(message, hint):

@@ -133,10 +133,10 @@ def _suggestion(given: str, owner: type | None) -> str:
         if part != "model" or option not in SET_BY_DATA
     }
     section, leaf = given.partition(".")[0] if "." in given else "", given.rpartition(".")[2]
-    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1) or [""]
-    own = [name for option, name in known.items() if option.startswith(f"{near[0]}.")]
+    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1)
+    own = [name for option, name in known.items() if near and option.startswith(f"{near[0]}.")]
     hits = difflib.get_close_matches(leaf, own, 1, CLOSE) or difflib.get_close_matches(leaf, known.values(), 1, CLOSE)
-    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else (hits or near)[0])
+    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else "".join(hits))
     options = [option for option in known if name in (option, known[option])]
     nearest = max(options, key=lambda option: difflib.SequenceMatcher(None, option, given).ratio(), default=None)
     return f" Did you mean --{nearest}?" if nearest else ""
