@@ -3,12 +3,17 @@
 import csv
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import linvit as package
 from linvit import UserError
+from linvit.analysis.maps import Query
 from linvit.callbacks.attention.heat_map import heat_map
+from linvit.callbacks.attention.pictures import gallery
+from linvit.callbacks.dense.colours import legend, palette
 from linvit.cli import analyze
 from linvit.data import ClassificationData
 from linvit.experiments import analyze as experiments
@@ -145,3 +150,22 @@ def test_other_mistakes_are_named(best, tmp_path):
     assert "--query: a fraction must be" in refused("--ckpt_path", best, "--query", "2", "0.5")
     spec = "{name: timm, model: resnet10t}"
     assert "has no attention that linvit can replace" in refused("--backbone", spec, "--img_size", "32")
+
+
+def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_classes(tmp_path, monkeypatch):
+    mask = np.array([[0, 0, 2], [2, 2, 255]])
+    batch = {"image": torch.zeros(1, 3, 32, 32), "mask": torch.from_numpy(mask)[None]}
+    words, true = analyze._truth(batch, ["sky", "road", "car"])
+    assert words == "car: 50%, sky: 33%"  # 255 is no class
+    photo = experiments.Photo("a.png", batch, np.zeros((32, 32, 3), np.uint8), words, true)
+    network = package.create_backbone("deit_nano", depth=1, img_size=32).eval()
+    predicted = {"classes": [torch.ones(2, 3, dtype=torch.long)]}
+    subject = experiments.Subject("m", network, lambda _: predicted, ["sky", "road", "car"], {}, palette(3))
+    found = experiments.analyze(subject, [photo], Query(), 100, 60)
+    assert found.predictions == ["road: 100%"]
+    assert list(found.maps[0].beside) == ["true mask", "prediction"]
+    drawn = []
+    monkeypatch.setattr(experiments, "legend", lambda *a: drawn.append(a[1]) or legend(*a))
+    (picture, _), *_ = experiments.write_files([found], [photo], tmp_path)["m"]
+    assert drawn[0] == ["sky", "road", "car"]
+    assert Image.open(picture[0]).height > gallery(found.maps, "weights").height

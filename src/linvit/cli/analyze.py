@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ from linvit.analysis.layer_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
 from linvit.callbacks.attention.heat_map import DARK
+from linvit.callbacks.class_names import class_names
+from linvit.callbacks.dense.colours import palette
 from linvit.callbacks.pixels import pixels
 from linvit.cli.spec import read_spec, read_value
 from linvit.cli.terminal import argument_parser, reflow, table
@@ -24,8 +27,17 @@ from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.errors import UserError, check_number
-from linvit.experiments.analysis_page import write_page
-from linvit.experiments.analyze import Found, Photo, Subject, analyze, rank_picture, write_files
+from linvit.experiments.analyze import (
+    Analysis,
+    Photo,
+    Subject,
+    analyze,
+    mask_in_words,
+    rank_picture,
+    write_files,
+    write_page,
+)
+from linvit.ignore_index import IGNORE_INDEX
 from linvit.plain_text import printable
 from linvit.registry import backbones
 from linvit.weights.load import load_pretrained
@@ -138,7 +150,7 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     name = spec if isinstance(spec, str) else str(spec["name"])
     about = {"backbone": name, "attention": str(attention or "its own"), "weights": args.pretrained or "not trained"}
     data = ClassificationData(predict_path=args.images, img_size=size, num_workers=0)
-    return data, [Subject(name, network.eval(), None, None, about)]
+    return data, [Subject(name, network.eval(), None, (), about)]
 
 
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
@@ -165,7 +177,10 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
             "weights": f"{shown(path)}{'' if average is None else ', moving average'}",
         }
         name = name if names.count(name) == 1 else str(path)
-        subjects.append(Subject(name, network, _predicting(task, network), task.hparams["class_names"], about))
+        names_of_classes = class_names(task)
+        given = getattr(data, "class_colours", None) or ()
+        colours = np.array(given, np.uint8) if len(given) == len(names_of_classes) else palette(len(names_of_classes))
+        subjects.append(Subject(name, network, _predicting(task, network), names_of_classes, about, colours))
     return data, subjects
 
 
@@ -194,22 +209,26 @@ def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> 
         batch["image"] = _moved(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"
-        photos.append(Photo(name, batch, pixels(batch["image"][0], data), _truth(batch.get("label"), data.class_names)))
+        photos.append(Photo(name, batch, pixels(batch["image"][0], data), *_truth(batch, data.class_names)))
     return photos
 
 
-def _truth(label: Any, names: Sequence[str] | None) -> str:
-    """The name of the class of a batch of one image; "" if it has none."""
+def _truth(batch: dict[str, Any], names: Sequence[str] | None) -> tuple[str, np.ndarray | None]:
+    """The true class of a batch of one image, or the classes of its mask, in words, and the mask."""
+    if "mask" in batch:
+        mask = batch["mask"][0].cpu().numpy()
+        return mask_in_words(mask, names or [*map(str, range(IGNORE_INDEX))]), mask
+    label = batch.get("label")
     if not isinstance(label, Tensor) or label.numel() != 1 or label.item() < 0:
-        return ""
-    return printable(names[int(label)], lines=False) if names else f"class {int(label)}"
+        return "", None
+    return printable(names[int(label)] if names else str(int(label)), lines=False), None
 
 
 def _moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
     return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
-def _print(found: Sequence[Found], folder: Path) -> None:
+def _print(found: Sequence[Analysis], folder: Path) -> None:
     """Prints the ranks of each layer, what was left out, and where the page is."""
     index = STATISTICS.index("rank")
     for one in found:

@@ -1,5 +1,6 @@
-"""The attention of one or several models on the same images: statistics of each layer, maps, and the predictions."""
+"""The attention of one or several models on the same images: statistics of each layer, maps, predictions, a page."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +15,25 @@ from linvit.analysis.channel_matrix import CHANNELS
 from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.maps import Query
 from linvit.analysis.observe import observe
-from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.dense.colours import overlay, palette
-from linvit.experiments.page import Either
+from linvit.callbacks.dense.colours import legend, overlay
+from linvit.experiments.page import Either, Page
 from linvit.plain_text import CsvWriter, printable
+
+EXPLAINED = {
+    "weights": "The query token's row of the equivalent matrix, mean over heads and channels.",
+    "focus": "Each patch's share in the query token's output: how Hydra attention can be seen, too.",
+}
+TABLE = (
+    "Rank: singular values above max(N, M) times the float64 epsilon of the largest. Effective rank: exp of the "
+    "entropy of the singular values (Roy & Vetterli 2007). Entropy: of the rows' magnitudes over log M, so that 1 is "
+    "uniform attention. Top 5: share of the five largest weights. Distance: mean distance of the keys from the "
+    "query's patch, in patches. Negative: share of the magnitudes that is negative. All are means over heads and "
+    "images; where matrices differ per channel, of channel 0; of windows, of the first one. The part 'channels' is no "
+    "matrix over tokens: the mechanism (xca) mixes the channels of a head, and these are the numbers of that matrix."
+)
+MOST_NAMED = 3  # classes of a mask, in words
 
 
 class Subject(NamedTuple):
@@ -29,15 +43,17 @@ class Subject(NamedTuple):
         name: Of the model, as tables have it.
         network: Images (1, 3, H, W) in.
         predict: What it predicts for a batch, as `Task.predict_batch`; None for a model without predictions.
-        class_names: Of the classes, if they are known.
+        class_names: Of the classes, or their numbers.
         about: What is said of it, by title.
+        colours: Of the classes (K, 3), uint8, if it predicts masks.
     """
 
     name: str
     network: nn.Module
     predict: Callable[[dict[str, Any]], dict[str, Any]] | None
-    class_names: Sequence[str] | None
+    class_names: Sequence[str]
     about: dict[str, str]
+    colours: np.ndarray | None = None
 
 
 class Photo(NamedTuple):
@@ -47,16 +63,18 @@ class Photo(NamedTuple):
         name: Of the file, or its place in the set.
         batch: A batch of this image alone, as the data module finishes it.
         pixels: (H, W, 3), uint8, as the model sees it.
-        truth: The name of its class, or "" if it is not known or not one class.
+        truth: Its true class, or the largest ones of its mask, in words; "" if they are not known.
+        mask: Its true mask (H, W), if it has one.
     """
 
     name: str
     batch: dict[str, Any]
     pixels: np.ndarray
     truth: str = ""
+    mask: np.ndarray | None = None
 
 
-class Found(NamedTuple):
+class Analysis(NamedTuple):
     """What was found of a model.
 
     Attributes:
@@ -67,6 +85,7 @@ class Found(NamedTuple):
         maps: Of each image.
         predictions: Of each image, in words.
         left_out: What could not be measured or drawn, with the reason.
+        drawn: Numbers of the classes in the masks that are drawn.
     """
 
     subject: Subject
@@ -76,6 +95,7 @@ class Found(NamedTuple):
     maps: list[Maps]
     predictions: list[str]
     left_out: dict[str, str]
+    drawn: Sequence[int] = ()
 
     def layers(self, part: str = "") -> dict[str, list[float]]:
         """The numbers of each layer, means over its heads."""
@@ -87,9 +107,7 @@ class Found(NamedTuple):
 
 
 @torch.no_grad()
-def analyze(
-    subject: Subject, photos: Sequence[Photo], query: Query, max_tokens: int = 1024, max_seconds: float = 120.0
-) -> Found:
+def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens: int, max_seconds: float) -> Analysis:
     """Measures and draws a model's attention on images.
 
     Args:
@@ -124,17 +142,19 @@ def analyze(
     tokens = {layer: call.grid.num_queries for layer, call in calls[0].items()}
     columns = {layer: call.grid.num_keys for layer, call in calls[0].items()}
     columns |= {layer: calls[0][layer].mechanism.head_dim for layer, part, *_ in rows if part == CHANNELS}
-    maps, predictions = [], []
+    maps: list[Maps] = []
+    predictions, drawn = [], set()
     for photo, of_image in zip(photos, calls, strict=True):
         words, mask = _prediction(subject, photo)
         predictions.append(words)
-        caption = words + f" (true: {photo.truth})" * bool(words and photo.truth)
-        maps.append(_maps(photo, of_image, query, max_tokens)._replace(caption=caption or photo.name, beside=mask))
-    return Found(subject, rows, tokens, columns, maps, predictions, left_out | maps[0].left_out)
-
-
-def _maps(photo: Photo, calls: dict[str, Call], query: Query, max_tokens: int) -> Maps:
-    return attention_maps(photo.pixels, calls, query, max_tokens)
+        masks = {"true mask": photo.mask, "prediction": mask} if mask is not None else {}
+        beside = {title: _overlaid(photo.pixels, each, subject) for title, each in masks.items() if each is not None}
+        drawn |= {int(number) for each in masks.values() if each is not None for number in np.unique(each)}
+        caption = words + f" (true: {photo.truth})" * bool(words and photo.truth and not beside) or photo.name
+        found_maps = attention_maps(photo.pixels, of_image, query, max_tokens)
+        maps.append(found_maps._replace(caption=caption, beside=beside))
+    drawn &= {*range(len(subject.class_names))}  # pixels without a class are of none
+    return Analysis(subject, rows, tokens, columns, maps, predictions, left_out | maps[0].left_out, sorted(drawn))
 
 
 def _one(images: Tensor | list[Tensor]) -> Tensor:
@@ -143,27 +163,33 @@ def _one(images: Tensor | list[Tensor]) -> Tensor:
 
 
 def _prediction(subject: Subject, photo: Photo) -> tuple[str, np.ndarray | None]:
-    """What a model predicts of an image, in words, and the image with the predicted mask over it."""
-    if subject.predict is None:
-        return "", None
-    predicted = subject.predict(photo.batch)
-
-    def named(number: int) -> str:
-        return printable(subject.class_names[number], lines=False) if subject.class_names else f"class {number}"
-
+    """What a model predicts of an image, in words, and the predicted mask."""
+    predicted = {} if subject.predict is None else subject.predict(photo.batch)
     if "probability" in predicted:
-        return f"{named(int(predicted['class'][0]))}, {float(predicted['probability'][0]):.1%}", None
+        name = printable(subject.class_names[int(predicted["class"][0])], lines=False)
+        return f"{name}, {float(predicted['probability'][0]):.1%}", None
     if "classes" not in predicted:
         return "", None
     mask = predicted["classes"][0].cpu().numpy()
+    return mask_in_words(mask, subject.class_names), mask
+
+
+def mask_in_words(mask: np.ndarray, names: Sequence[str]) -> str:
+    """The largest classes of a mask (H, W) with their shares of its pixels: "sky: 60%, road: 31%"."""
     numbers, counts = np.unique(mask, return_counts=True)
-    most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)[:3]
-    words = ", ".join(f"{named(number)}: {count / mask.size:.0%}" for count, number in most)
-    pixels = np.asarray(Image.fromarray(photo.pixels).resize(mask.shape[::-1]))
-    return words, overlay(pixels, mask, palette(max(int(numbers.max()) + 1, len(subject.class_names or ()))))
+    most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)
+    named = [(names[number], count) for count, number in most if number < len(names)][:MOST_NAMED]
+    return ", ".join(f"{printable(name, lines=False)}: {count / mask.size:.0%}" for name, count in named)
 
 
-def write_files(found: Sequence[Found], photos: Sequence[Photo], folder: Path) -> dict[str, list[tuple[Either, str]]]:
+def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: Subject) -> np.ndarray:
+    assert subject.colours is not None
+    return overlay(np.asarray(Image.fromarray(pixels).resize(mask.shape[::-1])), mask, subject.colours)
+
+
+def write_files(
+    found: Sequence[Analysis], photos: Sequence[Photo], folder: Path
+) -> dict[str, list[tuple[Either, str]]]:
     """Writes statistics.csv, predictions.csv and the pictures; returns the pictures of each model with their kinds."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "statistics.csv").open("w", encoding="utf-8", newline="") as file:
@@ -177,12 +203,25 @@ def write_files(found: Sequence[Found], photos: Sequence[Photo], folder: Path) -
     for number, one in enumerate(found):
         for kind in (kind for kind in KINDS if kind in one.maps[0].maps):
             path = folder / f"maps_{number}_{kind}.png"
-            gallery(one.maps, kind).save(path)
-            pictures.setdefault(one.subject.name, []).append(((path, gallery(one.maps, kind, DARK)), kind))
+            light, dark = (_with_legend(gallery(one.maps, kind, paper), one, paper) for paper in (LIGHT, DARK))
+            light.save(path)
+            pictures.setdefault(one.subject.name, []).append(((path, dark), kind))
     return pictures
 
 
-def prediction_table(found: Sequence[Found], photos: Sequence[Photo]) -> list[list[str]]:
+def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Image:
+    """A picture of maps, and under it the colours and names of the classes in its masks."""
+    if not one.drawn or one.subject.colours is None:
+        return picture
+    names = [printable(one.subject.class_names[number], lines=False) for number in one.drawn]
+    below = legend(one.subject.colours[[*one.drawn]], names, picture.width, paper)
+    whole = Image.new("RGB", (picture.width, picture.height + below.height))
+    whole.paste(picture)
+    whole.paste(below, (0, picture.height))
+    return whole
+
+
+def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list[list[str]]:
     """The titles, and a row per image: its class, if one is known, and what each model predicts."""
     labelled = any(photo.truth for photo in photos)
     table = [["image", *["true class"] * labelled, *(one.subject.name for one in found)]]
@@ -191,7 +230,7 @@ def prediction_table(found: Sequence[Found], photos: Sequence[Photo]) -> list[li
     return table
 
 
-def rank_picture(found: Sequence[Found], name: str, paper: Paper = LIGHT) -> Image.Image | None:
+def rank_picture(found: Sequence[Analysis], name: str, paper: Paper = LIGHT) -> Image.Image | None:
     """A heat map of one of the `STATISTICS`: layers by models and their parts; None if nothing was measured."""
     columns = {
         f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part)
@@ -206,3 +245,76 @@ def rank_picture(found: Sequence[Found], name: str, paper: Paper = LIGHT) -> Ima
         [[column[layer][index] if layer in column else np.nan for column in columns.values()] for layer in layers]
     )
     return heat_map(values, layers, list(columns), f"{name.replace('_', ' ')} of each layer", paper=paper)
+
+
+def write_page(
+    path: Path,
+    found: Sequence[Analysis],
+    photos: Sequence[Photo],
+    pictures: dict[str, list[tuple[Either, str]]],
+    heat_maps: Sequence[tuple[Either, str]],
+    command: str,
+) -> None:
+    """Writes the page of an analysis.
+
+    Args:
+        path: Of the file.
+        found: What was found of each model.
+        photos: The images.
+        pictures: The galleries of each model, with their kinds.
+        heat_maps: Heat maps of statistics, with captions.
+        command: The command that gives this page.
+    """
+    page = Page("Attention of " + ", ".join(one.subject.name for one in found))
+    page.code(command)
+    titles = list(dict.fromkeys(title for one in found for title in one.subject.about))
+    page.table(
+        ["model", *titles],
+        [[one.subject.name, *(one.subject.about.get(title) for title in titles)] for one in found],
+    )
+    if heat_maps:
+        page.heading("Ranks")
+        page.pictures(heat_maps)
+    if any(word for one in found for word in one.predictions):
+        page.heading("Predictions")
+        titles, *rows = prediction_table(found, photos)
+        page.table(titles, rows)
+    for one in found:
+        page.heading(one.subject.name)
+        for picture, kind in pictures.get(one.subject.name, []):
+            page.pictures([(picture, f"{kind}: {EXPLAINED[kind]} Negative values are drawn as 0.")])
+        _statistics(page, one)
+        if one.left_out:
+            page.table(["left out", "why"], one.left_out.items())
+    page.write(path)
+
+
+def _statistics(page: Page, one: Analysis) -> None:
+    parts = dict.fromkeys(part for _, part, _, _ in one.rows)
+    rows = []
+    for part in parts:
+        for layer, values in one.layers(part).items():
+            number = dict(zip(STATISTICS, values, strict=True))
+            rows.append(
+                [
+                    layer,
+                    part or "whole",
+                    one.tokens[layer],
+                    f"{number['rank']:.1f}",
+                    f"{number['effective_rank']:.1f}",
+                    f"{number['stable_rank']:.2f}",
+                    f"{number['spectral_norm']:.3g}",
+                    f"{number['entropy'] / math.log(max(one.columns[layer], 2)):.3f}",
+                    f"{number['top_share']:.3f}",
+                    f"{number['attention_distance']:.2f}",
+                    f"{number['negative_share']:.3f}",
+                ]
+            )
+    rows.sort(key=lambda row: list(one.tokens).index(str(row[0])))
+    names = ["rank", "effective rank", "stable rank", "spectral norm", "entropy", "top 5", "distance", "negative"]
+    page.table(["layer", "part", "tokens", *names], rows, TABLE)
+    with page.folded("Each head"):
+        cells = (
+            [layer, part or "whole", str(head), *(f"{v:.4g}" for v in values)] for layer, part, head, values in one.rows
+        )
+        page.table(["layer", "part", "head", *(name.replace("_", " ") for name in STATISTICS)], cells)

@@ -1,6 +1,7 @@
 """Maps of attention as pictures: each image in a row, with what its query token sees in each layer beside it."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ class Maps(NamedTuple):
         place: Row and column of the query as fractions of the image, or None for the class token.
         left_out: What is not defined or not supported, by name, with the reason.
         caption: What is written under the image, such as the predicted class.
-        beside: A picture that is drawn beside the image, such as the predicted mask over it.
+        beside: Pictures that are drawn beside the image, by title, such as the predicted mask over it.
     """
 
     image: np.ndarray
@@ -36,7 +37,7 @@ class Maps(NamedTuple):
     place: tuple[float, float] | None
     left_out: dict[str, str]
     caption: str = ""
-    beside: np.ndarray | None = None
+    beside: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
@@ -77,7 +78,7 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
     layers = list(rows[0].maps[kind])
     if len(layers) > MOST:
         layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]
-    beside = ["prediction"] if any(row.beside is not None for row in rows) else []
+    beside = list(dict.fromkeys(title for row in rows for title in row.beside))
     titles = ["image", *beside, *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
     height = SIDE + GAP + (LINE if any(row.caption for row in rows) else 0)
     picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), paper.back)
@@ -88,8 +89,7 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
         draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, paper.ink, font, anchor="lm")
     for row, one in enumerate(rows):
         drawn: list[Image.Image | None] = [marked(one.image, one.place)]
-        if beside:
-            drawn.append(None if one.beside is None else marked(one.beside, None))
+        drawn += [marked(one.beside[title], None) if title in one.beside else None for title in beside]
         drawn += [over(one.image, one.maps[kind][layer]) if layer in one.maps[kind] else None for layer in layers]
         if titles[-1] == "rollout":
             drawn.append(over(one.image, one.maps["rollout"]["rollout"]))

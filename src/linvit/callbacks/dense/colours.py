@@ -6,6 +6,8 @@ import numpy as np
 from lightning.pytorch import Trainer
 from PIL import Image, ImageDraw, ImageFont
 
+from linvit.callbacks.attention.heat_map import LIGHT, Paper
+
 OPACITY = 0.6  # of the colours over a picture
 SWATCH, LINE, GAP = 14, 20, 6  # pixels of a legend
 
@@ -55,16 +57,16 @@ def captions(names: Sequence[str], width: int) -> Image.Image:
     return picture
 
 
-def legend(colours: np.ndarray, names: Sequence[str], width: int) -> Image.Image:
+def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper = LIGHT) -> Image.Image:
     """A picture of that width with a swatch and the name of each class, in as many columns as fit."""
     font = ImageFont.load_default(12)
     column = SWATCH + 3 * GAP + max((int(font.getlength(name)) for name in names), default=0)
     columns = max(width // column, 1)
     rows = -(-len(names) // columns)
-    picture = Image.new("RGB", (width, rows * LINE + GAP), "white")
+    picture = Image.new("RGB", (width, rows * LINE + GAP), paper.back)
     draw = ImageDraw.Draw(picture)
     for i, (name, colour) in enumerate(zip(names, colours.tolist(), strict=True)):
         left, top = i % columns * column + GAP, i // columns * LINE + GAP
         draw.rectangle((left, top, left + SWATCH, top + SWATCH), tuple(colour), "grey")
-        draw.text((left + SWATCH + GAP, top + SWATCH / 2), name, "black", font, anchor="lm")
+        draw.text((left + SWATCH + GAP, top + SWATCH / 2), name, paper.ink, font, anchor="lm")
     return picture
