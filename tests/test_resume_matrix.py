@@ -107,14 +107,13 @@ class TestRanks:
         assert len(results[0]["samples-1"]) == 14
         assert differences(*results) == []
 
-    @pytest.mark.parametrize("loading", [{}, STREAM | {"num_workers": 2}], ids=["map", "stream"])
     @pytest.mark.parametrize("layouts", [[2, 1], [1, 2, 1]], ids=str)
-    def test_on_another_number_of_ranks_each_sample_is_counted_once(self, tmp_path, loading, layouts):
+    def test_on_another_number_of_ranks_each_sample_is_counted_once(self, tmp_path, layouts):
         """An epoch of 1248 of the 1257 digits, in steps of 52, or of twice as many on two ranks."""
         last = None
         for number, world in enumerate(layouts):
             step = 5 * (number + 1) if number + 1 < len(layouts) else 10**6
-            given = {**loading, "batch_size": 52}
+            given = {"batch_size": 52}
             options = {"limit_train_batches": 1.0, "max_epochs": 1}
             if world == 1:
                 last = part(tmp_path, step, number, given, last, **options)

@@ -80,7 +80,7 @@ def batches(shards, rank=0, world=1, workers=0, epoch=0, **options):
     """Row numbers of the batches of one rank, from real loader processes."""
     samples = stream(shards, rank, world, workers, **options)
     samples.set_epoch(epoch)
-    loader = make_loader(samples, samples.layout.batch_size, workers, collate)
+    loader = make_loader(samples, samples.topology.batch_size, workers, collate)
     return [batch["index"].tolist() for batch in loader]
 
 
@@ -172,7 +172,7 @@ class TestOrder:
         expected = sample_seeds(np.arange(26), 7, 4)
         found = {
             row: seed
-            for batch in make_loader(samples, samples.layout.batch_size, workers, collate)
+            for batch in make_loader(samples, samples.topology.batch_size, workers, collate)
             for row, seed in zip(batch["index"].tolist(), batch["seed"].tolist(), strict=True)
         }
         assert len(found) == 12

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from linvit.data.loading.position import Layout, Position, remaining, resumed
+from linvit.data.loading.progress import TrainOrder, WorkerTopology
 from linvit.data.loading.seeds import SeededIndex, sample_seeds
 from linvit.errors import UserError
 
 
-class TrainSampler(DistributedSampler[SeededIndex]):
-    """Shuffles the samples anew every epoch and distributes them over the ranks; every rank gets equally many.
+class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
+    """Shuffles the samples again in every epoch and distributes them over the ranks; every rank gets equally many.
 
     Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeated_aug` times in a row into
     the shuffled list before it is distributed, so that the copies land on different ranks, and ends the epoch after as
@@ -20,35 +20,29 @@ class TrainSampler(DistributedSampler[SeededIndex]):
     It is a `DistributedSampler` so that Lightning leaves it in place and sets its epoch.
 
     Args:
-        length: Samples of the data set.
+        total: Samples of the data set.
         seed: Of the order and of all augmentation.
         rank: This process.
         world_size: Processes.
         repeated_aug: Copies of each sample; 1 is plain shuffling.
         batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
-
-    Attributes:
-        layout: Ranks and batch size.
-        position: Where the epoch goes on that this process resumes; None starts every epoch at its beginning.
     """
 
     def __init__(
-        self, length: int, seed: int, rank: int = 0, world_size: int = 1, repeated_aug: int = 1, batch_size: int = 1
+        self, total: int, seed: int, rank: int = 0, world_size: int = 1, repeated_aug: int = 1, batch_size: int = 1
     ) -> None:
-        check_enough_samples(length, world_size)
-        self.length = length
+        check_enough_samples(total, world_size)
+        self.total = total
         self.seed = seed
         self.rank = rank
-        self.num_replicas = world_size
         self.repeated_aug = repeated_aug
         self.epoch = 0
-        self.layout = Layout(world_size, 1, batch_size)
-        self.position: Position | None = None
+        self.topology = WorkerTopology(world_size, 1, batch_size)
 
     def __iter__(self) -> Iterator[SeededIndex]:
         """Yields the samples of this rank in the current epoch, those that are left of one that is resumed."""
-        start, left, done = self._rest()
-        places = np.arange(start + self.rank, start + left, self.num_replicas)[done * self.layout.batch_size :]
+        start, ranks = self.samples_done, self.topology.ranks
+        places = np.arange(start + self.rank, start + self.samples_left, ranks)
         uses = self.order()[places]
         seeds = sample_seeds(uses, self.seed, self.epoch)
         rows = uses // self.repeated_aug
@@ -56,86 +50,54 @@ class TrainSampler(DistributedSampler[SeededIndex]):
 
     def order(self) -> np.ndarray:
         """The uses of samples in the current epoch, of all ranks in turn, as numbers: row x copies + copy."""
-        rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+        rows = np.random.default_rng([self.seed, self.epoch]).permutation(self.total)
         copies = np.arange(self.repeated_aug)
-        uses: np.ndarray = (rows[: -(-self.length // self.repeated_aug), None] * self.repeated_aug + copies).ravel()
-        return uses[: self.length]
+        uses: np.ndarray = (rows[: -(-self.total // self.repeated_aug), None] * self.repeated_aug + copies).ravel()
+        return uses[: self.total]
 
     def __len__(self) -> int:
         """Samples of this rank in a whole epoch."""
-        return self.layout.samples(self.length) // self.num_replicas
+        return self.topology.epoch_samples(self.total) // self.topology.ranks
 
     @property
     def identity(self) -> dict[str, int]:
-        """What the order follows from, besides the epoch and the layout."""
-        return {"samples": self.length, "seed": self.seed, "repeated_aug": self.repeated_aug}
-
-    @property
-    def batches_done(self) -> int:
-        """Of the batches of this rank in the current epoch, those that are left out because they had their turn."""
-        _, left, done = self._rest()
-        return self.layout.steps(self.layout.samples(self.length)) - self.layout.steps(left) + done
-
-    def _rest(self) -> tuple[int, int, int]:
-        """The place in the epoch at which this layout starts, its samples from there, and its batches so far."""
-        phases, done = resumed(self.position, self.epoch, self.layout)
-        return *remaining(self.length, phases, self.layout), done
+        """What the order follows from, besides the epoch; other ranks or batches only share it differently."""
+        return {"samples": self.total, "seed": self.seed, "repeated_aug": self.repeated_aug}
 
 
 class GroupedSampler(TrainSampler):
     """Shuffles so that the samples of a step, of all ranks, are of one group, such as images wider than high.
 
     A batch of images of several sizes is padded to the largest height and width in it. What is left of the groups when
-    no step can be filled by one alone makes one step of an epoch that is mixed. Where an epoch goes on in another
-    layout, the rest of it is put together anew.
+    no step can be filled by one alone makes one step of an epoch that is mixed.
 
     Args:
         groups: Number of the group of each sample, int (N,).
-        seed: See `TrainSampler`, as for the following.
-        rank: This process.
-        world_size: Processes.
-        repeated_aug: Copies of each sample.
-        batch_size: Samples per step and rank.
+        *order: Arguments of `TrainSampler` after `total`.
+        **options: Likewise.
     """
 
-    def __init__(
-        self,
-        groups: np.ndarray,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        repeated_aug: int = 1,
-        batch_size: int = 1,
-    ) -> None:
-        super().__init__(len(groups), seed, rank, world_size, repeated_aug, batch_size)
+    def __init__(self, groups: np.ndarray, *order: int, **options: int) -> None:
+        super().__init__(len(groups), *order, **options)
         self.groups = groups
 
     def order(self) -> np.ndarray:
-        """The uses of samples, in steps of one group; see `TrainSampler.order`."""
-        uses = super().order()
-        phases, _ = resumed(self.position, self.epoch, self.layout)
-        layouts = [*(phase.layout for phase in phases), self.layout]
-        for number, layout in enumerate(layouts):
-            start, left = remaining(self.length, phases[:number], layout)
-            stop = start + left if number else self.length  # the first layout chooses what the epoch leaves out
-            rng = np.random.default_rng([self.seed, self.epoch, number])
-            uses[start:stop] = self._in_steps(uses[start:stop], layout.step, rng)
-        return uses
-
-    @property
-    def identity(self) -> dict[str, int]:
-        """What the order follows from, besides the epoch and the layout."""
-        return super().identity | {f"group {group}": int(count) for group, count in enumerate(np.bincount(self.groups))}
-
-    def _in_steps(self, uses: np.ndarray, step: int, rng: np.random.Generator) -> np.ndarray:
-        """Puts uses into steps of one group, in random order; what does not fill a step comes last."""
+        """The uses of samples, in steps of one group, in random order; what does not fill a step comes last."""
+        uses, step = super().order(), self.topology.step
+        rng = np.random.default_rng([self.seed, self.epoch, 0])
         groups = self.groups[uses // self.repeated_aug]
         parts = [uses[groups == group] for group in np.unique(groups)]
         whole = [len(part) // step * step for part in parts]
-        rest = rng.permutation(np.concatenate([part[end:] for part, end in zip(parts, whole, strict=True)] or [uses]))
+        rest = rng.permutation(np.concatenate([part[end:] for part, end in zip(parts, whole, strict=True)]))
         mixed = len(rest) // step * step
         full = np.concatenate([*(part[:end] for part, end in zip(parts, whole, strict=True)), rest[:mixed]])
         return np.concatenate([rng.permutation(full.reshape(-1, step)).ravel(), rest[mixed:]])
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What the order follows from, besides the epoch: also who shares it."""
+        counts = {f"group {group}": int(count) for group, count in enumerate(np.bincount(self.groups))}
+        return super().identity | counts | self.topology._asdict()
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 import datasets
 import numpy as np
 
-from linvit.data.sources.lanes import Lane
 from linvit.data.sources.shards import Part
 from linvit.data.sources.splits import readable
 
@@ -55,20 +54,20 @@ class StreamRows(NamedTuple):
                     if left == 0:
                         break
 
-    def passes(self, lane: Lane, seed: Sequence[int]) -> Iterator[Iterator[Row]]:
-        """Yields the shuffled rows of a lane from its start, and then all of its parts again and again."""
-        seed = (*seed, lane.parts[0].first)
+    def passes(self, parts: list[Part], start: int, seed: Sequence[int]) -> Iterator[Iterator[Row]]:
+        """Yields the shuffled rows of some parts from a place on, and then all of them again and again."""
+        seed = (*seed, parts[0].first)
         if self.counted:
-            rows = sum((part.stop or 0) - part.start for part in lane.parts)
+            rows = sum((part.stop or 0) - part.start for part in parts)
             order = np.fromiter(shuffled(range(rows), self.buffer, seed), np.int64, rows)
-            yield self._chosen(lane.parts, order[lane.start :])
+            yield self._chosen(parts, order[start:])
             while True:
-                yield self._chosen(lane.parts, order)
-        skip = lane.start
+                yield self._chosen(parts, order)
+        skip = start
         while True:
-            again = shuffled(self.read(lane.parts), self.buffer, seed)
+            again = shuffled(self.read(parts), self.buffer, seed)
             skip -= sum(1 for _ in islice(again, skip))
-            if not skip:  # otherwise it is in a later pass that the lane starts
+            if not skip:  # otherwise it is in a later pass that it starts
                 yield again
 
     def _chosen(self, parts: list[Part], order: np.ndarray) -> Iterator[Row]:

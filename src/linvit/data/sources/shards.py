@@ -1,6 +1,5 @@
 """Data that is read from one end to the other: where its shards lie, how many rows each has, and who reads which."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -152,8 +151,3 @@ def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
     each, more = divmod(batches, workers)
     first = worker * each + min(worker, more)
     return first, first + each + (worker < more)
-
-
-def permutation(count: int, seed: Sequence[int] | None) -> np.ndarray:
-    """The order of the shards: a function of (seed, epoch), or as they are."""
-    return np.arange(count) if seed is None else np.random.default_rng(list(seed)).permutation(count)

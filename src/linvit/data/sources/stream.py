@@ -10,8 +10,9 @@ of the data each time. A process whose rows run out early, because images are sk
 again. Evaluation: every row once; ranks may differ by one row.
 
 In training the n-th sample of a loader process has the n-th row of its share, after shuffling; in the place of a row
-without a usable image stands the next row that has one. So an epoch goes on anywhere without a look at what was
-trained on: where files contain their number of rows, skipped rows are not even read.
+without a usable image stands the next row that has one. So an epoch continues anywhere without a look at what was
+trained on, in the same numbers of ranks, loader processes and samples per batch: where files contain their number of
+rows, skipped rows are not even read. In others the epoch starts again.
 """
 
 from collections.abc import Iterator
@@ -21,19 +22,18 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from linvit.data.loading.position import Layout, Position, resumed
+from linvit.data.loading.progress import TrainOrder, WorkerTopology
 from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Reader, Sample
-from linvit.data.sources.lanes import Epoch, Lane, cut, given, length
 from linvit.data.sources.read import BadImageError
 from linvit.data.sources.rows import StreamRows
-from linvit.data.sources.shards import ROWS, Shards, assign, permutation, whole, worker_batches
+from linvit.data.sources.shards import ROWS, Part, Shards, assign, whole, worker_batches
 from linvit.data.sources.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
 
 
-class Stream(IterableDataset[Sample]):
+class Stream(TrainOrder, IterableDataset[Sample]):
     """Samples of one split as they are streamed.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
@@ -51,10 +51,6 @@ class Stream(IterableDataset[Sample]):
         seed: Of training; None is evaluation: in order, every row once.
         buffer: Rows that each loader process holds to choose from at random, as undecoded files.
         total: Rows of the split, where the files do not contain it.
-
-    Attributes:
-        layout: Ranks, loader processes and batch size.
-        position: Where the epoch goes on that this process resumes; None starts every epoch at its beginning.
     """
 
     def __init__(
@@ -71,8 +67,8 @@ class Stream(IterableDataset[Sample]):
         buffer: int = 1,
         total: int | None = None,
     ) -> None:
-        self.layout = Layout(world_size, max(num_workers, 1), batch_size)
-        check_consumers(shards, world_size, self.layout.workers, seed is not None, source)
+        self.topology = WorkerTopology(world_size, max(num_workers, 1), batch_size)
+        check_consumers(shards, world_size, self.topology.workers, seed is not None, source)
         self.shards = shards
         self.rows = StreamRows(reader.columns_of(shards.rows), shards.counts is not None, buffer, source)
         self.reader = reader
@@ -81,15 +77,16 @@ class Stream(IterableDataset[Sample]):
         self.source = source
         self.seed = seed
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
-        self.position: Position | None = None
         self.length: int | None = None
         if seed is not None:
             self.total = total_of(shards, total, source)
             bad.start(self.total)
-            self.length = self.layout.samples(self.total) // world_size
+            self.length = self.topology.epoch_samples(self.total) // world_size
+            self.begin = rank * self.length
         elif shards.counts is not None:
             rows = sum(shards.counts)
-            self.length = (rank + 1) * rows // world_size - rank * rows // world_size
+            self.begin = rank * rows // world_size
+            self.length = (rank + 1) * rows // world_size - self.begin
 
     def __len__(self) -> int:
         """Samples of this rank in an epoch."""
@@ -103,66 +100,58 @@ class Stream(IterableDataset[Sample]):
 
     @property
     def identity(self) -> dict[str, int]:
-        """What the order of training follows from, besides the epoch and the layout."""
+        """What the order of training follows from, besides the epoch."""
         order = {"samples": self.total, "shards": self.shards.rows.num_shards, "shuffle_buffer": self.rows.buffer}
-        return order | {"seed": self.seed or 0}
-
-    @property
-    def batches_done(self) -> int:
-        """Of the batches of this rank in the current epoch, those that are left out because they had their turn."""
-        before, done = resumed(self.position, int(self.epoch), self.layout)
-        if not before:
-            return done
-        left = self.layout.rest(length(self._epoch(int(self.epoch)).left(before)), self.total)
-        return self.layout.steps(self.layout.samples(self.total)) - self.layout.steps(left) + done
+        return order | {"seed": self.seed or 0} | self.topology._asdict()
 
     def __iter__(self) -> Iterator[Sample]:
         """Yields the samples of this loader process, those that are left of an epoch that is resumed."""
-        epoch, info = int(self.epoch), get_worker_info()
+        info = get_worker_info()
         process = 0 if info is None else info.id
-        if self.seed is None:
-            yield from self._in_order(process)
-            return
-        before, done = resumed(self.position, epoch, self.layout)
-        worker = (process + done) % self.layout.workers  # the loader starts with process 0
-        lanes = self._epoch(epoch).deal(before, self.layout, self.rank, worker)
-        for lane in cut(lanes, given(self.layout, worker, done)):
-            yield from self._training(lane, epoch)
+        yield from self._in_order(process) if self.seed is None else self._training(process)
 
-    def _epoch(self, epoch: int) -> Epoch:
-        assert self.seed is not None
-        return Epoch(self.shards, permutation(self.shards.rows.num_shards, (self.seed, epoch)), self.total)
+    def _share(self, worker: int, order: np.ndarray) -> tuple[list[Part], int]:
+        """What a loader process reads of the shards in an order, and how many samples of an epoch are its own."""
+        ranks, workers, size = self.topology
+        if self.shards.counts is None:
+            parts = whole(order, self.rank * workers + worker, ranks * workers)
+            if self.seed is None:
+                return parts, 0
+        first, last = (size * batch for batch in worker_batches(-(-len(self) // size), worker, workers))
+        first, last = min(first, len(self)), min(last, len(self))
+        if self.shards.counts is not None:
+            parts = assign(self.shards, order, self.begin + first, self.begin + last)
+        return parts, last - first
 
     def _in_order(self, worker: int) -> Iterator[Sample]:
         """Yields the share of a loader process in evaluation; an image that cannot be decoded ends the run."""
-        order, workers = permutation(self.shards.rows.num_shards, None), self.layout.workers
-        if self.shards.counts is None:
-            parts = whole(order, self.rank * workers + worker, self.layout.ranks * workers)
-        else:
-            begin, size = self.rank * sum(self.shards.counts) // self.layout.ranks, self.layout.batch_size
-            first, last = worker_batches(-(-len(self) // size), worker, workers)
-            first, last = min(first * size, len(self)), min(last * size, len(self))
-            parts = assign(self.shards, order, begin + first, begin + last)
+        parts, _ = self._share(worker, np.arange(self.shards.rows.num_shards))
         for number, row in self.rows.read(parts):
             try:
                 yield self._sample(number, row, 0)
             except BadImageError as error:
                 self.bad.record(error, number)
 
-    def _training(self, lane: Lane, epoch: int) -> Iterator[Sample]:
-        """Yields the samples of a lane, each with the seed of its own row.
+    def _training(self, process: int) -> Iterator[Sample]:
+        """Yields the rest of the share of a loader process in training, each sample with the seed of its own row.
 
         Raises:
             UserError: If no image can be used, or more are bad than may be skipped.
         """
-        left, seeds = lane.stop - lane.start, []
+        seed, done, workers = (self.seed or 0, int(self.epoch)), self.batches_done, self.topology.workers
+        worker = (process + done) % workers  # the loader starts with process 0
+        parts, count = self._share(worker, np.random.default_rng(seed).permutation(self.shards.rows.num_shards))
+        start = len(range(worker, done, workers)) * self.topology.batch_size  # it takes batches from each in turn
+        left, seeds = count - start, list[int]()
+        if left <= 0:
+            return
         found = True
-        for rows in self.rows.passes(lane, (self.seed or 0, epoch)):
+        for rows in self.rows.passes(parts, start, seed):
             found, before = False, found
             for number, row in rows:
-                seeds.append(int(sample_seeds(np.array([number]), self.seed or 0, epoch)[0]))
+                seeds.append(int(sample_seeds(np.array([number]), *seed)[0]))
                 try:
-                    samples = [self._sample(number, row, seed) for seed in seeds]
+                    samples = [self._sample(number, row, own) for own in seeds]
                 except BadImageError as error:
                     self.bad.record(error, number)
                     continue

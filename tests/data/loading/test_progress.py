@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.position import Position
+from linvit.data.loading.progress import EpochProgress
 from linvit.data.loading.sampler import TrainSampler
 
 
@@ -61,27 +61,25 @@ def test_on_another_number_of_ranks_every_sample_has_its_turn_once(layouts, repe
     assert sorted(epoch.rows) == sorted(whole.rows)
 
 
-def test_ranks_have_as_many_batches_whatever_is_left_and_none_has_a_single_sample():
+def test_ranks_have_as_many_whole_batches_whatever_is_left():
     for length, first, batches, second in itertools.product((97, 120), [(1, 7), (2, 5)], (1, 4), [(3, 4), (5, 6)]):
-        epoch, whole = Epoch(length), Epoch(length)
-        whole.phase(*first)
+        epoch = Epoch(length)
         epoch.phase(*first, batches)
         sizes = epoch.phase(*second)
         assert len({len(share) for share in sizes}) == 1
-        assert min(size for share in sizes for size in share) > 1
-        assert len(set(epoch.rows)) == len(epoch.rows)
-        assert 0 <= len(whole.rows) - len(epoch.rows) < second[0] * second[1]
+        assert {size for share in sizes for size in share} <= {second[1]}
+        assert len(set(epoch.rows)) == len(epoch.rows) > length - second[0] * second[1]
 
 
-def test_a_larger_batch_takes_no_more_steps_than_an_epoch_has():
-    epoch = Epoch(100)
-    epoch.phase(1, 10, 1)
-    assert epoch.phase(1, 60) == [[60]]
+def test_a_small_set_makes_one_incomplete_step_of_an_epoch():
+    epoch = Epoch(7)
+    assert epoch.phase(2, 5) == [[3], [3]]
+    assert epoch.phase(2, 5) == [[], []]
 
 
 def test_the_next_epoch_is_whole():
     sampler = TrainSampler(40, 0, batch_size=10)
-    sampler.position = Position.read(2, [[1, 1, 10, 3]])
+    sampler.progress = EpochProgress(2, 30)
     lengths = []
     for epoch in (2, 3):
         sampler.set_epoch(epoch)
@@ -99,16 +97,16 @@ def test_skipped_samples_are_not_loaded():
             return index
 
     loader = make_loader(Counted(), 100, 0, list, sampler, training=True)
-    loader.load_state_dict({"epoch": 0, "phases": [[1, 1, 100, 1000]], "order": sampler.identity})
+    loader.load_state_dict({"epoch": 0, "samples": 100_000, "order": sampler.identity})
     next(iter(loader))
     assert len(asked) == 100
 
 
-def test_an_epoch_of_other_data_starts_anew():
+def test_an_epoch_of_other_data_starts_again():
     before = make_loader(Rows(), 10, 0, list, TrainSampler(40, 0, batch_size=10), training=True)
     next(iter(before))
     after = make_loader(Rows(), 10, 0, list, TrainSampler(50, 0, batch_size=10), training=True)
-    with pytest.warns(UserWarning, match="starts anew, since its order has changed: samples was 40 and is 50"):
+    with pytest.warns(UserWarning, match="starts again, since its order has changed: samples was 40 and is 50"):
         after.load_state_dict(before.state_dict())
     assert after.batches_done == 0
     assert len(list(after)) == 5
@@ -118,7 +116,7 @@ def test_batches_are_counted_as_they_are_handed_out_and_not_as_they_are_prefetch
     loader = make_loader(Rows(), 10, 2, list, TrainSampler(80, 0, batch_size=10), training=True)
     passing = iter(loader)
     next(passing)
-    assert loader.state_dict()["phases"] == [[1, 1, 10, 1]]
+    assert loader.state_dict()["samples"] == 10
 
 
 def test_the_processes_of_a_loader_start_in_the_epoch_that_is_set_before_the_first_batch():
