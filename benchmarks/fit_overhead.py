@@ -20,9 +20,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from linvit.cli.training.callbacks import default_callbacks, with_progress_bar
-from linvit.cli.training.loggers import run_loggers
 from linvit.optim import parameter_groups
+from linvit.runs.callbacks import default_callbacks, with_progress_bar
+from linvit.runs.loggers import run_loggers
 from linvit.tasks import ClassificationTask
 
 WARM_UP = 3  # steps that are not timed

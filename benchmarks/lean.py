@@ -31,9 +31,9 @@ from authors.focused import Focused
 
 import linvit
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.cli.training.memory import keep_memory
 from linvit.experiments.bench.costs import PASSES, shown
 from linvit.experiments.bench.runner import Mode, Runner, Settings
+from linvit.runs.memory import keep_memory
 
 SHAPES = [(4, (56, 56), 96, 3), (16, (28, 28), 192, 6), (32, (14, 14), 192, 3)]  # batch, patch grid, channels, heads
 MODES: tuple[Mode, ...] = ("eager", "compiled")

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from linvit.callbacks import BestCheckpoint, LastCheckpoint, StopOnSignal
 from linvit.callbacks.stop_at import StopAt, digest
-from linvit.checkpointing.lock import unlock
-from linvit.cli.training.checkpoint import Checkpoint
-from linvit.cli.training.loggers import run_loggers
 from linvit.cli.verify_resume import files
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
+from linvit.files import unlock
+from linvit.runs.checkpoint import Checkpoint
+from linvit.runs.loggers import run_loggers
 from linvit.signals import STOP, Stopped
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
 from tests.cli.forked import Forked, free_port

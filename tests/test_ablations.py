@@ -7,8 +7,8 @@ import yaml
 
 from linvit.cli.compare import grid_of
 from linvit.cli.compare.resolve import Resolver
-from linvit.cli.configs import find
 from linvit.experiments.compare.grid import SweepSpec
+from linvit.runs.configs import find
 from tests.test_configs import GRIDS, ROOT, heading
 
 FILES = sorted(name for name in GRIDS if "/on_digits/" not in name)

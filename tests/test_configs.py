@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from linvit.cli import VERBS
-from linvit.cli.configs import find
+from linvit.runs.configs import find
 from tests.cli.runs import files, flags, linvit
 from tests.data.images import picture, save
 

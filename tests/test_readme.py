@@ -13,8 +13,8 @@ import yaml
 
 import linvit
 from linvit.cli import HELP, VERBS
-from linvit.cli.configs import find
 from linvit.registry import attentions
+from linvit.runs.configs import find
 from tests.cli.runs import linvit as command_line
 from tests.data.coco import write_coco
 from tests.data.images import image_folder

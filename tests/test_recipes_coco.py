@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from linvit.cli.configs import find
 from linvit.model_info import coco_info
 from linvit.registry import backbones
+from linvit.runs.configs import find
 from tests.test_configs import COCO, ROOT
 from tests.test_recipes_ade20k import NOT_DECAYED
 

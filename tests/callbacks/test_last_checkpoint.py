@@ -11,9 +11,10 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import linvit
+from linvit import files
 from linvit.callbacks import BestCheckpoint, LastCheckpoint
 from linvit.callbacks import last_checkpoint as module
-from linvit.checkpointing import AtomicCheckpointIO, atomic_file
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
 from tests.training import Memory, fit, tiny_task
 
 
@@ -73,7 +74,7 @@ def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
         moments.append((path.name, other.name, logger.saved))
         if other.name == "epoch=1.ckpt":
             raise Killed
-        atomic_file.link(path, other)
+        files.link(path, other)
 
     monkeypatch.setattr(module, "link", link)
     with pytest.raises(Killed):

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 import linvit
-from linvit.cli.configs import FOLDER, names
 from linvit.cli.list import main
+from linvit.runs.configs import FOLDER, names
 from tests.cli.runs import linvit as command_line
 
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from linvit.cli.training.checkpoint import Checkpoint
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.transforms.classification import Augmentation
 from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.heads.detection.detector import create_detector
+from linvit.runs.checkpoint import Checkpoint
 from linvit.tasks import ClassificationTask, SegmentationTask
 from tests.data.coco import write_coco
 from tests.rasters import values, write

@@ -7,7 +7,7 @@ import torch
 
 import linvit
 from linvit.cli import main
-from linvit.cli.training.checkpoint import read_checkpoint
+from linvit.runs.checkpoint import read_checkpoint
 from tests.cli.runs import QUICKSTART, tiny
 from tests.cli.runs import linvit as command
 from tests.training import tiny_task

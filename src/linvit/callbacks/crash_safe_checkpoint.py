@@ -14,9 +14,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from linvit.checkpointing import AtomicCheckpointIO
-from linvit.checkpointing.atomic_file import publish, remove, temporary
-from linvit.checkpointing.checkpoint_io import is_remote
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, is_remote
+from linvit.files import publish, remove, temporary
 
 WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
 

@@ -10,12 +10,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, in_words, is_remote
 from linvit.callbacks.crash_safe_checkpoint import WRITE_FOLDERS, CrashSafeCheckpoint, NotSavedError
-from linvit.checkpointing import AtomicCheckpointIO
-from linvit.checkpointing.atomic_file import LAST, PREVIOUS, link, sweep
-from linvit.checkpointing.checkpoint_io import in_words, is_remote
-from linvit.checkpointing.lock import lock, unlock
 from linvit.errors import UserError
+from linvit.files import LAST, PREVIOUS, link, lock, sweep, unlock
 
 RETRY = 60.0  # seconds
 SAME, REPLACED = "same_files", "replaced_files"

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 
-from linvit.checkpointing.atomic_file import rewriting
+from linvit.files import rewriting
 from linvit.plain_text import CsvWriter
 
 

@@ -19,10 +19,6 @@ from linvit.callbacks.class_names import class_names
 from linvit.callbacks.dense.colours import palette
 from linvit.callbacks.pixels import pixels
 from linvit.cli.spec import read_spec, read_value
-from linvit.cli.terminal import argument_parser, reflow, table
-from linvit.cli.trained import data_of, read_settings, trained
-from linvit.cli.training.checkpoint import checkpoint_in
-from linvit.cli.training.run_folder import check_writable, run_of_checkpoint, shown
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
@@ -40,6 +36,10 @@ from linvit.experiments.analyze import (
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.plain_text import printable
 from linvit.registry import backbones
+from linvit.runs.checkpoint import checkpoint_in
+from linvit.runs.paths import check_writable, run_of_checkpoint, shown
+from linvit.runs.trained import data_of, read_settings, trained
+from linvit.terminal import argument_parser, reflow, table
 from linvit.weights.load import load_pretrained
 
 EPILOG = """examples:

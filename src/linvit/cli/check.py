@@ -4,9 +4,9 @@ import argparse
 
 from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
-from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.errors import UserError, check_number
 from linvit.registry import attentions, backbones, heads
+from linvit.terminal import argument_parser, reflow, table
 from linvit.testing import check_attention, check_backbone, check_head
 from linvit.testing.report import Report
 

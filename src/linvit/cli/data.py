@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from linvit.cli import check_bands, check_objects, check_pairs, tile
-from linvit.cli.terminal import reflow
 from linvit.data.classification import ClassificationData
 from linvit.data.detection import DetectionData
 from linvit.data.segmentation import SegmentationData
@@ -24,6 +23,7 @@ from linvit.data.sources.splits import HUB, kind_of
 from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
+from linvit.terminal import reflow
 
 EPILOG = """examples:
   linvit data check path/to/imagenet    an image folder: train/CLASS/*.jpg,

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from linvit.cli.spec import read_spec
-from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError
 from linvit.heads.detection.detector import create_detector
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.registry import backbones, heads
+from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
 from linvit.weights.read import WRITTEN_BY, read
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from linvit import source
 from linvit.cli.import_check import TIMEOUT, why_not
 from linvit.cli.list_configs import one, overview
-from linvit.cli.terminal import argument_parser, reflow, table
 from linvit.entries import Entry
 from linvit.errors import UserError, check_choice, check_number
 from linvit.model_info import model_info
 from linvit.registry import Registry, attentions, backbones, heads
 from linvit.signatures import parameters_of
+from linvit.terminal import argument_parser, reflow, table
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
 COLUMNS = {

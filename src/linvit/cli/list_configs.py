@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from linvit import yaml_text
-from linvit.cli.configs import FOLDER, config_file, heading, names, shipped
-from linvit.cli.terminal import table
-from linvit.cli.training.bases import chain
 from linvit.errors import UserError
 from linvit.model_info import ade20k_info, coco_info, model_info
+from linvit.runs.bases import chain
+from linvit.runs.configs import FOLDER, config_file, heading, names, shipped
+from linvit.terminal import table
 
 LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from linvit.cli.terminal import argument_parser, reflow
 from linvit.errors import UserError
 from linvit.signals import STOP
+from linvit.terminal import argument_parser, reflow
 
 EPILOG = """examples:
   linvit verify-resume --config quickstart
@@ -119,7 +119,7 @@ class Run:
         Raises:
             UserError: If it fails; with its last words.
         """
-        from linvit.checkpointing.atomic_file import LAST  # imports torch, which takes seconds
+        from linvit.files import LAST  # imports torch, which takes seconds
         from linvit.weights import torch_file
 
         start = f"from step {self.content['global_step']}" if self.content else "from the beginning"
@@ -152,7 +152,7 @@ def files(run: Path) -> dict[str, Any]:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-    from linvit.checkpointing.atomic_file import LAST, PREVIOUS
+    from linvit.files import LAST, PREVIOUS
     from linvit.weights import torch_file
 
     found: dict[str, Any] = {}

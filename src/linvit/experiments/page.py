@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from linvit.checkpointing.atomic_file import replacing
+from linvit.files import replacing
 from linvit.plain_text import printable
 
 Picture = Path | Image.Image | str

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from linvit import checksum
 from linvit.errors import UserError
-from linvit.weights import checksum, torch_file
+from linvit.weights import torch_file
 
 CONTENTS = ".metadata"
 OTHERS = "meta.pt"  # of Lightning: all that is neither weights nor the optimiser's

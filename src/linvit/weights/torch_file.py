@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.serialization import safe_globals
 
+from linvit import checksum
 from linvit.errors import UserError
-from linvit.weights import checksum
 
 MAX_STAND_INS = 200  # every one costs another pass over the pickle
 UNKNOWN = re.compile(r"GLOBAL (\S+) was not an allowed global")

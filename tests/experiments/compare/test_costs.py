@@ -4,7 +4,7 @@ import sys
 
 import linvit
 from linvit.experiments.compare.costs import Costs, _with_images, measure
-from linvit.experiments.compare.runs import Run
+from linvit.runs.folder import Run
 from tests.experiments.compare.runs import write_run
 from tests.families import narrow, small
 

@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from linvit.experiments.compare.on_tensorboard import write_summary
 from linvit.experiments.compare.results import Results, group
-from linvit.experiments.compare.runs import find
+from linvit.runs.folder import find
 from tests.experiments.compare.runs import write_run
 
 

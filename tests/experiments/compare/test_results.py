@@ -15,8 +15,8 @@ from linvit import UserError
 from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
-from linvit.experiments.compare.runs import Run, find
 from linvit.experiments.measure import Timing
+from linvit.runs.folder import Run, find
 from linvit.tasks.published import Published
 from tests.experiments.compare.runs import write_run
 

@@ -2,12 +2,12 @@
 
 from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
 from linvit.cli.spec import read_spec
-from linvit.cli.terminal import argument_parser
 from linvit.errors import check_number
 from linvit.experiments.bench.attention import BASELINES, attention_costs
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import attentions
+from linvit.terminal import argument_parser
 
 GRIDS = "14x14,14x28,28x28,28x56,56x56"
 EPILOG = """examples:

@@ -6,12 +6,12 @@ from pathlib import Path
 from linvit import yaml_text
 from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
 from linvit.cli.spec import read_spec, read_value
-from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError
 from linvit.experiments.bench.backbone import accuracy_plot, backbone_costs, backbone_label, published
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import backbones
+from linvit.terminal import argument_parser
 
 NAMES = ("deit_tiny", "flatten_deit_tiny", "pvt_tiny", "flatten_pvt_tiny", "swin_tiny", "flatten_swin_tiny")
 SIZES = "224,320,448"

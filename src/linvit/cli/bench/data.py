@@ -17,14 +17,14 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from linvit.cli.bench.loaders import linvit_loader, rate, timm_loader, unknown_to_timm
-from linvit.cli.terminal import argument_parser
-from linvit.cli.trained import data_of, read_settings
-from linvit.cli.training.parser import build_task
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.data.transforms.classification import Augmentation
 from linvit.errors import UserError, check_number
+from linvit.runs.parser import build_task
+from linvit.runs.trained import data_of, read_settings
 from linvit.tasks.base import SET_BY_DATA
+from linvit.terminal import argument_parser
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
 WORKERS = 8

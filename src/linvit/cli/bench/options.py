@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from linvit.cli.terminal import reflow, terminal_width
-from linvit.cli.training.memory import keep_memory
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.conditions import load
 from linvit.experiments.bench.costs import Progress
 from linvit.experiments.bench.files import write_report
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
+from linvit.runs.memory import keep_memory
+from linvit.terminal import reflow, terminal_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 EVERY = 20.0  # seconds between lines of progress where there is no terminal

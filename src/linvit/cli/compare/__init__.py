@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from linvit import yaml_text
-from linvit.cli.configs import FOLDER, config_file, find
-from linvit.cli.terminal import argument_parser
 from linvit.errors import UserError, check_number
 from linvit.experiments.compare.grid import UNSAFE, SweepSpec
 from linvit.experiments.compare.values import named, split
+from linvit.runs.configs import FOLDER, config_file, find
+from linvit.terminal import argument_parser
 
 EPILOG = """the grid:
   Any option of linvit fit can be given. One with several values varies: values

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.cli.terminal import reflow
-from linvit.cli.training.run_folder import shown
 from linvit.errors import UserError, check_choice
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.experiment import FILE, Experiment
 from linvit.experiments.compare.on_tensorboard import write_summary
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
-from linvit.experiments.compare.runs import differing, find
+from linvit.runs.folder import differing, find
+from linvit.runs.paths import shown
+from linvit.terminal import reflow
 
 BUDGET = 2.0  # seconds of timing for each variant
 

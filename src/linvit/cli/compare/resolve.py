@@ -12,12 +12,12 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from linvit import yaml_text
-from linvit.cli.training.cli import LinvitCLI
 from linvit.cli.training.command_line import command_line
-from linvit.cli.training.parser import Parser, build_task
 from linvit.data.base import ImageData
 from linvit.errors import UserError, mistake_behind
 from linvit.experiments.compare.grid import Sweep, place
+from linvit.runs.cli import LinvitCLI
+from linvit.runs.parser import Parser, build_task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows
 

@@ -11,8 +11,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.cli.compare.report import finish
 from linvit.cli.compare.resolve import Resolver
-from linvit.cli.terminal import table
-from linvit.cli.training.run_folder import check_writable, shown
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.experiment import Experiment
@@ -21,7 +19,9 @@ from linvit.experiments.compare.local import run_here, slots
 from linvit.experiments.compare.on_ray import run_on_ray
 from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
 from linvit.experiments.compare.progress import Progress
+from linvit.runs.paths import check_writable, shown
 from linvit.signals import STOP, name
+from linvit.terminal import table
 
 GPU = ("auto", "gpu", "cuda")
 

@@ -15,10 +15,10 @@ from linvit import entries, machine
 from linvit.cli.doctor import packages, probe
 from linvit.cli.doctor.problem import Problem
 from linvit.cli.import_check import REGISTRIES, TIMEOUT, why_not
-from linvit.cli.terminal import argument_parser, entry
-from linvit.cli.training.run_folder import check_writable
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
+from linvit.runs.paths import check_writable
+from linvit.terminal import argument_parser, entry
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")

@@ -2,15 +2,15 @@
 
 from lightning.pytorch import Trainer
 
-from linvit.cli.training.callbacks import default_callbacks
-from linvit.cli.training.cli import LinvitCLI
 from linvit.cli.training.help import short_help
-from linvit.cli.training.loggers import loggers_by_key
-from linvit.cli.training.memory import keep_memory
-from linvit.cli.training.messages import hide_library_messages
-from linvit.cli.training.parser import Parser, integers_first
-from linvit.cli.training.save_run_config import SaveRunConfig
 from linvit.data.base import ImageData
+from linvit.runs.callbacks import default_callbacks
+from linvit.runs.cli import LinvitCLI
+from linvit.runs.loggers import loggers_by_key
+from linvit.runs.memory import keep_memory
+from linvit.runs.messages import hide_library_messages
+from linvit.runs.parser import Parser, integers_first
+from linvit.runs.save_config import SaveRunConfig
 from linvit.tasks import Task
 
 HELP = ("-h", "--help")

@@ -6,10 +6,10 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from linvit.cli.terminal import entry, reflow
-from linvit.cli.training.defaults import DATA, TASK
-from linvit.cli.training.options import Option, options_of
+from linvit.runs.defaults import DATA, TASK
+from linvit.runs.options import Option, options_of
 from linvit.tasks.base import SET_BY_DATA
+from linvit.terminal import entry, reflow
 
 TRAINER = {
     "max_epochs": "Epochs.",

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import yaml
 
-from linvit.checkpointing.atomic_file import replacing
 from linvit.errors import UserError
-from linvit.experiments.compare import runs
+from linvit.files import replacing
+from linvit.runs import folder as runs
 from linvit.signals import STOP
 
 State = Literal["waiting", "stopped", "failed", "finished"]

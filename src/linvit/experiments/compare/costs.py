@@ -14,9 +14,9 @@ from linvit.errors import UserError
 from linvit.experiments.bench.conditions import other_load
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
-from linvit.experiments.compare.runs import Run
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
+from linvit.runs.folder import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import checkpoint_follows

@@ -7,13 +7,12 @@ from typing import Any
 
 import yaml
 
-from linvit.checkpointing.atomic_file import replacing
-from linvit.checkpointing.lock import lock, unlock
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.grid import Sweep, SweepSpec
 from linvit.experiments.compare.results import Results, Variant
-from linvit.experiments.compare.runs import read_yaml
+from linvit.files import lock, replacing, unlock
+from linvit.runs.folder import read_yaml
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""

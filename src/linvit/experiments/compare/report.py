@@ -7,13 +7,13 @@ import numpy as np
 
 from linvit.callbacks.attention import maps, rank
 from linvit.callbacks.attention.heat_map import heat_map
-from linvit.checkpointing.atomic_file import replacing
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.result_plots import costs_plots, curve_plots
 from linvit.experiments.compare.results import Results, Variant
-from linvit.experiments.compare.runs import Run, outermost, shown
 from linvit.experiments.page import Page
+from linvit.files import replacing
+from linvit.runs.folder import Run, outermost, shown
 
 MOST_MAPS = 12  # pictures of a run
 PAGE, RANKS = "report.html", "ranks.png"

@@ -8,9 +8,9 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.runs import Run, Score, covered, differing, flat, outermost, shown
 from linvit.experiments.compare.statistics import Difference, paired_differences, spread
 from linvit.plain_text import printable
+from linvit.runs.folder import Run, Score, covered, differing, flat, outermost, shown
 
 AVERAGED = "val/ema_"
 """How curves of a moving average's scores begin."""

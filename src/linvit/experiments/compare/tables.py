@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import AVERAGED, Results, Variant
-from linvit.experiments.compare.runs import EVALUATED, Score
 from linvit.experiments.compare.statistics import LEAST, Difference
 from linvit.plain_text import CsvWriter, markdown_table, printable
+from linvit.runs.folder import EVALUATED, Score
 
 BUSY = 0.2  # processors that others take, from which on a latency is said to have been measured under load
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -1,0 +1,119 @@
+"""Lightning's plug-in that writes checkpoints whole, with a checksum, and reads none that is damaged."""
+
+import errno
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from linvit import checksum
+from linvit.files import replacing
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary file beside its place, which it takes once the disk has all of it.
+
+    So a kill, a full disk or a power cut at any moment leaves the old file or the new one, and never a part. Lightning
+    writes to the system's temporary folder, from where a file is copied over the old one, if that is on another disk.
+    A replaced last.ckpt is kept as previous.ckpt. Each file has a checksum of its content (`linvit.checksum`),
+    and is compared with it before it is loaded.
+
+    Use it in any program: `Trainer(plugins=[AtomicCheckpointIO()])`. Paths with "://" are left to Lightning.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            OSError: If it cannot be written, with the file and the reason. What lay there is as it was.
+        """
+        if is_remote(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            check_space(path.parent, nbytes(checkpoint))
+            with replacing(path) as file:
+                hashing = Hashing(file)
+                try:
+                    torch.save(checkpoint, hashing)  # type: ignore[arg-type]
+                except RuntimeError as error:  # of torch, which words the file's own otherwise
+                    raise hashing.error or error from error
+                checksum.append(file, hashing.digest.hexdigest())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Callable[..., Any] | None = lambda storage, _: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Reads a checkpoint.
+
+        Raises:
+            UserError: If it is incomplete or damaged.
+        """
+        if not is_remote(path) and Path(path).is_file():
+            checksum.verify(Path(path))
+        return super().load_checkpoint(path, map_location, weights_only)
+
+
+class Hashing:
+    """What `torch.save` writes to: hands all bytes on to a file, and keeps their SHA-256 and what went wrong."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        """Writes and counts in."""
+        self.digest.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed when it is complete."""
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL, such as s3://bucket/x.ckpt."""
+    return "://" in str(path)
+
+
+def nbytes(content: Any) -> int:
+    """Bytes of all tensors in a checkpoint, which is about the size of its file."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    values = content.values() if isinstance(content, Mapping) else content
+    return sum(map(nbytes, values)) if isinstance(content, Mapping | list | tuple) else 0
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raises an `OSError` if a folder's disk has less space than needed, before anything is written to it.
+
+    Args:
+        folder: The folder.
+        needed: Bytes.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"the disk has {in_words(free)} left, and {in_words(needed)} are needed")
+
+
+def in_words(size: float) -> str:
+    """A number of bytes, such as 1.5 GB."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return f"{size:.3g} {units[0]}"

@@ -1,0 +1,170 @@
+"""Files and folders that appear whole or not at all, and replace others in one operation; folders with one owner."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from linvit import checksum
+from linvit.errors import UserError
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""When a last.ckpt is replaced, the one before is kept under the other name."""
+
+TEMPORARY, LOCK = ".tmp", ".lock"
+_locked: dict[Path, BinaryIO] = {}  # folders of this process, and the open lock files
+
+
+def temporary(path: Path) -> Path:
+    """Where this process prepares what will lie at `path`: beside it, on the same disk, so that a rename is enough."""
+    return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails.
+
+    Raises:
+        OSError: If it cannot be written, with the reason. What lay at `path` is then as it was.
+    """
+    prepared = temporary(path)
+    try:
+        with prepared.open("w+b") as file:
+            yield file
+            size = file.seek(0, os.SEEK_END)
+            file.flush()
+            os.fsync(file.fileno())
+        if prepared.stat().st_size != size:  # some network file systems say so only here
+            raise OSError(errno.EIO, f"only {prepared.stat().st_size} of {size} bytes were written")
+        publish(prepared, path)
+    finally:
+        prepared.unlink(missing_ok=True)
+
+
+@contextmanager
+def rewriting(path: Path) -> Iterator[Path]:
+    """Where to write what will replace `path` when the block ends. It has one name, so what a kill leaves is reused."""
+    part = path.with_name(f"{path.name}.part")
+    yield part
+    sync(part)
+    os.replace(part, path)
+
+
+def publish(prepared: Path, path: Path) -> None:
+    """Renames a complete file or folder to `path`, and waits until the disk has it. A folder gets its checksums here.
+
+    A kill in between leaves the old one or the new one; of a folder, which no rename can replace, it may leave only
+    the one before, `PREVIOUS`.
+    """
+    if prepared.is_dir():
+        checksum.write_list(prepared)
+        for part in (*prepared.iterdir(), prepared):
+            sync(part)
+    if path.name == LAST and path.exists():
+        _keep(path, path.with_name(PREVIOUS))
+    elif path.is_dir():
+        shutil.rmtree(path)
+    os.replace(prepared, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder. Windows cannot be asked to."""
+    if os.name != "nt":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def link(path: Path, other: Path) -> None:
+    """Makes `other` the same file as `path`, in one operation; where a file system has no links, a copy.
+
+    Raises:
+        OSError: If there is no room for it; what lay there is as it was.
+    """
+    prepared = temporary(other)
+    prepared.unlink(missing_ok=True)
+    try:
+        os.link(path, prepared)
+    except OSError:  # not every file system has links
+        shutil.copyfile(path, prepared)
+        sync(prepared)
+    try:
+        os.replace(prepared, other)
+        sync(other.parent)
+    finally:
+        prepared.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Deletes what dead processes left unfinished in a folder that no living one writes to; returns what it was."""
+    stale = sorted(folder.glob(f".*{TEMPORARY}"))
+    for path in stale:
+        remove(path)
+    return stale
+
+
+def remove(path: Path) -> None:
+    """Deletes a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Gives a file the name `kept` as well, or a folder instead."""
+    if path.is_dir() or kept.is_dir():
+        remove(kept)
+        os.replace(path, kept)
+    else:
+        link(path, kept)
+
+
+def lock(folder: Path) -> None:
+    """Reserves a folder for this process, until it ends in whatever way; once more does no harm.
+
+    The lock is the operating system's, on an empty file in the folder: it needs no clearing up after a kill, and a
+    child process does not inherit it. Where a file system has no locks, nothing is reserved.
+
+    Raises:
+        UserError: If a living process, on whichever machine, has the folder.
+    """
+    folder = folder.resolve()
+    if folder in _locked:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("ab")
+    try:
+        _take(file)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+            file.close()
+            raise UserError(
+                f"another process saves its checkpoints to '{folder}', perhaps the same run on another machine. Wait "
+                f"for its end, or start a run of its own: without --resume and --ckpt_path"
+            ) from error
+    _locked[folder] = file
+
+
+def unlock(folder: Path) -> None:
+    """Gives a folder back."""
+    file = _locked.pop(folder.resolve(), None)
+    if file is not None:
+        file.close()
+
+
+def _take(file: BinaryIO) -> None:
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

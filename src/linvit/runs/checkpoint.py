@@ -1,0 +1,218 @@
+"""`--ckpt_path`: a checkpoint is read safely, decides the model, and is checked before anything expensive starts."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from torch import Tensor, nn
+
+from linvit.callbacks.exact_resume import WITHIN_STEP
+from linvit.callbacks.last_checkpoint import REPLACED, SAME, complete
+from linvit.entries import only_named
+from linvit.errors import UserError, some
+from linvit.files import LAST, PREVIOUS
+from linvit.finite import not_finite
+from linvit.runs.paths import CHECKPOINTS, run_of_checkpoint
+from linvit.signatures import same
+from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
+from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early
+from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.safe_loading import check_content, no_larger_than
+from linvit.weights import torch_file
+from linvit.weights.read import model_named
+from linvit.weights.sharded import is_sharded, outline
+
+
+class Checkpoint:
+    """The checkpoint of a linvit run that the command line names.
+
+    Args:
+        path: The file.
+        resumed: Whether a run goes on from it, rather than being scored.
+
+    Attributes:
+        path: The file.
+        step: Optimiser steps that the run had done.
+        purge_step: From which step on a run that goes on from it logs.
+        epochs: Epochs that it had finished.
+        stopped_early: Whether `EarlyStopping` had ended it.
+        run: The run folder that the file lies in, or None if it lies elsewhere.
+
+    Raises:
+        UserError: If the file cannot be read; see `read_checkpoint`.
+    """
+
+    def __init__(self, path: str | Path, resumed: bool = False) -> None:
+        content = read_checkpoint(path, resumed)
+        self.path = path
+        self.step: int = content.get("global_step", 0)
+        self.epochs = epochs_done(content) or 0
+        self.stopped_early = stopped_early(content)
+        self.run = run_of_checkpoint(path)
+        self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
+        self._files = content.get(SAME), content.get(REPLACED)
+        self._options: dict[str, Any] = content["hyper_parameters"]
+        self._weights: dict[str, Tensor] = content["state_dict"]
+        self._optimizers: Any = content.get("optimizer_states")
+
+    @rank_zero_only
+    def complete(self) -> None:
+        """Puts the best checkpoints of its moment right, if the run was killed before it had."""
+        if self.run is not None and Path(self.path).name == LAST and Path(self.path).is_file():
+            complete(Path(self.path), *self._files)
+
+    def check_epochs(self, max_epochs: int | None) -> None:
+        """Raises a `UserError` if the run has done more epochs than it shall."""
+        if max_epochs is not None and 0 <= max_epochs < self.epochs:
+            raise UserError(
+                f"checkpoint '{self.path}' has done {self.epochs} epochs, more than --trainer.max_epochs={max_epochs}"
+            )
+
+    def decide(self, model: Namespace, told: bool = True) -> None:
+        """Writes the checkpoint's options of the model over the given ones; says which are ignored, if `told`."""
+        given = model.init_args
+        unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
+        if unknown:
+            raise UserError(
+                f"checkpoint '{self.path}' belongs to another task ({model_named(self._options)}): {model.class_path} "
+                f"takes no {', '.join(unknown)}"
+            )
+        for name, value in {"pretrained": None, **self._options}.items():
+            if name in SET_BY_DATA or name in SET_BY_RUN:
+                continue
+            if told and not same(given[name], value):
+                rank_zero_info(
+                    f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
+                    f"To train another model, leave --ckpt_path out"
+                )
+            given[name] = value
+
+    def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None) -> Any:
+        """The checkpoint's value of an argument that the data sets otherwise.
+
+        Args:
+            name: One of `SET_BY_DATA`.
+            num_classes: How many classes the data has, if it must agree.
+            in_chans: How many channels its images have, if they must agree.
+
+        Raises:
+            UserError: If the data has another number of classes or channels.
+        """
+        value = self._options.get(name, 3) if name == "in_chans" else self._options[name]
+        if name == "in_chans" and in_chans is not None and in_chans != value:
+            raise UserError(
+                f"checkpoint '{self.path}' was trained on images of {value} channels, but the data gives {in_chans}: "
+                f"set --data.bands, --data.value_range, --data.mean and --data.std as in the configuration of its run"
+            )
+        if name == "num_classes" and num_classes is not None and num_classes != value:
+            raise UserError(f"checkpoint '{self.path}' was trained on {value} classes, but the data has {num_classes}")
+        return value
+
+    @contextmanager
+    def building(self, named: object) -> Iterator[None]:
+        """Where the model of the checkpoint is built: no larger than its weights, and without other weights.
+
+        Args:
+            named: The user's own options; class paths that stand in them may be imported.
+
+        Raises:
+            UserError: If the checkpoint's options build no such model.
+        """
+        try:
+            with checkpoint_follows(), only_named(named), no_larger_than(self._weights, self.path):
+                yield
+        except UserError:
+            raise
+        except Exception as error:  # options of any content
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UserError(f"the options in checkpoint '{self.path}' build no model: {reason}") from error
+
+    def check_weights(self, model: nn.Module) -> None:
+        """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""
+        check_same_model(self.path, self._weights, model)
+        if Path(self.path).is_dir():
+            return  # only its strategy can read the weights
+        if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
+            raise UserError(
+                f"checkpoint '{self.path}' is not finite: {some(bad, 3)}. Use an earlier one; others may lie in "
+                f"{Path(self.path).parent}"
+            )
+        self._weights, self._optimizers = {}, None  # Lightning loads them from the file
+
+
+def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
+    """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed.
+
+    Args:
+        path: The file, or the folder of a sharded strategy, whose weights are then given by empty tensors.
+        resumed: Whether a run goes on from it, which needs more than its weights.
+
+    Raises:
+        UserError: If the file is missing, incomplete, damaged, not loadable without running code, not one of linvit's,
+            or lacks something.
+    """
+    path = Path(path)
+    if not path.is_file() and not is_sharded(path):
+        others = (
+            sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else sorted(Path("checkpoints").rglob("*.ckpt"))
+        )
+        found = f" There are: {', '.join(map(str, others[:5]))}" if others else ""
+        raise UserError(f"there is no checkpoint at '{path}'.{found}")
+    option = f"--model.pretrained={shlex.quote(str(path))}"
+    start = f"\nTo start from the weights of another program: {option}, without --ckpt_path"
+    try:
+        content = outline(path) if path.is_dir() else torch_file.load(path, objects=False)
+        checkpoint = check_content(content, path)
+    except UserError as error:
+        before = path.with_name(PREVIOUS)
+        other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
+        raise UserError(
+            f"checkpoint {error}; {other}. linvit fit --resume=auto goes on from the newest that is whole{start}"
+        ) from error
+    if wrong := list(problems(checkpoint, resumed)):
+        use = "resumed" if resumed else "used"
+        raise UserError(f"checkpoint '{path}' cannot be {use}: {'; '.join(wrong)}{start}")
+    return checkpoint
+
+
+def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Module) -> None:
+    """Raises a `UserError` that names the first differences if a checkpoint's weights do not fit the model."""
+    own = model.state_dict()
+    wrong = [f"{name} is missing" for name in own if name not in weights]
+    wrong += [f"{name} is unknown" for name in weights if name not in own]
+    wrong += [
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in own.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(f"checkpoint '{path}' belongs to another model: {'; '.join(wrong[:3])}{more}")
+
+
+def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:
+    """The first of these checkpoints that there is in a run's folder, which is said; a path of another kind as it is.
+
+    Raises:
+        UserError: If the run has none of them.
+    """
+    folder = Path(path) / CHECKPOINTS
+    if not folder.is_dir():
+        return Path(path)
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
+        raise UserError(
+            f"the run '{path}' has no {' and no '.join(names)} yet. "
+            + (
+                f"Name one of its checkpoints, --ckpt_path {folder}/NAME: {others}"
+                if others
+                else "It has no checkpoint"
+            )
+        )
+    rank_zero_info(f"--ckpt_path={path} is a run: its {found.relative_to(path)} is used")
+    return found

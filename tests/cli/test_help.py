@@ -1,0 +1,70 @@
+"""`linvit fit --help` is short; `--help=all` is complete."""
+
+import re
+
+import pytest
+
+from linvit.cli import VERBS, main
+from linvit.data.classification import ClassificationData
+from linvit.runs.options import options_of
+from linvit.tasks import ClassificationTask
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_options_that_matter(verb, flag, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([verb, flag]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: linvit {verb} " in out
+    for option in (
+        "--config",
+        "--ckpt_path",
+        "--model.attention=",
+        "--model.lr=",
+        "--data.source=",
+        "--trainer.max_epochs=",
+    ):
+        assert option in out
+    assert len(out.splitlines()) <= 75
+
+
+def test_every_option_has_its_explanation(capsys):
+    main(["fit", "--help"])
+    options = capsys.readouterr().out.partition("A backbone or attention is")[0]
+    entries = options.partition("  --")[2].split("\n  --")
+    assert len(entries) > 30
+    assert not [entry for entry in entries if not re.match(r"\S+( \S+\))?\s+\w", entry)]
+
+
+def test_what_the_data_decides_is_not_offered(capsys):
+    main(["fit", "--help"])
+    out = capsys.readouterr().out
+    assert "--model.num_classes" not in out
+    assert "--data.num_classes" in out
+
+
+def test_every_option_there_is(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--help=all"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.save_top_k", "--model", "--data"):
+        assert option in out
+
+
+@pytest.mark.parametrize("owner", [ClassificationTask, ClassificationData])
+def test_what_is_left_out_exists(owner):
+    options = {name.rpartition(".")[2] for name in options_of(owner)}
+    assert options > owner.advanced_options
+    assert {"lr", "ema_decay", "compile", "source"}.isdisjoint(owner.advanced_options)
+
+
+def test_options_are_found_through_forwarded_arguments_and_nested_ones():
+    task, data = options_of(ClassificationTask), options_of(ClassificationData)
+    assert task["mixup_prob"].default == 1.0
+    assert task["ema_decay"].default is None  # of the parent
+    assert task["lr"] == (1e-3, task["lr"].help)  # of the settings that the parent forwards to
+    assert task["lr"].help.startswith("Peak learning rate")
+    assert data["augmentation.hflip"].default == 0.5
+    assert "num_classes" in task

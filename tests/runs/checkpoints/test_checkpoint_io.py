@@ -1,0 +1,144 @@
+"""What is written is whole, and what was there before is not lost."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+import linvit
+from linvit import checksum, files
+from linvit.callbacks import checkpoint_io
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from tests.training import fit, tiny_task
+
+PLUGIN = AtomicCheckpointIO()
+
+
+def state(step):
+    return {"global_step": step, "state_dict": {"w": torch.full((50_000,), float(step))}}
+
+
+def saved(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (1, 2, 3):
+        PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
+        PLUGIN.save_checkpoint(state(step), tmp_path / "best.ckpt")
+    assert names(tmp_path) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous", "best")] == [3, 2, 3]
+    for path in tmp_path.iterdir():
+        checksum.verify(path)
+    assert path.stat().st_nlink == 1
+
+
+def test_without_links_the_one_before_is_renamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links here")))
+    for step in (1, 2, 3):
+        PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
+    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [3, 2]
+    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
+
+
+def test_a_kill_between_the_two_names_is_made_good(tmp_path):
+    PLUGIN.save_checkpoint(state(1), tmp_path / "last.ckpt")
+    os.link(tmp_path / "last.ckpt", tmp_path / "previous.ckpt")
+    PLUGIN.save_checkpoint(state(2), tmp_path / "last.ckpt")
+    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [2, 1]
+    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
+
+
+def test_the_mode_is_that_of_other_files(tmp_path):
+    (tmp_path / "other").touch()
+    PLUGIN.save_checkpoint(state(1), tmp_path / "x.ckpt")
+    assert (tmp_path / "x.ckpt").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def full_disk(monkeypatch):
+    monkeypatch.setattr(checkpoint_io.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+
+
+def failing_fsync(monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+
+
+def read_only(monkeypatch):
+    def fail(self, mode="r", *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", fail)
+
+
+def short_write(monkeypatch):
+    """A file system that says that it has everything, and has not."""
+
+    def sync(file):
+        os.truncate(file, 1000)
+
+    monkeypatch.setattr(files.os, "fsync", sync)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (full_disk, "the disk has 10 kB left, and 200 kB are needed"),
+        (failing_fsync, "Input/output error"),
+        (read_only, "Read-only file system"),
+        (short_write, r"only 1000 of \d+ bytes were written"),
+    ],
+)
+def test_what_was_there_stays_if_it_cannot_be_written(tmp_path, monkeypatch, fault, reason):
+    for step in (1, 2):
+        PLUGIN.save_checkpoint(state(step), tmp_path / "last.ckpt")
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(OSError, match=rf"{reason}.*last\.ckpt"):
+            PLUGIN.save_checkpoint(state(3), tmp_path / "last.ckpt")
+    assert [saved(tmp_path / f"{name}.ckpt") for name in ("last", "previous")] == [2, 1]
+    assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    """The reason is that of the file, and not what torch makes of it."""
+    PLUGIN.save_checkpoint(state(1), tmp_path / "x.ckpt")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            PLUGIN.save_checkpoint(state(2), tmp_path / "x.ckpt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert saved(tmp_path / "x.ckpt") == 1
+    assert names(tmp_path) == ["x.ckpt"]
+
+
+def test_what_cannot_be_pickled_leaves_nothing(tmp_path):
+    with pytest.raises(Exception, match="pickle"):
+        PLUGIN.save_checkpoint({"a": lambda: 0}, tmp_path / "x.ckpt")
+    assert names(tmp_path) == []
+
+
+def test_any_program_can_use_it(tmp_path):
+    trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
+    done = fit(tiny_task(), tmp_path, plugins=[AtomicCheckpointIO()])
+    done.save_checkpoint(tmp_path / "x.ckpt")
+    checksum.verify(tmp_path / "x.ckpt")
+    whole = bytearray((tmp_path / "x.ckpt").read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (tmp_path / "x.ckpt").write_bytes(whole)
+    with pytest.raises(linvit.UserError, match="damaged"):
+        PLUGIN.load_checkpoint(tmp_path / "x.ckpt", weights_only=True)

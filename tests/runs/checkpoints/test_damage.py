@@ -1,0 +1,41 @@
+"""A run whose last checkpoint is torn, flipped or partly zero goes on from the one before."""
+
+import random
+import shutil
+
+import pytest
+
+from linvit.runs.resume import newest_checkpoint
+from tests.cli.runs import flags, linvit
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:--resume=auto passes over")]
+PAGE = 4096
+
+
+def damages(whole):
+    """Every sixteenth of the file; 100 flipped bits; 20 pages of zeros."""
+    draw = random.Random(0)
+    yield from (whole[: len(whole) * part // 16] for part in range(16))
+    for _ in range(100):
+        place, bit = draw.randrange(len(whole)), draw.randrange(8)
+        yield whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+    used = [start for start in range(0, len(whole) - PAGE, PAGE) if any(whole[start : start + PAGE])]
+    for start in draw.sample(used, 20):
+        yield whole[:start] + bytes(PAGE) + whole[start + PAGE :]
+
+
+def test_all_are_noticed_and_the_run_goes_on(run, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "checkpoints" / "quickstart" / "version_0")
+    last = folder / "checkpoints" / "last.ckpt"
+    (folder / "checkpoints" / "best.ckpt").unlink()
+    whole = last.read_bytes()
+    assert newest_checkpoint(folder).path == last
+    found = []
+    for content in damages(whole):
+        last.write_bytes(content)
+        found.append(newest_checkpoint(folder).path.name)
+    assert found == ["previous.ckpt"] * 136
+    done = linvit("fit", f"--config={folder}/config.yaml", "--resume=auto", *flags(trainer__max_epochs=2), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "goes on from previous.ckpt, step 10" in done.log
+    assert newest_checkpoint(folder).step == 20

@@ -1,0 +1,135 @@
+"""Disks that are full and folders that are read-only: a small file system, and files that nobody may change."""
+
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from linvit import checksum
+from tests.cli.runs import QUICKSTART, flags, linvit, tiny
+
+pytestmark = pytest.mark.slow
+RUN = Path("runs/quickstart/version_0")
+
+
+class At(Callback):
+    """Does something to the run's folder after an epoch, from the shell."""
+
+    def __init__(self, epoch: int, command: str) -> None:
+        self.epoch, self.command = epoch, command
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == self.epoch:
+            subprocess.run(self.command, shell=True, cwd=trainer.log_dir, check=False)
+
+
+def fit(disk, *commands, **options):
+    """Four epochs of two steps; `commands` are what the shell does at the start of epochs: (epoch, command)."""
+    callbacks = []
+    for epoch, command in commands:
+        callbacks += [f"--trainer.callbacks+={__name__}.At", f"--trainer.callbacks.epoch={epoch}"]
+        callbacks += [f"--trainer.callbacks.command={command}"]
+    short = flags(trainer__limit_train_batches=2, trainer__limit_val_batches=1, trainer__max_epochs=4)
+    where = flags(trainer__default_root_dir="runs", **options)
+    return linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, *where, *callbacks, cwd=disk)
+
+
+def step_of(path):
+    checksum.verify(path)
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def says_in_one_line(done, reason):
+    (line,) = (line for line in done.err.splitlines() if line.startswith("linvit: error: the run has ended"))
+    assert f"could not be saved: {reason}" in line
+    assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 12 MB, which seven checkpoints fill."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def lockable(tmp_path):
+    """A folder in which `chattr +i` works: then even root changes nothing."""
+    if subprocess.run(["chattr", "+i", tmp_path], check=False, capture_output=True).returncode:
+        pytest.skip("chattr does not work here")
+    subprocess.run(["chattr", "-i", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["chattr", "-R", "-i", tmp_path], check=True)
+
+
+FILL = "head -c 100M /dev/zero > fill; head -c 1M /dev/zero > fill2"
+
+
+@pytest.mark.parametrize("room", [0, 1_000_000])
+def test_a_disk_that_fills_up(disk, room):
+    """To the last byte, and until there is room for a part of a checkpoint."""
+    fill = FILL if not room else f"{FILL}; truncate -s -{room} fill"
+    done = fit(disk, (2, fill))
+    assert done.code == 2
+    says_in_one_line(done, "the disk has" if room else "")
+    kept = disk / RUN / "checkpoints"
+    assert [step_of(kept / f"{name}.ckpt") for name in ("last", "previous")] == [4, 2]
+    assert not list(kept.glob(".*.tmp"))
+    (disk / RUN / "fill").unlink()
+    done = fit(disk, **{"resume": "auto"})
+    assert done.code == 0, done.err
+    assert step_of(kept / "last.ckpt") == 8
+
+
+def test_a_disk_that_has_room_again(disk):
+    with pytest.warns(UserWarning, match=r"step 4: checkpoint .* could not be saved"):
+        done = fit(disk, (1, FILL), (2, "rm fill"))
+    assert done.code == 0, done.err
+    assert [step_of(disk / RUN / "checkpoints" / f"{name}.ckpt") for name in ("last", "previous")] == [8, 6]
+
+
+def test_a_disk_that_is_full_at_the_start(disk):
+    (disk / "runs").mkdir()
+    subprocess.run("head -c 100M /dev/zero > fill; truncate -s -2M fill", shell=True, cwd=disk, check=False)
+    done = fit(disk)
+    assert done.code == 2
+    assert "left, and a checkpoint of this model takes about 1.57 MB, of which it must hold two" in done.err
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        done = fit(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.code == 2
+    says_in_one_line(done, "File too large")
+    assert [path.name for path in (tmp_path / RUN / "checkpoints").iterdir()] == [".lock"]
+
+
+def test_a_folder_that_is_read_only_at_the_start(lockable):
+    (lockable / "runs").mkdir()
+    subprocess.run(["chattr", "+i", lockable / "runs"], check=True)
+    done = fit(lockable)
+    assert done.code == 2
+    assert (
+        "runs' may not be written to (Operation not permitted). Choose another one with --trainer.default" in done.err
+    )
+
+
+@pytest.mark.parametrize("what", ["checkpoints", "."])
+def test_a_folder_that_becomes_read_only(lockable, what):
+    done = fit(lockable, (2, f"chattr -R +i {what}"))
+    assert done.code == 2
+    says_in_one_line(done, "Operation not permitted")
+    kept = lockable / RUN / "checkpoints"
+    assert [step_of(kept / f"{name}.ckpt") for name in ("last", "previous")] == [4, 2]
+    assert "step 4" not in done.log

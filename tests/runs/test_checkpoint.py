@@ -1,0 +1,273 @@
+"""Checkpoints are read without running what is in them, and what is wrong with one is said."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import linvit
+from linvit.runs.checkpoint import check_same_model, read_checkpoint
+from linvit.runs.trained import read_settings, trained
+from tests.cli.runs import QUICKSTART, tiny
+from tests.cli.runs import linvit as command
+
+VERSION = {"pytorch-lightning_version": "2.6.6"}
+
+
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.mark),)
+
+
+def error_of(path):
+    with pytest.raises(linvit.UserError) as error:
+        read_checkpoint(path)
+    text = str(error.value)
+    assert str(path) in text
+    return text
+
+
+def whole(path):
+    """A checkpoint of one megabyte."""
+    torch.save(
+        VERSION | {"hyper_parameters": {"lr": 1.0}, "state_dict": {"w": torch.ones(2**18)}, "global_step": 3}, path
+    )
+    return path
+
+
+def changed(run, folder, options):
+    """The last checkpoint of a run with other options."""
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    content["hyper_parameters"] |= options
+    torch.save(content, folder / "changed.ckpt")
+    return folder / "changed.ckpt"
+
+
+def test_a_checkpoint_is_read(tmp_path):
+    content = read_checkpoint(whole(tmp_path / "x.ckpt"))
+    assert content["hyper_parameters"] == {"lr": 1.0}
+    assert content["global_step"] == 3
+    assert torch.equal(content["state_dict"]["w"], torch.ones(2**18))
+
+
+def test_a_missing_one_and_what_there_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'."
+    for name in ("best", "last"):
+        whole(tmp_path / f"{name}.ckpt")
+    assert error_of(Path("none.ckpt")) == "there is no checkpoint at 'none.ckpt'. There are: best.ckpt, last.ckpt"
+
+
+def test_a_missing_folder_leads_to_all_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoints" / "quickstart" / "version_0" / "checkpoints"
+    folder.mkdir(parents=True)
+    whole(folder / "best.ckpt")
+    assert "There are: checkpoints/quickstart/version_0/checkpoints/best.ckpt" in error_of(Path("nowhere/none.ckpt"))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    assert "there is no checkpoint at" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.999, 0.5, 0.01, 0])
+def test_a_truncated_one(tmp_path, share):
+    path = whole(tmp_path / "x.ckpt")
+    size = int(share * path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:size])
+    text = error_of(path)
+    assert f"is incomplete or not a checkpoint ({size} bytes)" in text
+    assert f"others may lie in {tmp_path}" in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"no checkpoint at all\n", bytes(1000), b"PK\x03\x04 no archive"], ids=["text", "zeros", "zip"]
+)
+def test_a_file_of_another_kind(tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    assert "not a checkpoint" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "holds"),
+    [
+        ({"model": {}, "optimizer": {}}, "it holds model, optimizer"),
+        ({"state_dict": {}}, "it holds state_dict"),
+        (torch.zeros(3), "it holds Tensor"),
+    ],
+    ids=["other keys", "weights", "tensor"],
+)
+def test_one_of_another_program(tmp_path, content, holds):
+    path = tmp_path / "x.ckpt"
+    torch.save(content, path)
+    text = error_of(path)
+    assert "is not a checkpoint of a linvit run" in text
+    assert holds in text
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_nothing_in_it_is_run(tmp_path, old, hidden):
+    path, mark = tmp_path / "x.ckpt", tmp_path / "mark"
+    bomb = {"hyper_parameters": {"a": Bomb(mark)}, "state_dict": {}} if hidden else Bomb(mark)
+    torch.save(bomb, path, _use_new_zipfile_serialization=not old)
+    assert "is not opened" in error_of(path) or "not a checkpoint" in error_of(path)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)
+    assert mark.exists(), "the bomb is a dud, so this shows nothing"
+
+
+def test_a_plain_pickle_is_not_run(tmp_path):
+    path, mark = tmp_path / "x.ckpt", tmp_path / "mark"
+    path.write_bytes(pickle.dumps(Bomb(mark)))
+    error_of(path)
+    assert not mark.exists()
+
+
+def test_the_same_model_passes():
+    model = nn.Linear(2, 3)
+    check_same_model("x.ckpt", nn.Linear(2, 3).state_dict(), model)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (nn.Linear(2, 3, bias=False), "bias is missing"),
+        (nn.Linear(2, 4), "weight is (4, 2), not (3, 2); bias is (4,), not (3,)"),
+        (nn.LayerNorm(3), "weight is (3,), not (3, 2)"),
+        (
+            nn.BatchNorm1d(3),
+            "running_mean is unknown; running_var is unknown; num_batches_tracked is unknown, and 1 more",
+        ),
+    ],
+    ids=["missing", "shape", "vector", "unknown"],
+)
+def test_another_model_is_a_user_error(weights, message):
+    with pytest.raises(linvit.UserError) as error:
+        check_same_model("x.ckpt", weights.state_dict(), nn.Linear(2, 3))
+    assert str(error.value).startswith("checkpoint 'x.ckpt' belongs to another model: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer_states": []}, "optimizer_states is [], not a list with the state of an optimizer"),
+        ({"optimizer_states": None}, "optimizer_states is None, not a list"),
+        ({"optimizer_states": ...}, "optimizer_states is missing, not a list"),
+        ({"optimizer_states": [{}]}, "optimizer_states is a list, not a list with the state of an optimizer"),
+        ({"optimizer_states": [3]}, "optimizer_states is a list, not a list with the state of an optimizer"),
+        ({"lr_schedulers": []}, "lr_schedulers is [], not a list with the state of a schedule"),
+        ({"loops": None}, "loops is None, not the progress of a training run"),
+        ({"loops": {"fit_loop": {}}}, "loops is a dict, not the progress of a training run"),
+        ({"loops": ...}, "loops is missing"),
+        ({"epoch": -1}, "epoch is -1, not a whole number from 0"),
+        ({"epoch": "two"}, "epoch is 'two', not"),
+        ({"global_step": 1.5}, "global_step is 1.5, not"),
+        ({"global_step": ..., "loops": ...}, "global_step is missing, not a whole number from 0; loops is missing"),
+        ({"callbacks": [1]}, "callbacks is no mapping"),
+        ({"state_dict": {"w": 3}}, "state_dict is no mapping of names to tensors"),
+        ({"state_dict": {}}, "state_dict is no mapping of names to tensors"),
+        ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates is missing"),
+    ],
+    ids=str,
+)
+def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, message):
+    path = tmp_path / "x.ckpt"
+    content = torch.load(run.checkpoint("last"), weights_only=True) | change
+    torch.save({name: value for name, value in content.items() if value is not ...}, path)
+    with pytest.raises(linvit.UserError) as error:
+        read_checkpoint(path, resumed=True)
+    assert f"checkpoint '{path}' cannot be resumed: " in str(error.value)
+    assert message in str(error.value)
+    assert f"--model.pretrained={path}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_names": 5}, "class_names is no list of names"),
+        ({"class_names": [5]}, "class_names is no list of names"),
+        ({"img_size": "x"}, "img_size is 'x', not a side or two"),
+        ({"img_size": [8, None]}, "img_size is a list, not a side or two"),
+        ({"num_classes": -1}, "num_classes is -1, not a whole number from 0"),
+        ({"lr": "x"}, "lr must be a number above 0; got 'x'"),
+        ({"no_decay": [{}]}, "no_decay must be a list of parts of names"),
+        ({"ema_decay": "x"}, "ema_updates is missing"),
+        ({"drop_path_rate": [1]}, "build no model: TypeError: "),
+        ({"img_size": 10**6}, "its options describe a larger model than it holds"),
+        ({"backbone": {"name": "deit_nano", "depth": 10**7}}, "its options describe a larger model than it holds"),
+    ],
+    ids=str,
+)
+def test_options_of_other_kinds_are_refused_where_the_model_is_built(run, tmp_path, options, message):
+    path = changed(run, tmp_path, options)
+    settings = read_settings("linvit analyze", ["--config", str(run.config)])
+    with pytest.raises(linvit.UserError) as error:
+        trained(path, settings, None)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value).partition("\nTo start")[0]
+
+
+CALL = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
+
+
+class TestWhatAFileHoldsIsNotBuilt:
+    """By construction: the door that refuses such options stands open here."""
+
+    @pytest.fixture(params=[CALL, json.dumps(CALL)], ids=["mapping", "text"])
+    def evil(self, run, tmp_path, monkeypatch, request):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("linvit.tasks.safe_loading.not_plain", lambda *_, **__: None)
+        monkeypatch.setattr("linvit.runs.parser.not_plain", lambda *_, **__: None)
+        return changed(run, tmp_path, {"backbone": {"name": "deit_nano", "depth": request.param}})
+
+    @pytest.mark.parametrize("verb", ["validate", "predict", "fit"])
+    def test_by_a_verb_that_takes_a_checkpoint(self, evil, verb):
+        done = command(verb, f"--config={QUICKSTART}", *tiny(), f"--ckpt_path={evil}", cwd=Path())
+        assert done.code == 2
+        assert "build no model: TypeError" in done.err
+        assert not Path("PWNED").exists()
+
+    def test_by_analyze(self, evil, run):
+        with pytest.raises(linvit.UserError, match="build no model: TypeError"):
+            trained(evil, read_settings("linvit analyze", ["--config", str(run.config)]), None)
+        assert not Path("PWNED").exists()
+
+
+def test_a_configuration_builds_nothing_within_the_options_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    option = f"--model.backbone={json.dumps({'name': 'deit_nano', 'depth': CALL})}"
+    done = command("fit", f"--config={QUICKSTART}", *tiny(), option, cwd=tmp_path)
+    assert done.code == 2
+    assert "--model.backbone holds a class_path or init_args" in done.err
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize("name", ["optimizer_states", "loops", "lr_schedulers"])
+def test_scoring_needs_the_weights_alone(run, tmp_path, name):
+    content = torch.load(run.checkpoint("last"), weights_only=True)
+    del content[name]
+    torch.save(content, tmp_path / "x.ckpt")
+    assert name not in read_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
+    path = tmp_path / "last.ckpt"
+    content = bytearray(run.checkpoint("last").read_bytes())
+    content[1000] ^= 4
+    path.write_bytes(content)
+    assert "others may lie in" in error_of(path)
+    path.with_name("previous.ckpt").touch()
+    text = error_of(path)
+    assert f"'{path}' is damaged" in text
+    assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto goes on" in text

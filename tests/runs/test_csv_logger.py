@@ -1,0 +1,91 @@
+"""metrics.csv: rows, new columns, going on."""
+
+import csv
+
+import torch
+
+from linvit.runs.csv_logger import CsvLogger
+
+
+def rows(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_per_step_and_a_column_per_tag(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.log_metrics({"loss": 2.0}, 0)
+    logger.log_metrics({"lr": 0.5}, 0)
+    logger.log_metrics({"loss": 1.0}, 1)
+    logger.log_metrics({"loss": 0.5, "val, top1": 0.25}, 2)
+    logger.finalize("success")
+    assert rows(tmp_path) == [
+        {"step": "0", "loss": "2.0", "lr": "0.5", "val, top1": ""},
+        {"step": "1", "loss": "1.0", "lr": "", "val, top1": ""},
+        {"step": "2", "loss": "0.5", "lr": "", "val, top1": "0.25"},
+    ]
+
+
+def test_all_but_the_row_in_work_is_in_the_file(tmp_path):
+    logger = CsvLogger(tmp_path)
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step)
+    assert [row["step"] for row in rows(tmp_path)] == ["0", "1"]
+
+
+def test_what_is_saved_is_in_the_file_and_what_follows_completes_it_at_once(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.log_metrics({"loss": 0.5}, 1)
+    logger.save()
+    assert [row["loss"] for row in rows(tmp_path)] == ["1.0", "0.5"]
+    logger.log_metrics({"mean": 0.75}, 1)
+    assert rows(tmp_path)[1] == {"step": "1", "loss": "0.5", "mean": "0.75"}
+    again = CsvLogger(tmp_path, purge_step=2)  # a checkpoint amid an accumulation: the row of its step goes on
+    again.log_metrics({"lr": 2.0}, 1)
+    again.finalize("success")
+    assert rows(tmp_path)[1] == {"step": "1", "loss": "0.5", "mean": "0.75", "lr": "2.0"}
+
+
+def test_a_run_that_starts_again_in_its_folder_leaves_no_row_of_the_killed_one(tmp_path):
+    for purge_step in (None, 0):
+        logger = CsvLogger(tmp_path, purge_step)
+        logger.log_metrics({"loss" if purge_step is None else "other": 1.0}, 0)
+        logger.save()
+    assert rows(tmp_path) == [{"step": "0", "other": "1.0"}]
+
+
+def test_a_continued_run_drops_what_comes_again_and_keeps_the_rest(tmp_path):
+    logger = CsvLogger(tmp_path)
+    for step in range(6):
+        logger.log_metrics({"loss": float(step)}, step)
+    logger.finalize("failed")
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("6")  # killed while it wrote
+    again = CsvLogger(tmp_path, purge_step=4)
+    again.log_metrics({"loss": 40.0, "new": 1.0}, 4)
+    again.finalize("success")
+    assert [(row["step"], row["loss"], row["new"]) for row in rows(tmp_path)] == [
+        ("0", "0.0", ""),
+        ("1", "1.0", ""),
+        ("2", "2.0", ""),
+        ("3", "3.0", ""),
+        ("4", "40.0", "1.0"),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_nothing_logged_no_file(tmp_path):
+    logger = CsvLogger(tmp_path / "run")
+    logger.log_hyperparams({"lr": torch.tensor(1.0)})
+    logger.finalize("success")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_table_of_a_run_holds_its_curves(run):
+    table = rows(run.folder)
+    assert [int(row["step"]) for row in table] == list(range(20))
+    assert all(row["train/loss"] and row["grad_norm"] and row["memory/host"] for row in table)
+    assert [int(row["step"]) for row in table if row["val/score"]] == [9, 19]
+    assert [int(row["step"]) for row in table if row["images/s"]] == [9, 19]
+    assert {"data_wait", "val/top1", "val/top5", "val/loss", "rank/blocks.0.attn"} <= table[0].keys()

@@ -1,0 +1,125 @@
+"""Exact option names, and jsonargparse's messages made readable."""
+
+import pytest
+
+from linvit.runs.parser import readable
+from tests.cli.runs import QUICKSTART, linvit
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--trainer.max_epoch=3",
+        "--trainer.max_e=3",
+        "--model.attent=linear",
+        "--data.batch=3",
+        "--check.monitor=x",
+        "--seed=3",
+    ],
+)
+def test_abbreviations_are_mistakes(tmp_path, flag):
+    done = linvit("fit", f"--config={QUICKSTART}", flag, "--print_config", cwd=tmp_path)
+    assert done.code == 2
+    assert flag.partition("=")[0].rpartition(".")[2].removeprefix("--") in done.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--model.attention=linear", "attention: linear"),
+        ("--model.attention={name: linear, feature_map: relu}", "feature_map: relu"),
+        ("--model.attention=[linear, softmax, linear, {name: focused}]", "- name: focused"),
+        ("--model.backbone.name=deit_tiny", "name: deit_tiny"),
+        ("--data.img_size=[32, 64]", "- 64"),
+        ("--data.augmentation.rotate=25", "rotate: 25.0"),
+        ("--trainer.callbacks+=linvit.callbacks.Throughput", "linvit.callbacks.Throughput"),
+        ("--seed_everything=7", "seed_everything: 7"),
+    ],
+)
+def test_values_reach_the_configuration(tmp_path, flag, line):
+    done = linvit("fit", f"--config={QUICKSTART}", flag, "--print_config", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert line in done.out
+    assert "linvit.callbacks.AttentionRank" in done.out, "the callback of the file is gone"
+
+
+def test_several_flags_fill_one_spec(tmp_path):
+    both = ["--model.attention.name=linear", "--model.attention.feature_map=relu"]
+    done = linvit("fit", f"--config={QUICKSTART}", *both, "--print_config", cwd=tmp_path)
+    assert "    attention:\n      name: linear\n      feature_map: relu\n" in done.out
+
+
+def test_null_takes_back_what_stands_two_levels_below_a_section(tmp_path):
+    given = ["auto_augment=rand-m9", "crop_scale=[0.5, 1.0]", "auto_augment=null", "crop_scale=null"]
+    flags = [f"--data.augmentation.{flag}" for flag in given]
+    done = linvit("fit", f"--config={QUICKSTART}", *flags, "--print_config", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "      auto_augment: null\n" in done.out
+    assert "      crop_scale: null\n" in done.out
+
+
+MESSAGE = """Parser key "model":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'linvit.tasks.base.Task'>, <class 'NoneType'>]
+  Errors:
+    - Problem with given class_path 'linvit.tasks.ClassificationTask':
+        Option 'label_smothing' is not accepted
+    - Expected a <class 'NoneType'>
+  Given value type: <class 'dict'>
+  Given value: {'class_path': 'linvit.tasks.ClassificationTask'}"""
+
+
+def test_what_explains_the_types_is_left_out():
+    assert readable(MESSAGE).splitlines() == [
+        'Parser key "model":',
+        "  Problem with given class_path 'linvit.tasks.ClassificationTask':",
+        "        Option 'label_smothing' is not accepted. Did you mean --model.label_smoothing?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("unrecognized arguments: --trainer.max_epocs=3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --trainer.epochs=3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --trainer.lr=3", "--model.lr"),
+        ("unrecognized arguments: --lr 0.1", "--model.lr"),
+        ("unrecognized arguments: --epochs 3", "--trainer.max_epochs"),
+        ("unrecognized arguments: --seed 3", "--seed_everything"),
+        ("unrecognized arguments: --batch-size=3", "--data.batch_size"),
+        ("unrecognized arguments: --num_classes=3", "--data.num_classes"),  # that of the model follows from the data
+        ("unrecognized arguments: --checkpoint.save_topk=3", "--checkpoint.save_top_k"),
+        ("unrecognized arguments: --modell=linvit.tasks.Task", "--model"),
+        (
+            "Problem with given class_path 'linvit.data.ClassificationData': Option 'sorce' is not accepted",
+            "--data.source",
+        ),
+        (
+            "Problem with given class_path 'linvit.data.ClassificationData': Option 'augment_on' is not accepted",
+            "--data.augmentation.augment_on",
+        ),
+        (
+            "Problem with given class_path 'linvit.tasks.ClassificationTask': Option 'hflipp' is not accepted",
+            "--data.augmentation.hflip",
+        ),
+        (
+            "Problem with given class_path 'linvit.callbacks.AttentionRank': Option 'every_n_step' is not accepted",
+            "'every_n_steps'",  # a key in the list of callbacks
+        ),
+        ("Subcommand 'fit' does not accept option 'modell.init_args.backbone'", "--model.backbone"),
+        ("Subcommand 'fit' does not accept option 'modell.class_path'", "--model"),
+        ("unrecognized arguments: --trainer.zzz=3", None),
+        ("unrecognized arguments: --model.zzz=3", None),
+    ],
+)
+def test_the_suggestion_is_what_to_type(message, hint):
+    assert readable(message) == (f"{message}. Did you mean {hint}?" if hint else f"{message}.")
+
+
+def test_other_messages_stay():
+    assert readable("argument --config: expected one argument") == "argument --config: expected one argument"
+
+
+def test_the_given_value_is_told(tmp_path):
+    done = linvit("fit", f"--config={QUICKSTART}", "--trainer.max_epochs=long", cwd=tmp_path)
+    assert "long" in done.err

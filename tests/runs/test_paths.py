@@ -1,0 +1,82 @@
+"""Names and places of runs."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import linvit
+from linvit.runs.configs import FOLDER
+from linvit.runs.paths import check_writable, run_name, run_of_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("configs", "name"),
+    [
+        (["configs/quickstart.yaml"], "quickstart"),
+        (["imagenet/swin_tiny"], "swin_tiny"),
+        (["other.yaml", "/a/b/deit.linear.yaml"], "deit.linear"),
+        (["mine.yaml", "base/strategy/fsdp"], "mine"),
+        (["quickstart", "configs/base/strategy/ddp.yaml"], "quickstart"),
+        (["base/imagenet/deit", "base/strategy/ddp"], "ddp"),
+        (["checkpoints/quickstart/version_0/config.yaml"], "quickstart"),
+        (["checkpoints/quickstart/version_12/config_from_step_9.yaml"], "quickstart"),
+        ([Path("version_1.yaml")], "version_1"),
+        ([], "unnamed"),
+    ],
+    ids=str,
+)
+def test_a_run_is_named_after_its_last_config_that_is_no_part_of_others(configs, name, monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
+    assert run_name(configs) == name
+
+
+def test_a_config_inside_its_run_folder_keeps_the_name(tmp_path, monkeypatch):
+    folder = tmp_path / "mine" / "version_3"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert run_name(["config.yaml"]) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "folder"),
+    [
+        ("/runs/quickstart/version_0/checkpoints/last.ckpt", "/runs/quickstart/version_0"),
+        ("/runs/quickstart/checkpoints/last.ckpt", None),
+        ("/runs/version_0/last.ckpt", None),
+        ("/runs/my_version_0/checkpoints/last.ckpt", None),
+    ],
+)
+def test_the_run_of_a_checkpoint(checkpoint, folder):
+    assert run_of_checkpoint(checkpoint) == (None if folder is None else Path(folder))
+
+
+def test_the_run_of_a_relative_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "version_1" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "version_1" / "checkpoints")
+    assert run_of_checkpoint("last.ckpt") == tmp_path / "version_1"
+
+
+def test_a_writable_folder_is_left_empty(tmp_path):
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_below_a_file_is_a_user_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(linvit.UserError) as error:
+        check_writable(tmp_path / "file" / "runs")
+    assert f"cannot write to the output folder '{tmp_path / 'file' / 'runs'}': '{tmp_path / 'file'}' is a file" in str(
+        error.value
+    )
+    assert "--trainer.default_root_dir" in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_a_user_error(tmp_path):
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    for folder in (tmp_path / "locked", tmp_path / "locked" / "new"):
+        with pytest.raises(linvit.UserError, match="Permission denied"):
+            check_writable(folder)

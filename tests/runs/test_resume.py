@@ -1,0 +1,237 @@
+"""`--resume=auto`: one command fits every case."""
+
+import csv
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from jsonargparse import Namespace
+
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.errors import UserError
+from linvit.runs.paths import claim_version
+from linvit.runs.resume import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
+from tests.cli.forked import Ranks
+from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
+
+AUTO = "--resume=auto"
+
+
+@pytest.fixture
+def folder(run, tmp_path):
+    """A copy of a finished run of 2 epochs of 10 steps: last.ckpt of step 20, previous.ckpt of step 10."""
+    return shutil.copytree(run.folder, tmp_path / "checkpoints" / "quickstart" / "version_0")
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def fit(cwd, *arguments, **options):
+    short = flags(trainer__limit_val_batches=1, trainer__limit_train_batches=2)
+    return linvit("fit", f"--config={QUICKSTART}", *tiny(), *short, *flags(**options), *arguments, cwd=cwd)
+
+
+def settings(max_epochs=5, max_steps=-1, seed=0, **model):
+    """What a command line amounts to."""
+    return Namespace(
+        seed_everything=seed,
+        trainer=Namespace(max_epochs=max_epochs, max_steps=max_steps),
+        model=Namespace(class_path="linvit.tasks.ClassificationTask", init_args=Namespace(**model)),
+    )
+
+
+def step_of(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def test_it_starts_goes_on_and_is_finished(tmp_path):
+    runs = tmp_path / "out" / "quickstart"
+    options = {"trainer__default_root_dir": "out"}
+    done = fit(tmp_path, AUTO, **options, trainer__max_epochs=1)
+    assert done.code == 0, done.err
+    assert "there is no such run of 'quickstart' in out yet, a new one starts" in done.log
+    done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
+    assert done.code == 0, done.err
+    assert "out/quickstart/version_0 goes on from last.ckpt, step 2" in done.log
+    done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
+    assert done.code == 0
+    assert "is finished already, at step 4, 2 epochs" in done.log
+    assert [path.name for path in runs.iterdir()] == ["version_0"]
+    assert step_of(runs / "version_0" / "checkpoints" / "last.ckpt") == 4
+
+
+def test_a_run_whose_last_evaluation_is_lost_is_not_finished(folder, tmp_path):
+    table = folder / "metrics.csv"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    named = {"trainer__limit_val_batches": 3, "trainer__limit_train_batches": 10}
+    table.write_text("".join(lines[:-1]), encoding="utf-8")  # what a kill behind the last checkpoint may have left
+    with pytest.warns(UserWarning, match=r"continues from previous\.ckpt, step 10"):
+        done = fit(tmp_path, AUTO, **named)
+    assert done.code == 0, done.err
+    again = list(csv.DictReader(table.open(encoding="utf-8", newline="")))
+    before = list(csv.DictReader(lines))
+    assert [(row["step"], row["val/score"]) for row in again] == [(row["step"], row["val/score"]) for row in before]
+
+
+def test_without_its_last_evaluation_and_an_earlier_checkpoint_the_way_to_score_it_is_said(folder):
+    checkpoints = folder / "checkpoints"
+    (folder / "metrics.csv").unlink()
+    for path in checkpoints.glob("*.ckpt"):
+        if step_of(path) < 20:
+            path.unlink()
+    with pytest.raises(UserError, match=r"its last evaluation is not in its metrics.csv.*linvit validate --config"):
+        find([str(folder / "config.yaml")], folder.parent.parent, settings(2))
+
+
+def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
+    run = tmp_path / "checkpoints" / "quickstart" / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("killed: early\n", encoding="utf-8")
+    done = fit(tmp_path, AUTO, trainer__max_epochs=1)
+    assert done.code == 0, done.err
+    assert "checkpoints/quickstart/version_0 has no checkpoint yet, it starts anew" in done.log
+    assert [path.name for path in run.parent.iterdir()] == ["version_0"]
+    assert "killed" not in (run / "config.yaml").read_text(encoding="utf-8")
+    assert step_of(run / "checkpoints" / "last.ckpt") == 2
+
+
+def test_a_damaged_file_is_passed_over_with_the_reason(folder):
+    damage(folder / "checkpoints" / "last.ckpt")
+    with pytest.warns(UserWarning, match=r"passes over .*last.ckpt: .* is damaged"):
+        found = newest_checkpoint(folder)
+    others = [folder / "checkpoints" / f"{name}.ckpt" for name in ("previous", "best")]
+    assert found.step == max(step_of(path) for path in others)
+    for path in others:
+        damage(path)
+    with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
+        assert newest_checkpoint(folder) is None
+    with pytest.warns(UserWarning, match="no checkpoint of .* can be used, so a new run starts"):
+        assert find(["quickstart"], folder.parents[1], settings()) == (None, None)
+
+
+def test_of_the_others_the_newest_is_taken(folder):
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    content = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)
+    content["global_step"] = 7
+    AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
+    assert newest_checkpoint(folder).path.name == "previous.ckpt"
+    content["global_step"] = 17
+    AtomicCheckpointIO().save_checkpoint(content, folder / "checkpoints" / "best.ckpt")
+    assert newest_checkpoint(folder).path.name == "best.ckpt"
+
+
+def test_a_configuration_in_a_run_folder_means_that_run(tmp_path):
+    root = tmp_path / "checkpoints"
+    for number in (0, 1, 9, 10):
+        (root / "quickstart" / f"version_{number}").mkdir(parents=True)
+    (root / "quickstart" / "version_11").touch()
+    assert run_to_resume(["quickstart"], root, settings()).name == "version_10"
+    assert run_to_resume([str(root / "quickstart" / "version_1" / "config.yaml")], root, settings()).name == "version_1"
+    assert run_to_resume(["other"], root, settings()) is None
+
+
+def test_a_run_of_another_model_or_seed_is_passed_over(folder):
+    saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
+    configs, root = ["quickstart"], folder.parents[1]
+    for same in ({}, {"lr": saved["lr"], "backbone": saved["backbone"]}, {"compile": "max-autotune"}):
+        assert run_to_resume(configs, root, settings(**same)) == folder
+    for name, other in (("model.lr", {"lr": 7.0}), ("model.attention", {"attention": "hydra"}), ("seed_", {"seed": 3})):
+        assert run_to_resume(configs, root, settings(**other)) is None
+        (words,) = differs(folder, settings(**other))
+        assert words.startswith(name)
+        assert run_to_resume([str(folder / "config.yaml")], root, settings(**other)) == folder
+
+
+@pytest.mark.parametrize(
+    ("limits", "finished"), [((2, -1), True), ((3, -1), False), ((3, 20), True), ((-1, 21), False)]
+)
+def test_when_a_run_is_finished(folder, limits, finished, capsys):
+    configs, root = [str(folder / "config.yaml")], folder.parents[1]
+    if finished:
+        with pytest.raises(SystemExit) as stop:
+            find(configs, root, settings(*limits))
+        assert stop.value.code == 0
+    else:
+        assert find(configs, root, settings(*limits))[1].step == 20
+
+
+def test_a_finished_run_gets_the_best_that_a_kill_kept_back(folder):
+    path = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True) | {"same_files": ["best.ckpt"], "replaced_files": []}
+    AtomicCheckpointIO().save_checkpoint(content, path)
+    with pytest.raises(SystemExit):
+        find([str(folder / "config.yaml")], folder.parents[1], settings(2))
+    assert path.samefile(path.with_name("best.ckpt"))
+
+
+def test_early_stopping_has_finished_a_run(folder):
+    path = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
+    AtomicCheckpointIO().save_checkpoint(content, path)
+    with pytest.raises(SystemExit):
+        find([str(folder / "config.yaml")], folder.parents[1], settings(100))
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "words"),
+    [
+        ("fit", ["--ckpt_path=x.ckpt"], "--resume=auto finds the checkpoint itself: leave --ckpt_path out"),
+        ("test", [], "--resume is for linvit fit; name the checkpoint of linvit test"),
+        ("fit", ["--resume=best.ckpt"], "Given value: best.ckpt"),
+    ],
+)
+def test_mistakes(tmp_path, verb, arguments, words):
+    done = linvit(verb, f"--config={QUICKSTART}", *tiny(), AUTO, *arguments, cwd=tmp_path)
+    assert done.code == 2
+    assert words in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_two_starts_take_the_same_folder(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        numbers = list(pool.map(lambda _: claim_version(tmp_path / "quickstart"), range(64)))
+    assert sorted(numbers) == list(range(64))
+
+
+def test_the_command_at_the_end_goes_on(tmp_path):
+    """What is printed is run: after an end, and with the configuration that the run went on with."""
+    done = fit(tmp_path, trainer__max_epochs=1)
+    printed = next(line for line in done.log.splitlines() if "--resume=auto" in line).partition("linvit fit ")[2]
+    again = linvit("fit", *printed.replace("MORE", "2").split(), cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert "goes on from last.ckpt, step 2" in again.log
+    printed = next(line for line in again.log.splitlines() if "MORE" in line).partition("linvit fit ")[2]
+    assert "config_from_step_2.yaml" in printed
+    counted = linvit("fit", *printed.replace("MORE", "9").split(), "--trainer.max_steps=5", cwd=tmp_path)
+    assert "--trainer.max_steps=MORE" in counted.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+def test_all_ranks_go_on_from_the_same_file(tmp_path, launcher):
+    command = ["fit", f"--config={QUICKSTART}", *tiny(trainer__limit_train_batches=2, data__batch_size=2), AUTO]
+    for epochs, changed in ((1, True), (2, True), (2, False)):  # starts, goes on, is finished
+        before = files(tmp_path)
+        ranks = Ranks([*command, f"--trainer.max_epochs={epochs}"], tmp_path, number=2, launcher=launcher)
+        assert set(ranks.wait()) == {0}, ranks.text()
+        assert not ranks.left()
+        (run,) = (tmp_path / "checkpoints" / "quickstart").iterdir()
+        assert step_of(run / "checkpoints" / "last.ckpt") == 2 * epochs
+        written = {name for name in set(files(tmp_path)) - set(before) if name.startswith("checkpoints")}
+        assert bool(written) is changed
+
+
+def test_ranks_that_have_found_other_files_say_so(tmp_path):
+    found = SameCheckpoint((tmp_path / "version_0", None))
+    strategy = SimpleNamespace(broadcast=lambda own: ("other", None, None))
+    with pytest.raises(UserError, match=r"on rank 1, and \('other', None, None\) on rank 0"):
+        found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")
+    strategy.broadcast = lambda own: own
+    found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")

@@ -1,0 +1,56 @@
+"""Only one process saves to a folder."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import linvit
+from linvit.files import lock, sweep, unlock
+
+
+def hold(folder, ready):
+    """Locks a folder and waits to be killed, as a child of its own does, like a loader process."""
+    os.setpgid(0, 0)
+    lock(folder)
+    if os.fork() == 0:
+        os.write(ready, b"held")
+    time.sleep(60)
+    os._exit(0)
+
+
+def test_another_process_is_refused_until_the_first_is_dead(tmp_path):
+    read, write = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        hold(tmp_path, write)
+    try:
+        assert os.read(read, 4) == b"held"
+        with pytest.raises(linvit.UserError, match="another process saves its checkpoints to"):
+            lock(tmp_path)
+        os.kill(holder, signal.SIGKILL)  # its child lives on
+        os.waitpid(holder, 0)
+        lock(tmp_path)
+    finally:
+        os.killpg(holder, signal.SIGKILL)
+        unlock(tmp_path)
+        os.close(read)
+        os.close(write)
+
+
+def test_the_same_process_may_ask_again(tmp_path):
+    for _ in range(2):
+        lock(tmp_path / "new")
+    for _ in range(2):
+        unlock(tmp_path / "new")
+
+
+def test_what_is_unfinished_is_swept(tmp_path):
+    (tmp_path / ".last.ckpt.77.tmp").touch()
+    (tmp_path / ".best.ckpt.78.tmp").mkdir()
+    (tmp_path / ".best.ckpt.78.tmp" / "__0_0.distcp").touch()
+    (tmp_path / "last.ckpt").touch()
+    (tmp_path / "mine.tmp").touch()
+    assert len(sweep(tmp_path)) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "mine.tmp"]
