@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 import linvit as package
-from linvit.cli.training import loggers as module
+from linvit.runs import loggers as module
 from linvit.runs.csv_logger import CsvLogger
 from linvit.runs.loggers import RunTensorBoardLogger, check_loggers, run_loggers
 from tests.cli.runs import QUICKSTART, events, flags, linvit, tiny

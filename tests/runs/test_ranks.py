@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import HashStore, PrefixStore, distributed_c10d
 
-from linvit.cli.training import ranks
+from linvit.runs import ranks
 from linvit.signals import STOP
 from tests.cli import forked
 from tests.cli.runs import QUICKSTART, events, flags, tiny

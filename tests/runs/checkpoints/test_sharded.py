@@ -18,8 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import start_processes
 
 from linvit import checksum
-from linvit.callbacks import LastCheckpoint
-from linvit.callbacks.checkpoint_io import checkpoint_io
+from linvit.callbacks import LastCheckpoint, checkpoint_io
 from linvit.errors import UserError
 from linvit.runs.checkpoint import read_checkpoint
 
