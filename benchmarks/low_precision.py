@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linvit.testing.attention.inputs import Subject, relative_error
+from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.attention.numerics import PRECISIONS, Precision, exact_results, run_at
+from linvit.testing.numbers import relative_error
 
 ATEN = torch.ops.aten
 FACTORS = {  # which arguments of a product are its factors
@@ -58,7 +59,7 @@ def errors(name: str, precision: Precision, context: AbstractContextManager[obje
     output = gradient = 0.0
     for side in (7, 14, 28):
         with context:
-            run = run_at(Subject(name, 64, 2, True), precision, side, torch.clone)
+            run = run_at(AttentionSubject(name, 64, 2, True), precision, side, torch.clone)
         exact = exact_results(run)
         found = {key: relative_error(tensor, exact[key]) for key, tensor in run.results.items()}
         output = max(output, found.pop("output"))

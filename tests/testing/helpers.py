@@ -5,9 +5,9 @@ from typing import Any
 
 from linvit.testing import Line, Report, Verdict
 from linvit.testing.attention import check as attention
-from linvit.testing.attention.inputs import Subject as AttentionSubject
+from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.backbone import check as backbone
-from linvit.testing.backbone.images import Subject as BackboneSubject
+from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.runner import Contract, run
 
 

@@ -8,11 +8,11 @@ import torch
 import linvit
 from linvit.backbones.deit import deit_nano
 from linvit.testing import Verdict, check_backbone
-from linvit.testing.backbone.behaviour import copies
 from linvit.testing.backbone.check import CONTRACT
-from linvit.testing.backbone.images import Subject
+from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.backbone.shape import classifier, shapes
-from linvit.testing.backbone.training import gradients, layer_groups
+from linvit.testing.backbone.training import layer_groups
+from linvit.testing.behaviour import copies, gradients
 from tests.testing.helpers import backbone_lines, clauses, verdicts
 from tests.testing.wrong_backbones import Sound
 
@@ -34,19 +34,21 @@ def test_a_name_with_options_and_an_attention() -> None:
 @pytest.mark.parametrize("attention", ["focused", ["linear", {"name": "focused", "focusing_factor": 4}]], ids=str)
 def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches(attention: object) -> None:
     spec = {**TINY, "class_token": True, "global_pool": "token"}
-    subject = Subject(spec, attention, 16, quick=True)
+    subject = BackboneSubject(spec, attention, 16, quick=True)
     assert gradients(subject).verdict is Verdict.PASS
 
 
 def test_layers_may_share_a_parameter() -> None:
     """It has the rate of the first of them."""
-    subject = Subject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
+    subject = BackboneSubject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
     assert layer_groups(subject).verdict is Verdict.PASS
     assert copies(subject).verdict is Verdict.PASS
 
 
 def test_a_model_may_have_two_classifiers() -> None:
-    subject = Subject({**TINY, "class_token": True, "global_pool": "token", "distilled": True}, None, 16, quick=True)
+    subject = BackboneSubject(
+        {**TINY, "class_token": True, "global_pool": "token", "distilled": True}, None, 16, quick=True
+    )
     assert classifier(subject).verdict is Verdict.PASS
     assert layer_groups(subject).verdict is Verdict.PASS
 
@@ -56,7 +58,7 @@ def test_callables() -> None:
     assert report.subject == "tests.testing.wrong_backbones:Sound"
     assert report["shapes"].note.startswith("features (2, 8, 24)")
     assert report.passed, f"\n{report}"
-    subject = Subject(partial(deit_nano, depth=2, embed_dim=24), None, 16, quick=True)
+    subject = BackboneSubject(partial(deit_nano, depth=2, embed_dim=24), None, 16, quick=True)
     assert str(subject) == "linvit.backbones.deit:DeiT"
     assert shapes(subject).note == "features (2, 16, 24), pooled (2, 24), logits (2, 7)"
 
@@ -104,5 +106,5 @@ def test_the_full_run_compiles_exports_and_takes_large_images() -> None:
     report = check_backbone(Sound, img_size=32)
     assert report.passed, f"\n{report}"
     assert "512x512" in report["any input"].note
-    assert "(inductor, logits)" in report["torch.compile"].note
+    assert "(inductor at 32x32)" in report["torch.compile"].note
     assert report["torch.export"].verdict is Verdict.PASS

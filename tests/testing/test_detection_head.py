@@ -7,7 +7,7 @@ import pytest
 from linvit.heads.detection.retinanet import RetinaNet
 from linvit.testing import check_head
 from linvit.testing.head import check
-from linvit.testing.head.network import HeadSubject
+from linvit.testing.head.subject import DetectionSubject, HeadSubject
 from linvit.testing.runner import line
 from tests.testing.wrong_detection_heads import WRONG, Sound
 
@@ -30,7 +30,7 @@ def test_a_third_party_s_head_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("head", WRONG, ids=lambda head: head.__name__)
 def test_a_mistake_fails_its_clause(head: type[RetinaNet]) -> None:
     (clause,) = (clause for clause in check.DETECTION.clauses if clause.name == head.breaks)
-    found = line(clause, HeadSubject(head, 64, quick=True))
+    found = line(clause, DetectionSubject(head, 64, quick=True))
     assert found.verdict.value == "FAIL", found.note
 
 

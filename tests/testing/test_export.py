@@ -4,10 +4,9 @@ import pytest
 from torch import Tensor
 
 from linvit import Grid
-from linvit.testing.attention.compile import exports
-from linvit.testing.attention.inputs import Subject
-from linvit.testing.backbone import compile as backbone_compile
-from linvit.testing.backbone.images import Subject as BackboneSubject
+from linvit.testing.attention.inputs import AttentionSubject
+from linvit.testing.backbone.images import BackboneSubject
+from linvit.testing.compile import exports
 from linvit.testing.report import Verdict
 from tests.testing import wrong
 
@@ -30,8 +29,8 @@ class Fixed(Bakes):
 @pytest.mark.filterwarnings("ignore")
 def test_a_mechanism_whose_program_is_for_one_size_fails_unless_it_declares_that() -> None:
     with pytest.raises(RuntimeError, match="your code specialized it to be a constant \\(14\\)"):
-        exports(Subject(Bakes, 16, 2, quick=True))
-    declared = exports(Subject(Fixed, 16, 2, quick=True))
+        exports(AttentionSubject(Bakes, 16, 2, quick=True))
+    declared = exports(AttentionSubject(Fixed, 16, 2, quick=True))
     assert declared.verdict is Verdict.UNSUPPORTED
     assert "exports_any_size is False; exported and eager differ by" in declared.note
 
@@ -40,7 +39,7 @@ def test_a_mechanism_whose_program_is_for_one_size_fails_unless_it_declares_that
 @pytest.mark.parametrize("attention", ["softmax", pytest.param("agent", marks=pytest.mark.slow)])
 def test_a_plain_transformer_exported_at_its_own_size_is_right_at_others(attention: str) -> None:
     subject = BackboneSubject({"name": "deit_nano", "embed_dim": 24, "depth": 1}, attention, 32, quick=True)
-    found = backbone_compile.exports(subject)
+    found = exports(subject)
     assert found.verdict is Verdict.PASS, found.note
     assert "(32x32)" in found.note
     assert "(32x64)" in found.note
@@ -50,6 +49,6 @@ def test_a_plain_transformer_exported_at_its_own_size_is_right_at_others(attenti
 @pytest.mark.filterwarnings("ignore")
 def test_windows_are_named_as_what_keeps_a_program_to_one_size() -> None:
     spec = {"name": "swin_tiny", "depths": [1, 1, 1, 1], "embed_dim": 12, "num_heads": [1, 1, 1, 1]}
-    found = backbone_compile.exports(BackboneSubject(spec, "hydra", 32, quick=True))
+    found = exports(BackboneSubject(spec, "hydra", 32, quick=True))
     assert found.verdict is Verdict.UNSUPPORTED
     assert "WindowAttention: exports_any_size is False; exported and eager differ by" in found.note

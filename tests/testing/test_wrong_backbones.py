@@ -3,8 +3,8 @@
 import pytest
 
 from linvit.testing import Report, Verdict, check_backbone
-from linvit.testing.backbone.images import Subject as BackboneSubject
-from linvit.testing.backbone.members import constructor
+from linvit.testing.backbone.images import BackboneSubject
+from linvit.testing.constructor import constructor
 from tests.testing import wrong_backbones
 from tests.testing.helpers import backbone_lines, verdicts
 
@@ -52,11 +52,11 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "KeepsItsWeights": ({"classifier"}, "reset_classifier(7) leaves the classifier as it was"),
     "IgnoresAttention": ({"another attention"}, "attention='linear' builds SoftmaxAttention"),
     "Counts": ({"determinism"}, "a call in evaluation changes its state: calls"),
-    "BatchCoupled": ({"batch independence"}, "an image's logits differ by"),
+    "BatchCoupled": ({"batch independence"}, "a sample's outputs differ by"),
     "ForgetsItsBuffer": ({"copies"}, "a fresh instance with its state dict differs by"),
     "KeepsALambda": ({"copies"}, "(at a pickle)"),
-    "DeadParameter": ({"gradients"}, "gradient missing: norm.unused"),
-    "Detaches": ({"gradients"}, "gradient missing: the images, stages.0.pos_embed"),
+    "DeadParameter": ({"gradients"}, "gradient missing: norm.unused (none)"),
+    "Detaches": ({"gradients"}, "gradient missing: images (none), stages.0.pos_embed (none)"),
     "CheckpointsNothing": ({"checkpointing"}, "MB kept for the backward pass"),
     "SkipsWhenCheckpointing": ({"checkpointing"}, "the gradient of "),
     "CheckpointsForever": ({"checkpointing"}, "set_grad_checkpointing(False) does not switch it off"),
@@ -135,7 +135,10 @@ def test_a_factory_with_keyword_arguments_takes_what_its_model_takes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("DropsInEvaluation", "two calls in evaluation differ by"), ("WritesToItsImages", "it writes to its images")],
+    [
+        ("DropsInEvaluation", "two calls in evaluation differ by"),
+        ("WritesToItsImages", "it writes to its input images"),
+    ],
 )
 def test_what_spoils_other_clauses_too_fails_its_own(name: str, words: str) -> None:
     (line,) = backbone_lines(getattr(wrong_backbones, name), {"determinism"})

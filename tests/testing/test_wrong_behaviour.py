@@ -4,7 +4,7 @@ import pytest
 
 from linvit.testing import Verdict, check_attention
 from linvit.testing.attention.accuracy import error
-from linvit.testing.attention.inputs import Subject
+from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.attention.numerics import PRECISIONS, finite
 from tests.testing import wrong_behaviour
 from tests.testing.helpers import attention_lines
@@ -70,7 +70,7 @@ def test_a_refused_size_is_not_supported_in_every_clause(name: str, names: set[s
 @pytest.mark.parametrize("name", ["RefusesLargeCalls", "RefusesToBeLarge"])
 @pytest.mark.parametrize("check", [finite, error])
 def test_a_refused_size_leaves_the_numbers_of_the_others(name: str, check: object) -> None:
-    subject = Subject(getattr(wrong_behaviour, name), 32, 2, quick=False)
+    subject = AttentionSubject(getattr(wrong_behaviour, name), 32, 2, quick=False)
     verdict, note, _ = check(PRECISIONS[0])(subject)
     assert verdict is Verdict.UNSUPPORTED
     refused, rest = note[: len(REFUSED)], note[len(REFUSED) :]

@@ -3,23 +3,29 @@
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from torch import nn
 
 from linvit.attention.base import Attention
 from linvit.errors import UserError, check_choice
 from linvit.registry import Spec
-from linvit.testing.attention import check as attention_check
-from linvit.testing.attention.inputs import Subject as AttentionSubject
-from linvit.testing.backbone import check as backbone_check
-from linvit.testing.backbone.images import Subject as BackboneSubject
-from linvit.testing.head import check as head_check
-from linvit.testing.head.network import HeadSubject
+from linvit.testing.attention import check as attention
+from linvit.testing.attention.inputs import AttentionSubject
+from linvit.testing.backbone import check as backbone
+from linvit.testing.backbone.images import BackboneSubject
+from linvit.testing.head import check as head
+from linvit.testing.head.subject import DetectionSubject, HeadSubject
 from linvit.testing.report import Line, Verdict
 from linvit.testing.runner import Check, Contract, line
+from linvit.testing.subject import Subject
 
-S = TypeVar("S")
+KINDS: dict[str, tuple[Contract[Any], Callable[..., Subject], dict[str, Any]]] = {  # with the options and defaults
+    "attention": (attention.CONTRACT, AttentionSubject, {"dim": 32, "num_heads": 2}),
+    "backbone": (backbone.CONTRACT, BackboneSubject, {"attention": None, "img_size": 64}),
+    "head": (head.CONTRACT, HeadSubject, {"img_size": 64}),
+    "detection_head": (head.DETECTION, DetectionSubject, {"img_size": 64}),
+}
 
 
 def parametrize_with_checks(
@@ -32,8 +38,8 @@ def parametrize_with_checks(
     """A pytest decorator that gives a test function one case per spec and clause of the contract.
 
     The function takes one argument, `check`, and calls it: a broken clause is an `AssertionError` with the numbers, and
-    one that the subject does not declare or support is skipped with the reason. Each spec is built once. The growth of
-    time is left out, since it is only measured.
+    one that the subject does not declare or support is skipped with the reason. What is only measured is left
+    out.
 
     Args:
         specs: What `check_attention`, `check_backbone` or `check_head` takes: names, `{name: ..., option: value}`,
@@ -45,7 +51,7 @@ def parametrize_with_checks(
             `img_size` of heads.
 
     Raises:
-        UserError: If `kind` is another, or `specs` is no list.
+        UserError: If `kind` or an option is another, or `specs` is not a list.
 
     Example:
         >>> from linvit.testing import parametrize_with_checks
@@ -55,30 +61,28 @@ def parametrize_with_checks(
     """
     import pytest
 
-    check_choice("kind", kind, ["attention", "backbone", "head", "detection_head"])
+    check_choice("kind", kind, list(KINDS))
     if isinstance(specs, str | Mapping) or not isinstance(specs, Sequence):
         raise UserError(f"specs must be a list of names, specs or classes; got {specs!r}. Write [{specs!r}]")
-    cases: list[Case[Any]] = []
+    contract, subject, defaults = KINDS[kind]
+    for option in options:
+        check_choice(f"the options of kind={kind!r}", option, list(defaults))
+    cases: list[Case] = []
     for spec in specs:
-        if kind == "attention":
-            cases += _cases(attention_check.CONTRACT, _attention(spec, quick, **options), spec, quick)
-        elif kind in ("head", "detection_head"):
-            contract = head_check.CONTRACT if kind == "head" else head_check.DETECTION
-            cases += _cases(contract, _head(spec, quick, **options), spec, quick)
-        else:
-            cases += _cases(backbone_check.CONTRACT, _backbone(spec, quick, **options), spec, quick)
+        make = functools.partial(subject, spec, **(defaults | options), quick=quick)
+        cases += _cases(contract, make, spec, quick)
     return pytest.mark.parametrize("check", cases, ids=[case.name for case in cases])
 
 
-class Case(Generic[S]):
-    """Tests one clause on one mechanism or backbone when it is called.
+class Case:
+    """Tests one clause on one subject when it is called.
 
     Attributes:
         name: Subject and clause, as "focused-gradients".
     """
 
     def __init__(
-        self, name: str, check: Check[S], subject: Callable[[], S], obstacle: Callable[[], Line | None] | None
+        self, name: str, check: Check[Any], subject: Callable[[], Subject], obstacle: Callable[[], Line | None] | None
     ) -> None:
         self.name = name
         self._check = check
@@ -107,7 +111,7 @@ class Case(Generic[S]):
         return self.name
 
 
-def _cases(contract: Contract[S], make: Callable[[], S], spec: Any, quick: bool) -> list[Case[S]]:
+def _cases(contract: Contract[Any], make: Callable[[], Subject], spec: Any, quick: bool) -> list[Case]:
     subject = functools.cache(make)
 
     @functools.cache
@@ -116,33 +120,18 @@ def _cases(contract: Contract[S], make: Callable[[], S], spec: Any, quick: bool)
         lines = (line(check, subject(), first=True) for check in contract.first)
         return next((found for found in lines if found.verdict is Verdict.FAIL), None)
 
-    cases = [Case(_case_name(spec, check), check, subject, None) for check in contract.first]
+    cases = [Case(_case_name(spec, check.name), check, subject, None) for check in contract.first]
     return cases + [
-        Case(_case_name(spec, check), check, subject, obstacle)
+        Case(_case_name(spec, check.name), check, subject, obstacle)
         for check in contract.clauses
         if not check.measures and (check.quick or not quick)
     ]
 
 
-def _attention(spec: Any, quick: bool, *, dim: int = 32, num_heads: int = 2) -> Callable[[], AttentionSubject]:
-    return functools.partial(AttentionSubject, spec, dim, num_heads, quick)
-
-
-def _backbone(
-    spec: Any, quick: bool, *, attention: Any = None, img_size: int | Sequence[int] = 64
-) -> Callable[[], BackboneSubject]:
-    return functools.partial(BackboneSubject, spec, attention, img_size, quick)
-
-
-def _head(spec: Any, quick: bool, *, img_size: int | Sequence[int] = 64) -> Callable[[], HeadSubject]:
-    return functools.partial(HeadSubject, spec, img_size, quick)
-
-
-def _case_name(spec: Any, check: Check[S]) -> str:
+def _case_name(spec: Any, clause: str) -> str:
     """Returns a name such as "focused-shape-and-dtype"; nothing is imported for it."""
-    name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", None)
+    name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", spec)
     if isinstance(spec, Mapping):
-        name = ",".join(
-            str(value) if key == "name" else f"{key}={value}".replace(" ", "") for key, value in spec.items()
-        )
-    return f"{name or spec}-{re.sub('[ ,]+', '-', check.name)}"
+        parts = (str(value) if key == "name" else f"{key}={value}" for key, value in spec.items())
+        name = ",".join(parts).replace(" ", "")
+    return f"{name}-{re.sub('[ ,]+', '-', clause)}"

@@ -2,26 +2,17 @@
 
 from linvit.attention.base import Attention
 from linvit.registry import Spec
-from linvit.testing.attention import (
-    accuracy,
-    behaviour,
-    compile,
-    cost,
-    declarations,
-    growth,
-    host,
-    matrix,
-    numerics,
-    shape,
-    tables,
-)
-from linvit.testing.attention.inputs import Subject
+from linvit.testing import behaviour, compile
+from linvit.testing.attention import accuracy, cost, declarations, growth, host, matrix, numerics, shape, tables
+from linvit.testing.attention.behaviour import memory_layout, nan_propagates
+from linvit.testing.attention.inputs import AttentionSubject
+from linvit.testing.constructor import constructor
 from linvit.testing.report import Report
 from linvit.testing.runner import Check, Contract
 
-CONTRACT: Contract[Subject] = Contract(
+CONTRACT: Contract[AttentionSubject] = Contract(
     first=(
-        Check("constructor", declarations.constructor),
+        Check("constructor", constructor),
         Check("declarations", declarations.declarations),
     ),
     clauses=(
@@ -38,8 +29,8 @@ CONTRACT: Contract[Subject] = Contract(
         Check("gradients", behaviour.gradients),
         Check("determinism", behaviour.determinism),
         Check("copies", behaviour.copies),
-        Check("memory layout", behaviour.memory_layout),
-        Check("NaN propagates", behaviour.nan_propagates),
+        Check("memory layout", memory_layout),
+        Check("NaN propagates", nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
         Check("matrix parts", matrix.matrix_parts),
@@ -50,7 +41,6 @@ CONTRACT: Contract[Subject] = Contract(
         Check("cost", cost.cost),
         Check("kept for backward", cost.kept, measures=True),
         Check("growth of work", growth.growth_of_work),
-        Check("growth of time", growth.growth_of_time, measures=True),
         Check("torch.compile", compile.compiles, quick=False),
         Check("torch.export", compile.exports, quick=False),
     ),
@@ -65,8 +55,8 @@ def check_attention(
     It is compared with its own declarations: see the attributes of `linvit.Attention`. Where a declaration cannot be
     read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
     values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
-    happens first; a size that is refused by a `UserError` is "not supported". The growth of time and what is kept for
-    backward are measured only.
+    happens first; a size that is refused by a `UserError` is "not supported". What is kept for backward is measured
+    only.
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
@@ -82,4 +72,4 @@ def check_attention(
         >>> report = check_attention("focused", quick=True)
         >>> assert report.passed, report
     """
-    return CONTRACT.report(Subject(spec_or_class, dim, num_heads, quick), quick)
+    return CONTRACT.report(AttentionSubject(spec_or_class, dim, num_heads, quick), quick)

@@ -1,13 +1,11 @@
-"""The constructor and the declarations of a mechanism, by which all other checks go."""
-
-import inspect
+"""The declarations of a mechanism, by which all other checks go."""
 
 import torch
 from torch import Tensor
 
 from linvit.attention.base import SURROUNDINGS, Attention
 from linvit.errors import UserError, check_choice, check_number
-from linvit.testing.attention.inputs import NOMINAL, Subject, inputs
+from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.report import Finding, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
@@ -18,26 +16,7 @@ FLAGS = (
 )
 
 
-def constructor(subject: Subject) -> Finding:
-    """Checks that the constructor takes `dim`, `num_heads` and `grid`, has defaults for all else, and builds."""
-    lacking = [name for name in ("dim", "num_heads", "grid") if not subject.takes(name)]
-    if lacking:
-        return failed(f"it must take dim, num_heads, grid, which hosts supply; it lacks {', '.join(lacking)}")
-    options = {
-        name: default for name, default in subject.parameters.items() if name not in ("dim", "num_heads", "grid")
-    }
-    bare = [
-        name for name, default in options.items() if default is inspect.Parameter.empty and name not in subject.options
-    ]
-    if bare:
-        return failed(f"no host supplies {', '.join(bare)}: give it a default")
-    if options.get("key_dim") is not None:
-        return failed(f"key_dim has the default {options['key_dim']!r} instead of None, which means dim / num_heads")
-    subject.build()
-    return passed(", ".join(f"{name}={default!r}" for name, default in options.items()) or "no options")
-
-
-def declarations(subject: Subject) -> Finding:
+def declarations(subject: AttentionSubject) -> Finding:
     """Checks that attributes have allowed values, and that methods return what the contract says."""
     mechanism = subject.build()
     try:
@@ -68,7 +47,7 @@ def _check_attributes(mechanism: Attention) -> None:
 def _check_results(mechanism: Attention) -> None:
     given = inputs(mechanism, NOMINAL)
     with at("forward"):
-        out = given(mechanism, NOMINAL)
+        out = given(mechanism)
     _check(isinstance(out, Tensor), "what forward returns", "one tensor (B, h, N, out_dim / h)", out)
     with at("rank_bound(grid)"):
         bound = mechanism.rank_bound(NOMINAL)
@@ -80,7 +59,7 @@ def _check_results(mechanism: Attention) -> None:
 
 
 def _check(fits: bool, what: str, allowed: str, given: object) -> None:
-    """Raises a `UserError` unless it fits; numbers and words are shown, of others the type."""
+    """Raises a `UserError` unless it fits; numbers and words are sized, of others the type."""
     if not fits:
         plain = given is None or isinstance(given, (bool, int, float, str))
         raise UserError(f"{what} must be {allowed}; got {repr(given) if plain else f'a {type(given).__name__}'}")

@@ -8,9 +8,11 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.spatial_reduction import reducible
-from linvit.testing.attention.inputs import NOMINAL, Inputs, Subject, inputs, normal, relative_error, shown
+from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.attention.shape import wrong_output
+from linvit.testing.numbers import normal, relative_error
 from linvit.testing.report import Advice, Finding, at, failed, not_supported, passed, refusable
+from linvit.testing.subject import sized
 
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
 REDUCED = (Grid((14, 14), (7, 7)), Grid((6, 8), (3, 4), num_prefix=1))
@@ -22,24 +24,24 @@ left in float64 when it does not see it is 1e-16."""
 
 
 @refusable
-def prefix_tokens(subject: Subject) -> Finding:
+def prefix_tokens(subject: AttentionSubject) -> Finding:
     """Checks that every patch sees every prefix token, and every prefix token sees the patches."""
     least = {}
     for grid in WITH_PREFIX:
         mechanism = subject.build(grid)
         wrong = wrong_output(mechanism, grid)
         if wrong:
-            return failed(f"{wrong} at {shown(grid)}")
+            return failed(f"{wrong} at {sized(grid)}")
         effects = _prefix_effects(mechanism, grid)
         name = min(effects, key=lambda name: effects[name])
         if not effects[name] > SEEN:
-            return failed(f"the effect {name} is {effects[name]:.0e} at {shown(grid)}")
-        least[shown(grid)] = effects[name]
+            return failed(f"the effect {name} is {effects[name]:.0e} at {sized(grid)}")
+        least[sized(grid)] = effects[name]
     return passed("least effect " + ", ".join(f"{effect:.0e} at {size}" for size, effect in least.items()))
 
 
 @refusable
-def spatial_reduction(subject: Subject) -> Finding:
+def spatial_reduction(subject: AttentionSubject) -> Finding:
     """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
@@ -49,12 +51,12 @@ def spatial_reduction(subject: Subject) -> Finding:
         with at(AS_MANY):
             wrong = wrong_output(subject.build(grid), grid)
         if wrong:
-            return failed(f"{wrong} at {shown(grid)}; {AS_MANY}")
-    return passed(", ".join(map(shown, REDUCED)))
+            return failed(f"{wrong} at {sized(grid)}; {AS_MANY}")
+    return passed(", ".join(map(sized, REDUCED)))
 
 
 @refusable
-def narrow_keys(subject: Subject) -> Finding:
+def narrow_keys(subject: AttentionSubject) -> Finding:
     """Checks queries and keys of half the width, where the constructor takes `key_dim`."""
     if not subject.takes("key_dim"):
         return not_supported("the constructor takes no key_dim")
@@ -71,7 +73,7 @@ def narrow_keys(subject: Subject) -> Finding:
     return passed(f"key_dim={width}")
 
 
-def position_bias(subject: Subject) -> Finding:
+def position_bias(subject: AttentionSubject) -> Finding:
     """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
     mechanism = subject.build()
     if not mechanism.takes_bias:
@@ -80,15 +82,15 @@ def position_bias(subject: Subject) -> Finding:
         return not_supported("takes_bias is False")
     given = inputs(mechanism, NOMINAL)
     bias = normal(1, mechanism.num_heads, NOMINAL.num_queries, NOMINAL.num_keys, seed=5).requires_grad_()
-    out = given._replace(extra={**given.extra, "bias": bias})(mechanism, NOMINAL)
-    effect = relative_error(out, given(mechanism, NOMINAL))
+    out = given._replace(extra={**given.extra, "bias": bias})(mechanism)
+    effect = relative_error(out, given(mechanism))
     (gradient,) = torch.autograd.grad(out, bias, normal(*out.shape, seed=6), allow_unused=True)
     if gradient is None or not gradient.isfinite().all() or not gradient.any():
         return failed("no finite gradient reaches the bias")
     return passed(f"its effect is {effect:.0e}") if effect > SEEN else failed(f"its effect is {effect:.0e}")
 
 
-def attention_layer(subject: Subject) -> Finding:
+def attention_layer(subject: AttentionSubject) -> Finding:
     """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer."""
     if subject.hosted is None:
         return not_supported("no package.module:Class leads to this class, so the layer cannot find it")
@@ -109,7 +111,7 @@ def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:
     """Returns the least effect of each prefix token on a patch, and the effect of the patches on each prefix token."""
     prefix = grid.num_prefix
     given = inputs(mechanism, grid)
-    before = given(mechanism, grid)
+    before = given(mechanism)
     effects = {}
     for token in range(prefix):
         moved = _change(mechanism, given, before, grid, slice(token, token + 1))
@@ -130,5 +132,5 @@ def _change(mechanism: Attention, given: Inputs, before: Tensor, grid: Grid, tok
         view[:, tokens] = normal(*view[:, tokens].shape, seed=7).to(tensor.dtype)
         return tensor
 
-    after = given.map(exchange)(mechanism, grid)
+    after = given.map(exchange)(mechanism)
     return (after - before).abs().amax((0, 1, 3)) / before.abs().max()

@@ -1,24 +1,21 @@
-"""A mechanism under test and its inputs, all of it reproducible."""
+"""A mechanism under test and its inputs."""
 
-import math
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Set
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.registry import Spec, attentions
-from linvit.signatures import parameters_of
+from linvit.testing.numbers import gradients_of, normal, trainable
 from linvit.testing.report import Advice
+from linvit.testing.subject import Subject
 
-NOMINAL = Grid((14, 14))
-EXACT = 1e-9
-"""Relative tolerance in float64 of results that differ in the order of sums only: these differ by 1e-15 and, for
-inverses by iteration, by six digits more."""
+NOMINAL, SECOND, WIDE = Grid((14, 14)), Grid((7, 9)), Grid((12, 20))
+NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last is flat
 HALF = Advice(
     "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision"
 )
@@ -32,16 +29,34 @@ class Inputs(NamedTuple):
         k: Keys (B, h, M, dk); q itself where the mechanism projects "qv".
         v: Values (B, h, M, d).
         extra: The layer's input `x` (B, N, C), where the mechanism takes it.
+        grid: Where the tokens lie.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     extra: dict[str, Tensor]
+    grid: Grid
 
-    def __call__(self, mechanism: Callable[..., Tensor], grid: Grid) -> Tensor:
+    def __call__(self, model: Callable[..., Tensor]) -> Tensor:
         """Calls the mechanism on these inputs."""
-        return mechanism(self.q, self.k, self.v, grid, **self.extra)
+        return model(self.q, self.k, self.v, self.grid, **self.extra)
+
+    @property
+    def spatial(self) -> tuple[int, int]:
+        """Dimensions of height and width in `planes`."""
+        return (-3, -2)
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """The distinct tensors, (..., H, W, d), which say the grid."""
+        return tuple(x.unflatten(-2, self.grid.size) for x in self.named.values())
+
+    def from_planes(self, planes: tuple[Tensor, ...]) -> "Inputs":
+        """Returns inputs of other planes."""
+        named = {name: plane.flatten(-3, -2) for name, plane in zip(self.named, planes, strict=True)}
+        q, v = named.pop("q"), named.pop("v")
+        return Inputs(q, named.pop("k", q), v, named, Grid((planes[0].shape[-3], planes[0].shape[-2])))
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -53,7 +68,8 @@ class Inputs(NamedTuple):
         """Returns the same inputs with each tensor changed."""
         q = change(self.q)
         k = q if self.k is self.q else change(self.k)
-        return Inputs(q, k, change(self.v), {name: change(tensor) for name, tensor in self.extra.items()})
+        extra = {name: change(tensor) for name, tensor in self.extra.items()}
+        return Inputs(q, k, change(self.v), extra, self.grid)
 
     def replace(self, name: str, tensor: Tensor) -> "Inputs":
         """Returns the same inputs with another tensor for a name in `named`."""
@@ -69,18 +85,7 @@ def flat(x: Tensor) -> Tensor:
     return x[..., :1, :].expand_as(x)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
-    """Returns reproducible normal numbers in float64, whatever the state of the global generator."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def inputs(
-    mechanism: Attention,
-    grid: Grid,
-    *,
-    batch: int = 2,
-    dtype: torch.dtype = torch.float64,
-) -> Inputs:
+def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dtype = torch.float64) -> Inputs:
     """Returns random q, k, v (and x, where taken) of the shapes that a mechanism declares."""
     heads = mechanism.num_heads
 
@@ -91,14 +96,14 @@ def inputs(
     k = q if mechanism.projections == "qv" else make(2, heads, grid.num_keys, mechanism.key_dim)
     v = make(3, heads, grid.num_keys, mechanism.head_dim)
     if not mechanism.takes_input:
-        return Inputs(q, k, v, {})
+        return Inputs(q, k, v, {}, grid)
     # (B, h, N, d) -> (B, N, C): where the query is the layer's input, x is the same tokens with the heads merged.
     x = q.transpose(1, 2).flatten(2) if mechanism.projections == "kv" else make(4, grid.num_queries, mechanism.dim)
-    return Inputs(q, k, v, {"x": x})
+    return Inputs(q, k, v, {"x": x}, grid)
 
 
-class Subject:
-    """A mechanism under test, of which it builds instances with changed initial values.
+class AttentionSubject(Subject):
+    """A mechanism under test.
 
     Args:
         spec: A name, a mapping with `name` and options, or a class.
@@ -108,54 +113,52 @@ class Subject:
 
     Attributes:
         hosted: The spec under which `AttentionLayer` finds the mechanism; None for a class that no path leads to.
-        options: The options that the spec sets.
-        parameters: Names and defaults of the constructor's arguments.
 
     Raises:
         UserError: If there is no such mechanism.
     """
 
+    arguments: ClassVar = {"dim": "channels", "num_heads": "heads", "grid": "where the tokens lie"}
+    supplied = ("dim", "num_heads", "grid")
+    defaults: ClassVar = {"key_dim": None}  # dim / num_heads
+    independent_in_training = True
+    compilations = (("inductor", (NOMINAL,), True), ("aot_eager", (NOMINAL, SECOND), True))
+    exported_sizes = ((2, NOMINAL), (3, SECOND), (1, WIDE))
+
     def __init__(self, spec: Spec | type[Attention], dim: int, num_heads: int, quick: bool) -> None:
-        self.spec = spec
+        if isinstance(spec, type) and not issubclass(spec, Attention):
+            raise UserError(
+                f"{spec.__name__} is not a subclass of linvit.Attention, so there is no contract to hold it to"
+            )
+        super().__init__(spec, attentions, quick)
         self.dim = dim
         self.num_heads = num_heads
-        self.quick = quick
-        self.hosted: Spec | None
-        self.options: dict[str, Any]
-        self._create: Callable[..., Any]
-        if isinstance(spec, type):
-            if not issubclass(spec, Attention):
-                raise UserError(
-                    f"{spec.__name__} is not a subclass of linvit.Attention, so there is no contract to hold it to"
-                )
-            constructor: Callable[..., Any] = spec
-            self._create, self.options = spec, {}
-            self.hosted = str(self) if _found(spec) else None
-        else:
-            name, self.options = attentions.parse(spec)
-            constructor = attentions.get(name)
-            self._create, self.hosted = partial(attentions.create, spec), spec
-        self.parameters = parameters_of(constructor)
+        by_path = not isinstance(spec, type) or _found(spec)
+        self.hosted: Spec | None = (str(self) if isinstance(spec, type) else spec) if by_path else None
+        self.picklable = by_path
 
-    def __str__(self) -> str:
-        if isinstance(self.spec, str):
-            return self.spec
-        if isinstance(self.spec, Mapping):
-            return ", ".join(str(value) if key == "name" else f"{key}={value}" for key, value in self.spec.items())
-        return f"{self.spec.__module__}:{self.spec.__qualname__}"
+    def create(self, size: Grid | None = None, **context: Any) -> Attention:
+        """Builds an instance with its initial values."""
+        built: Attention = self.construct(
+            **{"dim": self.dim, "num_heads": self.num_heads, "grid": size or NOMINAL, **context}
+        )
+        return built
 
-    def takes(self, option: str) -> bool:
-        """Returns whether the constructor has a parameter of this name."""
-        return option in self.parameters
+    def inputs(self, model: Attention, size: Grid | None = None, batch: int = 2) -> Inputs:
+        """Returns random q, k, v (and x, where taken) in float64."""
+        return inputs(model, size or NOMINAL, batch=batch)
 
-    def build(self, grid: Grid = NOMINAL, dtype: torch.dtype = torch.float64, seed: int = 0, **host: int) -> Attention:
-        """Builds an instance in evaluation mode. The same seed gives the same parameters."""
-        context = {"dim": self.dim, "num_heads": self.num_heads, "grid": grid, **host}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built: Attention = self._create(**context)
-        disturb(built)
-        return built.to(dtype).eval()
+    def neighbours(self, model: Attention) -> Inputs:
+        """Returns samples of different scales, of which the tokens of the last are alike."""
+        scales = torch.tensor(NEIGHBOURS, dtype=torch.float64)
+        given = inputs(model, NOMINAL, batch=len(scales)).map(lambda x: x * scales.view(-1, *[1] * (x.ndim - 1)))
+        return given.map(lambda x: torch.cat([x[:-1], flat(x[-1:])]))
+
+    def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
+        """Yields the gradients of inputs and parameters in training."""
+        model = self.build().train()
+        given = inputs(model, NOMINAL).map(lambda x: x.requires_grad_())
+        yield gradients_of(given(model), given.named | trainable(model)), set()
 
 
 def _found(constructor: type) -> bool:
@@ -164,27 +167,3 @@ def _found(constructor: type) -> bool:
     for part in constructor.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is constructor
-
-
-@torch.no_grad()
-def disturb(module: nn.Module) -> None:
-    """Changes every parameter by a tenth of its size, or by 0.1 where all is 0: a zero weight would hide its effect."""
-    for seed, parameter in enumerate(module.parameters()):
-        size = float(parameter.double().square().mean().sqrt()) or 1.0
-        parameter.add_((0.1 * size * normal(*parameter.shape, seed=100 + seed)).to(parameter.dtype))
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
-    got, want = got.detach().double(), want.detach().double()
-    if got.shape != want.shape:
-        return math.nan
-    return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
-
-
-def shown(grid: Grid) -> str:
-    """Writes a grid as "14x14", "14x14 + 2 prefix", "14x14 reduced to 7x7"."""
-    text = f"{grid.size[0]}x{grid.size[1]}"
-    if grid.kv_size is not None:
-        text += f" reduced to {grid.kv_size[0]}x{grid.kv_size[1]}"
-    return text + (f" + {grid.num_prefix} prefix" if grid.num_prefix else "")

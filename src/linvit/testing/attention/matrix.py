@@ -9,19 +9,21 @@ from linvit.analysis.attention_matrix import attention_matrix
 from linvit.analysis.rank import rank
 from linvit.attention.base import Attention, Grid
 from linvit.layers.spatial_reduction import reducible
-from linvit.testing.attention.behaviour import neighbours_effect
-from linvit.testing.attention.inputs import EXACT, NOMINAL, Inputs, Subject, inputs, relative_error, shown
+from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
+from linvit.testing.behaviour import neighbours_effect
+from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import CRASHES, Finding, at, failed, not_declared, not_supported, passed
+from linvit.testing.subject import sized
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
 NEGLIGIBLE = 1e-10
 """Singular values below this fraction of the largest are rounding. The products of float64 leave 1e-15 and an inverse
 by iteration up to 1e-12, while a mechanism above its bound has singular values of 1e-3 there."""
-_NOWHERE = not_supported(f"it runs at none of {', '.join(map(shown, SMALL))}; see 'grids' and 'prefix tokens'")
+_NOWHERE = not_supported(f"it runs at none of {', '.join(map(sized, SMALL))}; see 'grids' and 'prefix tokens'")
 ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def equivalent_matrix(subject: Subject) -> Finding:
+def equivalent_matrix(subject: AttentionSubject) -> Finding:
     """Checks that `M v + bias` is the output, with M from probing or from `attention_matrix`, as declared."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
@@ -29,7 +31,7 @@ def equivalent_matrix(subject: Subject) -> Finding:
         finding = judge(mechanism, given, grid)
         if finding is not None:
             return finding
-        notes.append(shown(grid))
+        notes.append(sized(grid))
     if not notes:
         return _NOWHERE
     kind = "one per channel" if mechanism.channelwise else "one per head"
@@ -37,11 +39,11 @@ def equivalent_matrix(subject: Subject) -> Finding:
     return passed(f"{kind}, {source}, at {', '.join(notes)}")
 
 
-def factors(subject: Subject) -> Finding:
+def factors(subject: AttentionSubject) -> Finding:
     """Checks that `left @ right.mT` is the equivalent matrix."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
-        with at(shown(grid)):
+        with at(sized(grid)):
             found = mechanism.factors(given.q, given.k, grid)
             if found is None:
                 return not_declared("factors(q, k, grid) gives None")
@@ -50,18 +52,18 @@ def factors(subject: Subject) -> Finding:
         if product.shape != matrix.shape:
             return failed(f"left @ right.mT is {tuple(product.shape)}, the equivalent matrix {tuple(matrix.shape)}")
         error = relative_error(product, matrix)
-        notes.append(f"{error:.0e} at {shown(grid)} ({left.shape[-1]} columns)")
+        notes.append(f"{error:.0e} at {sized(grid)} ({left.shape[-1]} columns)")
         if not error <= EXACT:
             return failed(f"product and equivalent matrix differ by {notes[-1]} (at most {EXACT:.0e})")
     return passed(f"product and equivalent matrix differ by {', '.join(notes)}") if notes else _NOWHERE
 
 
 @torch.no_grad()
-def matrix_parts(subject: Subject) -> Finding:
+def matrix_parts(subject: AttentionSubject) -> Finding:
     """Checks that the matrices of the parts add up to the equivalent matrix, and that each keeps to its rank bound."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
-        with at(shown(grid)):
+        with at(sized(grid)):
             parts = mechanism.matrix_parts()
             if not parts:
                 return not_declared("matrix_parts() gives none")
@@ -70,35 +72,35 @@ def matrix_parts(subject: Subject) -> Finding:
         for name, part in parts.items():
             found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
             if not found <= bound:
-                return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {shown(grid)}")
+                return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
         # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
         summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
         error = relative_error(torch.as_tensor(summed), matrix)
         if not error <= EXACT:
-            return failed(f"the sum of {', '.join(own)} differs from the whole by {error:.0e} at {shown(grid)}")
-        notes.append(f"{error:.0e} at {shown(grid)}")
+            return failed(f"the sum of {', '.join(own)} differs from the whole by {error:.0e} at {sized(grid)}")
+        notes.append(f"{error:.0e} at {sized(grid)}")
     return passed(f"{' + '.join(own)} differs from the whole by {', '.join(notes)}") if notes else _NOWHERE
 
 
 @torch.no_grad()
-def channel_matrix(subject: Subject) -> Finding:
+def channel_matrix(subject: AttentionSubject) -> Finding:
     """Checks that `v A^T` is the output of a mechanism that mixes channels, with A from `channel_matrix`."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
-        with at(shown(grid)):
+        with at(sized(grid)):
             matrix = mechanism.channel_matrix(given.q, given.k, grid)
             if matrix is None:
                 return not_declared("channel_matrix(q, k, grid) gives None")
             if mechanism.probeable or hasattr(mechanism, "attention_matrix"):
                 return failed("tokens are not mixed, so declare probeable = False and have no attention_matrix")
-            error = relative_error(given.v @ matrix.mT, given(mechanism, grid))
-        notes.append(f"{error:.0e} at {shown(grid)}")
+            error = relative_error(given.v @ matrix.mT, given(mechanism))
+        notes.append(f"{error:.0e} at {sized(grid)}")
         if not error <= EXACT:
             return failed(f"v A^T differs from the output by {notes[-1]} (at most {EXACT:.0e})")
     return passed(f"v A^T differs from the output by {', '.join(notes)}") if notes else _NOWHERE
 
 
-def rank_bound(subject: Subject) -> Finding:
+def rank_bound(subject: AttentionSubject) -> Finding:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
     if type(mechanism).rank_bound is Attention.rank_bound:
@@ -108,9 +110,9 @@ def rank_bound(subject: Subject) -> Finding:
     for grid, small, given in _at_small_grids(subject):
         found, bound = _rank(small, given, grid), small.rank_bound(grid)
         if not found <= bound:
-            return failed(f"measured {found:g}, declared at most {bound} at {shown(grid)}")
+            return failed(f"measured {found:g}, declared at most {bound} at {sized(grid)}")
         if bound > min(grid.num_queries, grid.num_keys):
-            return failed(f"the bound {bound} is above the rank of any matrix at {shown(grid)}")
+            return failed(f"the bound {bound} is above the rank of any matrix at {sized(grid)}")
     bound, ranks = mechanism.rank_bound(NOMINAL), {}
     if bound == NOMINAL.num_queries:
         return passed(f"the bound is the {bound} of any matrix")
@@ -124,13 +126,13 @@ def rank_bound(subject: Subject) -> Finding:
     return passed(said) if all(value <= bound for value in ranks.values()) else failed(said)
 
 
-def _at_small_grids(subject: Subject) -> Iterator[tuple[Grid, Attention, Inputs]]:
+def _at_small_grids(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]]:
     """Yields the small grids at which the mechanism runs, with an instance and inputs; other checks report the rest."""
     for grid in SMALL if reducible(subject.build()) else SMALL[:-1]:
         try:
             mechanism = subject.build(grid)
             given = inputs(mechanism, grid)
-            given(mechanism, grid)
+            given(mechanism)
         except CRASHES:
             continue
         yield grid, mechanism, given
@@ -140,10 +142,10 @@ def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
     """Says what is wrong with the matrix that probing finds, if anything."""
     bias = _with_values(mechanism, given, grid, torch.zeros_like(given.v))
     matrix = _matrix(mechanism, given, grid)
-    error = relative_error(_mixed(mechanism, matrix, given.v) + bias, given(mechanism, grid))
+    error = relative_error(_mixed(mechanism, matrix, given.v) + bias, given(mechanism))
     if not error <= EXACT:
         return failed(
-            f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {shown(grid)}: "
+            f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}: "
             f"{_why(mechanism, given, grid)}"
         )
     several = mechanism.channelwise and mechanism.head_dim > 1
@@ -166,7 +168,7 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
     if not matrix.isfinite().all():
         return failed(f"attention_matrix has {int((~matrix.isfinite()).sum())} entries that are not finite")
     if mechanism.out_dim == mechanism.dim and mechanism.whole_matrix:
-        error = relative_error(_mixed(mechanism, matrix, given.v), given(mechanism, grid))
+        error = relative_error(_mixed(mechanism, matrix, given.v), given(mechanism))
         if not error <= EXACT:
             return failed(
                 f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
@@ -193,7 +195,7 @@ def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _with_values(mechanism: Attention, given: Inputs, grid: Grid, v: Tensor) -> Tensor:
-    return given._replace(v=v)(mechanism, grid)
+    return given._replace(v=v)(mechanism)
 
 
 def _why(mechanism: Attention, given: Inputs, grid: Grid) -> str:
@@ -201,7 +203,7 @@ def _why(mechanism: Attention, given: Inputs, grid: Grid) -> str:
     once, again = (_with_values(mechanism, given, grid, given.v) for _ in range(2))
     if not relative_error(again, once) <= EXACT:
         return "two calls in evaluation differ, so fix determinism first"
-    if not neighbours_effect(mechanism, given, grid) <= EXACT:
+    if not neighbours_effect(mechanism, given) <= EXACT:
         return "a sample's output depends on the others of its batch, so fix batch independence first"
     bias, once, twice = (_with_values(mechanism, given, grid, factor * given.v) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:

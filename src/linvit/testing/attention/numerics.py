@@ -12,7 +12,8 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import HALF, Inputs, Subject, flat, inputs, normal
+from linvit.testing.attention.inputs import HALF, AttentionSubject, Inputs, flat, inputs
+from linvit.testing.numbers import gradients_of, trainable
 from linvit.testing.report import Finding, at, failed, message, not_supported, passed
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,18 +53,17 @@ PRECISIONS = (
 
 
 class Run(NamedTuple):
-    """A mechanism at one size and scale, its inputs and its results."""
+    """A mechanism, its inputs and its results."""
 
     mechanism: Attention
-    grid: Grid
     given: Inputs
     results: dict[str, Tensor]
 
 
-def finite(precision: Precision) -> Callable[[Subject], Finding]:
+def finite(precision: Precision) -> Callable[[AttentionSubject], Finding]:
     """Returns the check that outputs and gradients are finite, unless the true ones are beyond the dtype's range."""
 
-    def check(subject: Subject) -> Finding:
+    def check(subject: AttentionSubject) -> Finding:
         values, refused, sizes = 0, set(), set()
         for side in sides(subject):
             for name, change in CASES.items():
@@ -89,12 +89,12 @@ def advice(precision: Precision) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if precision.dtype == torch.float32 else at(HALF)
 
 
-def sides(subject: Subject) -> tuple[int, ...]:
+def sides(subject: AttentionSubject) -> tuple[int, ...]:
     """Returns the sides of the square grids; a quick run leaves out the largest."""
     return SIDES[:-1] if subject.quick else SIDES
 
 
-def run_at(subject: Subject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Run:
+def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Run:
     """Runs a mechanism on unit inputs after a change; returns output and gradients of a random scalar of it."""
     grid = Grid((side, side))
     mechanism = subject.build(grid, torch.float32 if precision.autocast else precision.dtype)
@@ -103,22 +103,20 @@ def run_at(subject: Subject, precision: Precision, side: int, change: Callable[[
     if precision.autocast:
         # The layer's input is no product of a projection, so autocast leaves it in float32.
         wide = unit.map(Tensor.float)
-        given = given._replace(extra=wide.extra, **({"q": wide.q} if mechanism.projections == "kv" else {}))
+        given = given._replace(extra=wide.extra, q=wide.q if mechanism.projections == "kv" else given.q)
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
-    return Run(mechanism, grid, given, _results(mechanism, grid, given, context))
+    return Run(mechanism, given, _results(mechanism, given, context))
 
 
 def _results(
-    mechanism: Attention, grid: Grid, given: Inputs, context: contextlib.AbstractContextManager[object]
+    mechanism: Attention, given: Inputs, context: contextlib.AbstractContextManager[object]
 ) -> dict[str, Tensor]:
     """Returns the output, and the gradient of each input and parameter that one reaches."""
     given = given.map(lambda x: x.detach().requires_grad_())
     with context:
-        out = given(mechanism, grid)
-    sources = given.named | {name: p for name, p in mechanism.named_parameters() if p.requires_grad}
-    probe = normal(*out.shape, seed=9).to(out.dtype)
-    found = torch.autograd.grad(out, list(sources.values()), probe, allow_unused=True)
-    reached = {f"gradient of {name}": g for name, g in zip(sources, found, strict=True) if g is not None}
+        out = given(mechanism)
+    found = gradients_of(out, given.named | trainable(mechanism))
+    reached = {f"gradient of {name}": gradient for name, gradient in found.items() if gradient is not None}
     return {"output": out.detach(), **reached}
 
 
@@ -128,7 +126,7 @@ def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) ->
     with torch.no_grad():
         for parameter in mechanism.parameters():
             parameter.copy_(change(parameter))
-    return _results(mechanism, run.grid, run.given.map(lambda x: change(x.double())), contextlib.nullcontext())
+    return _results(mechanism, run.given.map(lambda x: change(x.double())), contextlib.nullcontext())
 
 
 def _lost(run: Run, precision: Precision) -> str:

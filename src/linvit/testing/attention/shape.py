@@ -7,30 +7,32 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import EXACT, HALF, NOMINAL, Subject, inputs, relative_error, shown
+from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
+from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import Advice, Finding, at, failed, message, not_supported, passed
+from linvit.testing.subject import sized
 
-GRIDS = [NOMINAL, Grid((7, 9)), Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
+GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 TAKE_THE_SIZE = Advice("it works at 14x14, so take the size from grid and not from the number of tokens")
 FOLLOW = Advice("take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9")
 
 
-def shape(subject: Subject) -> Finding:
+def shape(subject: AttentionSubject) -> Finding:
     """Checks for (B, h, N, out_dim / h) in the values' dtype, for a batch and for one image, in every precision."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         mechanism = subject.build(dtype=dtype)
         for batch in (1, 3):
             with at(_name(dtype)), at(HALF) if dtype.itemsize == 2 else contextlib.nullcontext():
-                out = inputs(mechanism, NOMINAL, batch=batch, dtype=dtype)(mechanism, NOMINAL)
+                out = inputs(mechanism, NOMINAL, batch=batch, dtype=dtype)(mechanism)
             wrong = wrong_shape(out, mechanism, NOMINAL, batch)
             if wrong:
                 return failed(wrong)
             if out.dtype != dtype:
                 return failed(f"{_name(dtype)} in, {_name(out.dtype)} out")
-    return passed(f"{tuple(out.shape)} for 3 images of {shown(NOMINAL)} in 4 dtypes")
+    return passed(f"{tuple(out.shape)} for 3 images of {sized(NOMINAL)} in 4 dtypes")
 
 
-def grids(subject: Subject) -> Finding:
+def grids(subject: AttentionSubject) -> Finding:
     """Checks an instance for each grid: square or not, one row, one column, odd sides."""
     refused = []
     for grid in GRIDS:
@@ -38,21 +40,21 @@ def grids(subject: Subject) -> Finding:
             with at(TAKE_THE_SIZE) if grid != NOMINAL else contextlib.nullcontext():
                 wrong = wrong_output(subject.build(grid), grid)
         except UserError as error:
-            refused.append(f"{shown(grid)}: {message(error)}")
+            refused.append(f"{sized(grid)}: {message(error)}")
             continue
         if wrong:
-            return failed(f"{wrong} at {shown(grid)}" + (f"; {TAKE_THE_SIZE}" if grid != NOMINAL else ""))
-    return not_supported("; ".join(refused)) if refused else passed(", ".join(map(shown, GRIDS)))
+            return failed(f"{wrong} at {sized(grid)}" + (f"; {TAKE_THE_SIZE}" if grid != NOMINAL else ""))
+    return not_supported("; ".join(refused)) if refused else passed(", ".join(map(sized, GRIDS)))
 
 
-def another_size(subject: Subject) -> Finding:
+def another_size(subject: AttentionSubject) -> Finding:
     """Checks one instance at every grid in turn: each call is as the first would be, or is refused by its size."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
-    before = given(mechanism, NOMINAL)
+    before = given(mechanism)
     refused = []
     for grid in GRIDS[1:]:
-        size = shown(grid)
+        size = sized(grid)
         try:
             with at(FOLLOW):
                 wrong = wrong_output(mechanism, grid) or _memory(subject, mechanism, grid)
@@ -62,12 +64,12 @@ def another_size(subject: Subject) -> Finding:
             refused.append(f"{size}: {message(error)}")
             continue
         if wrong:
-            return failed(f"{wrong} at {size} of an instance for {shown(NOMINAL)}")
-    left = relative_error(given(mechanism, NOMINAL), before)
+            return failed(f"{wrong} at {size} of an instance for {sized(NOMINAL)}")
+    left = relative_error(given(mechanism), before)
     if not left <= EXACT:
-        return failed(f"calls at other sizes change the output at {shown(NOMINAL)} by {left:.0e} (at most {EXACT:.0e})")
-    sizes = ", ".join(map(shown, GRIDS[1:]))
-    return not_supported("; ".join(refused)) if refused else passed(f"{sizes} through an instance for {shown(NOMINAL)}")
+        return failed(f"calls at other sizes change the output at {sized(NOMINAL)} by {left:.0e} (at most {EXACT:.0e})")
+    sizes = ", ".join(map(sized, GRIDS[1:]))
+    return not_supported("; ".join(refused)) if refused else passed(f"{sizes} through an instance for {sized(NOMINAL)}")
 
 
 def wrong_shape(out: Tensor, mechanism: Attention, grid: Grid, batch: int) -> str:
@@ -79,17 +81,17 @@ def wrong_shape(out: Tensor, mechanism: Attention, grid: Grid, batch: int) -> st
 
 def wrong_output(mechanism: Attention, grid: Grid) -> str:
     """Says what is wrong with the shape or the numbers of an output, if anything."""
-    with at(shown(grid)):
-        out = inputs(mechanism, grid)(mechanism, grid)
+    with at(sized(grid)):
+        out = inputs(mechanism, grid)(mechanism)
     wrong = wrong_shape(out, mechanism, grid, 2)
     lost = int((~out.isfinite()).sum())
     return wrong or (f"{lost} of {out.numel()} outputs not finite" if lost else "")
 
 
-def _memory(subject: Subject, mechanism: Attention, grid: Grid) -> str:
+def _memory(subject: AttentionSubject, mechanism: Attention, grid: Grid) -> str:
     """Says how earlier calls change the output at a grid, if they do."""
     given = inputs(mechanism, grid)
-    error = relative_error(given(mechanism, grid), given(subject.build(), grid))
+    error = relative_error(given(mechanism), given(subject.build()))
     return "" if error <= EXACT else f"earlier calls change the output by {error:.0e} (at most {EXACT:.0e})"
 
 

@@ -2,8 +2,10 @@
 
 from linvit.attention.base import Grid
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import EXACT, Subject, inputs, relative_error, shown
+from linvit.testing.attention.inputs import AttentionSubject, inputs
+from linvit.testing.numbers import EXACT, relative_error
 from linvit.testing.report import Finding, failed, passed, refusable
+from linvit.testing.subject import sized
 
 OLD, NEW = Grid((18, 18)), Grid((16, 17))
 """Both have more patches than Linformer's 256 rows, which more patches cannot change; the new one has fewer, so that
@@ -11,7 +13,7 @@ tables of which a mechanism takes the first entries follow, too."""
 
 
 @refusable
-def resizes_its_tables(subject: Subject) -> Finding:
+def resizes_its_tables(subject: AttentionSubject) -> Finding:
     """A state dict of another grid fits after `resize_tables`, and computes what the old instance computes there."""
     old, new = subject.build(OLD), subject.build(NEW, seed=1)
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
@@ -21,23 +23,23 @@ def resizes_its_tables(subject: Subject) -> Finding:
     state = new.resize_tables(old.state_dict(), lambda count: OLD.size if count == OLD.num_keys else None)
     for name in tables:
         if name not in shapes:
-            return failed(f"{name} is there at {shown(OLD)} and not at {shown(NEW)}; let the grid decide shapes only")
+            return failed(f"{name} is there at {sized(OLD)} and not at {sized(NEW)}; let the grid decide shapes only")
         if name not in state or state[name].shape != shapes[name]:
             got = f"{tuple(state[name].shape)}" if name in state else "nothing"
             return failed(
-                f"{name} of {shown(OLD)} is {got} for {shown(NEW)} and should be {tuple(shapes[name])}, so weights of "
+                f"{name} of {sized(OLD)} is {got} for {sized(NEW)} and should be {tuple(shapes[name])}, so weights of "
                 f"another image size do not fit: override resize_tables"
             )
     new.load_state_dict(state)
     names = ", ".join(tables)
     try:
-        want = inputs(old, NEW)(old, NEW)
+        want = inputs(old, NEW)(old)
     except UserError:
-        return passed(f"{names} from {shown(OLD)} to {shown(NEW)}")
-    left = relative_error(inputs(new, NEW)(new, NEW), want)
+        return passed(f"{names} from {sized(OLD)} to {sized(NEW)}")
+    left = relative_error(inputs(new, NEW)(new), want)
     if not left <= EXACT:
         return failed(
-            f"with {names} resized, the output at {shown(NEW)} differs by {left:.0e} from that of the instance for "
-            f"{shown(OLD)} (at most {EXACT:.0e}); resize in resize_tables as in forward"
+            f"with {names} resized, the output at {sized(NEW)} differs by {left:.0e} from that of the instance for "
+            f"{sized(OLD)} (at most {EXACT:.0e}); resize in resize_tables as in forward"
         )
-    return passed(f"{names} from {shown(OLD)} to {shown(NEW)}, where the output is the same to {left:.0e}")
+    return passed(f"{names} from {sized(OLD)} to {sized(NEW)}, where the output is the same to {left:.0e}")

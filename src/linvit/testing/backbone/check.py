@@ -6,20 +6,15 @@ import torch
 from torch import nn
 
 from linvit.registry import Spec
-from linvit.testing.backbone import (
-    behaviour,
-    compile,
-    members,
-    numerics,
-    shape,
-    training,
-)
-from linvit.testing.backbone.images import Subject
+from linvit.testing import behaviour, compile
+from linvit.testing.backbone import numerics, shape, training
+from linvit.testing.backbone.images import BackboneSubject
+from linvit.testing.constructor import constructor
 from linvit.testing.report import Report
 from linvit.testing.runner import Check, Contract
 
-CONTRACT: Contract[Subject] = Contract(
-    first=(Check("constructor", members.constructor),),
+CONTRACT: Contract[BackboneSubject] = Contract(
+    first=(Check("constructor", constructor),),
     clauses=(
         Check("shapes", shape.shapes),
         Check("pyramid", shape.feature_pyramid),
@@ -33,7 +28,7 @@ CONTRACT: Contract[Subject] = Contract(
         Check("determinism", behaviour.determinism),
         Check("batch independence", behaviour.batch_independence),
         Check("copies", behaviour.copies),
-        Check("gradients", training.gradients),
+        Check("gradients", behaviour.gradients),
         Check("checkpointing", training.checkpointing),
         Check("stochastic depth", training.stochastic_depth),
         Check("no weight decay", training.no_weight_decay),
@@ -77,4 +72,4 @@ def check_backbone(
         >>> report = check_backbone("flatten_swin_tiny", quick=True)
         >>> assert report.passed, report
     """
-    return CONTRACT.report(Subject(spec_or_callable, attention, img_size, quick), quick)
+    return CONTRACT.report(BackboneSubject(spec_or_callable, attention, img_size, quick), quick)

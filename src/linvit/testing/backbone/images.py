@@ -1,21 +1,53 @@
-"""A backbone under test and its images, all of it reproducible."""
+"""A backbone under test and its images."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.registry import Spec, backbones
-from linvit.signatures import parameters_of, takes
-from linvit.testing.attention.inputs import disturb, normal
+from linvit.registry import Registry, Spec, backbones
+from linvit.testing.numbers import gradients_of, normal, trainable
+from linvit.testing.subject import Size, Subject
 
 CLASSES = 7
-Size = tuple[int, int]
+NEIGHBOURS = (1.0, 2.0**-4, 2.0**4)  # scales of the images of a batch
+
+
+class Images(NamedTuple):
+    """The images of one call, (B, 3, H, W)."""
+
+    images: Tensor
+
+    def __call__(self, model: Callable[..., Any]) -> Any:
+        """Calls the model on the images."""
+        return model(self.images)
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """The images by their name."""
+        return self._asdict()
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Images":
+        """Returns changed images."""
+        return Images(change(self.images))
+
+    @property
+    def spatial(self) -> tuple[int, int]:
+        """Dimensions of height and width."""
+        return (-2, -1)
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """The images."""
+        return tuple(self)
+
+    def from_planes(self, planes: tuple[Tensor, ...]) -> "Images":
+        """Returns other images."""
+        return Images(*planes)
 
 
 def images(
@@ -25,23 +57,48 @@ def images(
     return normal(batch, in_chans, *size, seed=seed).to(dtype)
 
 
-class Subject:
-    """A backbone under test, of which it builds instances with changed initial values.
+class BackboneSubject(Subject):
+    """A backbone under test.
 
     Args:
         spec: A name, a mapping with `name` and options, or a callable that builds the backbone.
         attention: Spec or specs of the backbone's attention; None leaves its own.
         img_size: Side, or (H, W), of most instances and images.
         quick: Whether checks leave out their largest sizes.
+        registry: Where names are looked up.
 
     Attributes:
         size: Of the instances and images, (H, W).
-        constructor: The class or function that builds it.
-        parameters: Names and defaults of its arguments.
 
     Raises:
         UserError: If there is no such backbone, or it takes no attention and is given one.
     """
+
+    arguments: ClassVar = {
+        "in_chans": "channels of the images",
+        "num_classes": "classes",
+        "img_size": "side or (H, W) of the images",
+        "drop_path_rate": "stochastic depth",
+    }
+    supplied: ClassVar[tuple[str, ...]] = ("num_classes", "img_size")
+    defaults: ClassVar = {"in_chans": 3, "num_classes": 1000, "drop_path_rate": 0.0}
+    attributes: ClassVar = {
+        "num_classes": "classes",
+        "num_features": "channels of the last feature",
+        "head_hidden_size": "channels of the pooled feature",
+        "feature_info": "module, channels and reduction of each feature",
+    }
+    methods: ClassVar = {  # timm's; `no_weight_decay()`, the names of parameters without weight decay, is optional
+        "forward_features": "images to the last feature",
+        "forward_head": "the last feature to logits",
+        "forward_intermediates": "features of chosen levels",
+        "prune_intermediate_layers": "drops what chosen features do not need",
+        "get_classifier": "the classifier",
+        "reset_classifier": "replaces the classifier",
+        "set_grad_checkpointing": "recomputes activations in the backward pass",
+        "group_matcher": "layer groups for layer-wise learning rates",
+    }
+    base = "linvit.Backbone"
 
     def __init__(
         self,
@@ -49,37 +106,22 @@ class Subject:
         attention: Spec | Sequence[Spec] | None,
         img_size: int | Sequence[int],
         quick: bool,
+        registry: Registry = backbones,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec, registry, quick)
         self.size = image_size(img_size)
-        self.quick = quick
-        self.constructor: Callable[..., Any]
-        self._create: Callable[..., Any]
-        self._options: dict[str, Any]
-        if callable(spec):
-            name, self._options = str(self), {}
-            self.constructor = self._create = spec
-        else:
-            name, self._options = backbones.parse(spec)
-            self.constructor = backbones.get(name)
-            self._create = functools.partial(backbones.create, name)
-        self.parameters = parameters_of(self.constructor)
+        height = self.size[0]
+        self.compilations = (
+            ("inductor", (self.size,), False),
+            ("aot_eager", (self.size,), True),
+            ("aot_eager", (self.size, self.wide), False),  # with symbolic sizes torch traces no antialiased gradient
+        )
+        self.exported_sizes = ((2, self.size), (3, self.wide), (1, (2 * height, 3 * height)))
         if attention is not None:
             if not self.takes("attention"):
+                name = str(self).partition(",")[0]
                 raise UserError(f"backbone '{name}' takes no attention, it has its own; leave --attention out")
-            self._options["attention"] = attention
-
-    def __str__(self) -> str:
-        if isinstance(self.spec, str):
-            return self.spec
-        if isinstance(self.spec, Mapping):
-            return ", ".join(str(value) if key == "name" else f"{key}={value}" for key, value in self.spec.items())
-        built = self.spec.func if isinstance(self.spec, functools.partial) else self.spec
-        return f"{built.__module__}:{built.__qualname__}"
-
-    def takes(self, option: str) -> bool:
-        """Returns whether the constructor has a parameter of this name, or `**kwargs` that may be anything."""
-        return takes(self.constructor, option)
+            self.options["attention"] = attention
 
     @property
     def wide(self) -> Size:
@@ -89,34 +131,45 @@ class Subject:
     @property
     def own_size(self) -> Size:
         """Returns the default image size of the constructor."""
-        size = self._options.get("img_size", self.parameters.get("img_size"))
+        size = self.options.get("img_size", self.parameters.get("img_size"))
         return self.size if size is inspect.Parameter.empty or size is None else image_size(size)
 
-    @functools.cached_property
-    def model(self) -> Any:
-        """Returns the instance in float64 that all checks share and leave as it is."""
-        return self.build()
-
-    @functools.cached_property
+    @property
     def given(self) -> Tensor:
-        """Returns two images in float64 for it, (2, 3, H, W)."""
+        """Returns two images in float64, (2, 3, H, W)."""
         return images(self.size)
 
     def create(self, size: Size | None = None, **context: Any) -> Any:
         """Builds an instance with its initial values; it has no type, since timm's contract has no class."""
         height, width = size or self.size
         side = height if height == width else [height, width]
-        return self._create(**{"num_classes": CLASSES, **self._options, "img_size": side, **context})
+        classes = self.options.get("num_classes", CLASSES)
+        return self.construct(**{"num_classes": classes, "img_size": side, **context})
 
     def build(self, size: Size | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **context: Any) -> Any:
-        """Builds an instance in evaluation mode with changed initial values. A seed gives the same parameters."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built = self.create(size, **context)
-        disturb(built)
-        built.to(dtype).eval()
+        """Builds an instance in evaluation mode with changed initial values and the statistics of images."""
+        built = super().build(size, dtype, seed, **context)
         settle(built, images(size or self.size, in_chans=context.get("in_chans", 3), dtype=dtype))
         return built
+
+    def inputs(self, model: Any, size: Size | None = None, batch: int = 2) -> Images:
+        """Returns random images in float64."""
+        return Images(images(size or self.size, batch=batch))
+
+    def neighbours(self, model: Any) -> Images:
+        """Returns images of different scales."""
+        scales = torch.tensor(NEIGHBOURS, dtype=torch.float64).view(-1, 1, 1, 1)
+        return Images(images(self.size, batch=len(scales)) * scales)
+
+    def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
+        """Yields gradients of the logits and, where a class token makes them, of the features.
+
+        What a mechanism does to the patches alone is lost on the logits in the last block.
+        """
+        model = self.build().train()
+        for run in (model, model.forward_features):
+            x = self.given.requires_grad_()
+            yield gradients_of(run(x), {"images": x, **trainable(model)}), set()
 
 
 @torch.no_grad()
@@ -136,8 +189,3 @@ def pyramid(model: Any, x: Tensor, **options: Any) -> list[Tensor]:
     """Returns all features (B, C, H', W') of a backbone, without the final one."""
     features: list[Tensor] = model.forward_intermediates(x, intermediates_only=True, **options)
     return features
-
-
-def sized(size: Size) -> str:
-    """Writes a size as "64x96"."""
-    return f"{size[0]}x{size[1]}"

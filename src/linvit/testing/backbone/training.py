@@ -1,8 +1,7 @@
-"""Gradients, gradient checkpointing, stochastic depth and parameter groups of a backbone."""
+"""Gradient checkpointing, stochastic depth and parameter groups of a backbone."""
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import timm.optim
@@ -11,35 +10,14 @@ from torch import Tensor, nn
 
 from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
-from linvit.testing.attention.inputs import EXACT, normal, relative_error
-from linvit.testing.backbone.images import CLASSES, Subject, images
+from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
+from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable
 from linvit.testing.report import Finding, failed, message, not_declared, not_supported, passed
 
 DECAY = 0.5
 
 
-def gradients(subject: Subject) -> Finding:
-    """Checks that in training a finite gradient that is not 0 reaches the images and every trainable parameter.
-
-    From the logits or, where a class token makes them, from the features: what a mechanism does to the patches alone is
-    lost on the logits in the last block.
-    """
-    model = subject.build().train()
-    found = _gradients(model, subject.given)
-    lost = {name for name, gradient in found.items() if gradient is None or not gradient.any()}
-    if lost:
-        reached = _gradients(model, subject.given, model.forward_features)
-        lost = {name for name in lost if reached[name] is None or not reached[name].any()}  # type: ignore[union-attr]
-    wild = {name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()}
-    for names, said in ((lost, "missing"), (wild, "not finite")):
-        if names:
-            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            shown = [name for name in found if name in names][:8]
-            return failed(f"gradient {said}: {', '.join(shown)}{more}")
-    return passed(f"the images and {len(found) - 1} parameters")
-
-
-def checkpointing(subject: Subject) -> Finding:
+def checkpointing(subject: BackboneSubject) -> Finding:
     """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
     model = subject.build().train()
     plain, kept = _gradients(model, subject.given), _activations(model, subject.given)
@@ -59,7 +37,7 @@ def checkpointing(subject: Subject) -> Finding:
 
 
 @torch.no_grad()
-def stochastic_depth(subject: Subject) -> Finding:
+def stochastic_depth(subject: BackboneSubject) -> Finding:
     """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
     try:
         model = subject.build(drop_path_rate=0.5)
@@ -79,7 +57,7 @@ def stochastic_depth(subject: Subject) -> Finding:
     return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
 
 
-def no_weight_decay(subject: Subject) -> Finding:
+def no_weight_decay(subject: BackboneSubject) -> Finding:
     """Checks that the names without weight decay are names of parameters."""
     if not hasattr(subject.model, "no_weight_decay"):
         return not_declared("there is no no_weight_decay()")
@@ -91,7 +69,7 @@ def no_weight_decay(subject: Subject) -> Finding:
 
 
 @torch.no_grad()
-def layer_groups(subject: Subject) -> Finding:
+def layer_groups(subject: BackboneSubject) -> Finding:
     """Checks that timm's layer-wise decay gives rates that never fall from the first module to the classifier."""
     model = subject.model
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
@@ -109,13 +87,10 @@ def layer_groups(subject: Subject) -> Finding:
     )
 
 
-def _gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor | None]:
-    """Returns gradients of a random scalar of the logits, or of the output of `run`, for images and parameters."""
-    sources = {"the images": x.clone().requires_grad_()}
-    sources |= {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    out = (run or model)(sources["the images"])
-    found = torch.autograd.grad(out, list(sources.values()), normal(*out.shape, seed=8), allow_unused=True)
-    return dict(zip(sources, found, strict=True))
+def _gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
+    """Returns the gradients of images and parameters."""
+    x = x.clone().requires_grad_()
+    return gradients_of(model(x), {"images": x, **trainable(model)})
 
 
 def _difference(got: Tensor | None, want: Tensor | None) -> float:

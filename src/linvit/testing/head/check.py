@@ -1,60 +1,54 @@
 """`check_head`: the contracts of heads of semantic segmentation and of detection, applied to one of them."""
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from linvit.heads.detection.base import DetectionHead
 from linvit.registry import Spec, heads
-from linvit.testing.backbone import behaviour, compile, numerics
-from linvit.testing.backbone.images import Subject
-from linvit.testing.head import clauses, detection
-from linvit.testing.head.network import HeadSubject
-from linvit.testing.report import Finding, Report
+from linvit.testing import behaviour, compile
+from linvit.testing.backbone import numerics
+from linvit.testing.constructor import constructor
+from linvit.testing.head import detection, segmentation
+from linvit.testing.head.subject import DetectionSubject, HeadSubject
+from linvit.testing.report import Report
 from linvit.testing.runner import Check, Contract
 
-
-def _of_network(name: str, run: Callable[[Subject], Finding], quick: bool = True) -> Check[HeadSubject]:
-    """A clause of backbones that holds of the network of the head, too."""
-    return Check(name, cast("Callable[[HeadSubject], Finding]", run), quick)
-
-
 CONTRACT: Contract[HeadSubject] = Contract(
-    first=(Check("constructor", clauses.constructor),),
+    first=(Check("constructor", constructor),),
     clauses=(
-        Check("shapes", clauses.shapes),
-        Check("any size", clauses.any_size),
-        Check("other pyramids", clauses.other_pyramids),
-        Check("auxiliary outputs", clauses.auxiliary),
-        Check("classifiers", clauses.classifiers),
-        Check("gradients", clauses.gradients),
-        _of_network("determinism", behaviour.determinism),
-        _of_network("batch independence", behaviour.batch_independence),
-        _of_network("copies", behaviour.copies),
-        _of_network("float32 and float64", numerics.float32_and_float64),
-        _of_network("autocast bfloat16", numerics.autocast(torch.bfloat16)),
-        _of_network("autocast float16", numerics.autocast(torch.float16)),
-        _of_network("devices", numerics.devices),
-        _of_network("torch.compile", compile.compiles, quick=False),
-        _of_network("torch.export", functools.partial(compile.exports, any_size=False), quick=False),
+        Check("shapes", segmentation.shapes),
+        Check("any size", segmentation.any_size),
+        Check("other pyramids", segmentation.other_pyramids),
+        Check("auxiliary outputs", segmentation.auxiliary),
+        Check("classifiers", segmentation.classifiers),
+        Check("gradients", behaviour.gradients),
+        Check("determinism", behaviour.determinism),
+        Check("batch independence", behaviour.batch_independence),
+        Check("copies", behaviour.copies),
+        Check("float32 and float64", numerics.float32_and_float64),
+        Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
+        Check("autocast float16", numerics.autocast(torch.float16)),
+        Check("devices", numerics.devices),
+        Check("torch.compile", compile.compiles, quick=False),
+        Check("torch.export", compile.exports, quick=False),
     ),
 )
 
-DETECTION: Contract[HeadSubject] = Contract(
-    first=(Check("constructor", detection.constructor),),
+DETECTION: Contract[DetectionSubject] = Contract(
+    first=(Check("constructor", constructor),),
     clauses=(
         Check("losses", detection.losses),
         Check("empty targets", detection.empty_targets),
         Check("detections", detection.detections),
         Check("any size", detection.any_size),
         Check("other pyramids", detection.other_pyramids),
-        Check("classifiers", clauses.classifiers),
-        Check("gradients", detection.gradients),
-        Check("determinism", detection.determinism),
-        Check("copies", detection.copies),
+        Check("classifiers", segmentation.classifiers),
+        Check("gradients", behaviour.gradients),
+        Check("determinism", behaviour.determinism),
+        Check("copies", behaviour.copies),
         Check("autocast bfloat16", detection.autocast),
         Check("devices", detection.devices),
         Check("torch.compile of the backbone", detection.compiles, quick=False),
@@ -84,5 +78,6 @@ def check_head(
         >>> assert report.passed, report
     """
     made: Any = spec_or_callable if callable(spec_or_callable) else heads.get(heads.parse(spec_or_callable)[0])
-    contract = DETECTION if getattr(made, "task", None) == DetectionHead.task else CONTRACT
-    return contract.report(HeadSubject(spec_or_callable, img_size, quick), quick)
+    if getattr(made, "task", None) == DetectionHead.task:
+        return DETECTION.report(DetectionSubject(spec_or_callable, img_size, quick), quick)
+    return CONTRACT.report(HeadSubject(spec_or_callable, img_size, quick), quick)

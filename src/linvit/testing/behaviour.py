@@ -1,0 +1,169 @@
+"""Behaviour from call to call, from sample to sample, in training and in copies: of attentions, backbones and heads."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from linvit.testing.numbers import EXACT, relative_error, trainable, worst
+from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.subject import Given, Subject
+
+RATE = 1e-2
+LISTED = 8
+
+
+@torch.no_grad()
+def determinism(subject: Subject) -> Finding:
+    """Checks that evaluation draws no random numbers, keeps nothing, and does not write to its inputs.
+
+    In training, the same seed must give the same output.
+    """
+    model = subject.build()
+    given = subject.inputs(model)
+    before, state, attributes = given.map(torch.clone), copy.deepcopy(model.state_dict()), set(vars(model))
+    first = outputs(model, given, 0)
+    written = [name for name, tensor in given.named.items() if not torch.equal(tensor, before.named[name])]
+    if written:
+        return failed(f"it writes to its input {', '.join(written)}")
+    second = outputs(model, given, 1)
+    if not _equal(first, second):
+        return failed(f"two calls in evaluation differ by {_difference(second, first):.0e}")
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, state[name])]
+    if changed:
+        return failed(f"a call in evaluation changes its state: {', '.join(changed)}")
+    added = set(vars(model)) - attributes
+    if added:
+        return failed(f"a call in evaluation leaves attributes behind: {', '.join(sorted(added))}")
+    first, second = (in_training(model, given, 0) for _ in range(2))
+    if not _equal(first, second):
+        return failed(f"two calls in training with one seed differ by {_difference(second, first):.0e}")
+    return passed("two calls in evaluation are bit-equal")
+
+
+def batch_independence(subject: Subject) -> Finding:
+    """Checks that a sample gives the same alone and among others of another scale, in evaluation.
+
+    In training, too, where the subject must; one that draws random numbers there is compared at one seed among others.
+    """
+    model = subject.build()
+    given = subject.neighbours(model)
+    errors, note = {"in evaluation": neighbours_effect(model, given)}, ""
+    if subject.independent_in_training:
+        if _equal(*(in_training(model, given, seed) for seed in (0, 1))):
+            errors["in training"] = neighbours_effect(model, given, training=True)
+        else:
+            errors["in training, at one seed among others"] = _other_neighbours_effect(model, given)
+            note = "; random in training, so compared there at one seed among others"
+    largest = worst(errors.values())
+    mode = next(mode for mode, error in errors.items() if error is largest)
+    said = "alone and among neighbours of another scale"
+    if not largest <= EXACT:
+        return failed(f"{said}, a sample's outputs differ by {largest:.0e} {mode} (at most {EXACT:.0e})")
+    return passed(f"{largest:.0e} {said}{note}")
+
+
+@torch.no_grad()
+def neighbours_effect(model: nn.Module, given: Given, training: bool = False) -> float:
+    """Returns the largest relative difference between a sample's outputs alone and in the batch."""
+    run = in_training if training else outputs
+    together = run(model, given, 0)
+    errors = []
+    for i in range(len(together[0])):
+        alone = run(model, given.map(lambda x, i=i: x[i : i + 1]), 0)  # type: ignore[misc]
+        for out, whole in zip(alone, (x[i : i + 1] for x in together), strict=True):
+            # What is NaN alone as well concerns other checks.
+            both = out.isnan() & whole.isnan()
+            errors.append(relative_error(torch.where(both, 0, whole), out.nan_to_num(0)))
+    return worst(errors)
+
+
+def gradients(subject: Subject) -> Finding:
+    """Checks that a finite gradient that is not 0 reaches every input and every parameter in training."""
+    missing: dict[str, str] = {}
+    count = 0
+    for tried, (found, may_be_zero) in enumerate(subject.gradients()):
+        infinite = {name: "not finite" for name, x in found.items() if x is not None and not x.isfinite().all()}
+        lost = {
+            name: "none" if x is None else "all 0"
+            for name, x in found.items()
+            if x is None or not (name in may_be_zero or x.any())
+        }
+        missing = infinite or {name: why for name, why in lost.items() if not tried or name in missing}
+        count = len(found)
+        if infinite or not missing:
+            break
+    if not missing:
+        return passed(f"{count} inputs and parameters")
+    listed = [f"{name} ({why})" for name, why in missing.items()]
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return failed(f"gradient missing: {', '.join(listed[:LISTED])}{more}")
+
+
+def copies(subject: Subject) -> Finding:
+    """Checks that copies (deep copy, pickle, state dict) give the same bits after a step of training."""
+    model = subject.build()
+    given = subject.inputs(model)
+    with at("a step of training"):
+        found = given.map(lambda x: x.clone().requires_grad_())(model.train())
+        torch.stack([x.square().mean() for x in _tensors(found)]).sum().backward()
+        with torch.no_grad():
+            for parameter in trainable(model).values():
+                parameter -= 0 if parameter.grad is None else RATE * parameter.grad
+    model.eval().zero_grad()
+    makers: dict[str, Callable[[], Any]] = {
+        "a deep copy": lambda: copy.deepcopy(model),
+        "a fresh instance with its state dict": lambda: _loaded(subject.build(seed=1), model),
+    }
+    if subject.picklable:
+        makers["a pickle"] = lambda: pickle.loads(pickle.dumps(model))
+    want = outputs(model, given, 0)
+    for name, make in makers.items():
+        with at(name):
+            got = outputs(make(), given, 0)
+        if not _equal(got, want):
+            return failed(f"{name} differs by {_difference(got, want):.0e}")
+    return passed(f"{', '.join(makers)} ({len(model.state_dict())} tensors) give the same bits after training")
+
+
+@torch.no_grad()
+def outputs(model: Callable[..., Any], given: Given, seed: int) -> list[Tensor]:
+    """Returns all tensors that a call gives at a seed."""
+    torch.manual_seed(seed)
+    return _tensors(given(model))
+
+
+def in_training(model: nn.Module, given: Given, seed: int) -> list[Tensor]:
+    """Returns the outputs of a copy in training mode: training may change the state."""
+    return outputs(copy.deepcopy(model).train(), given, seed)
+
+
+def _other_neighbours_effect(model: nn.Module, given: Given) -> float:
+    """Returns the relative difference of the first sample's outputs in training when all others change.
+
+    The seed and the size of the batch stay, and with them the random numbers that the sample gets.
+    """
+    others = given.map(lambda x: torch.cat([x[:1], 1 - 2 * x[1:]]))
+    before, after = ([x[:1] for x in in_training(model, batch, 0)] for batch in (given, others))
+    return _difference(after, before)
+
+
+def _loaded(fresh: nn.Module, model: nn.Module) -> nn.Module:
+    fresh.load_state_dict(model.state_dict())
+    return fresh
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+def _equal(got: list[Tensor], want: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def _difference(got: list[Tensor], want: list[Tensor]) -> float:
+    return worst(relative_error(a, b) for a, b in zip(got, want, strict=True))

@@ -1,0 +1,108 @@
+"""Compilation and export of an attention, a backbone or a head."""
+
+import os
+import shutil
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
+from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+from linvit.testing.subject import Subject, sized
+
+COMPILERS = ("g++", "clang++", "cl")
+
+
+def compiles(subject: Subject) -> Finding:
+    """Checks that `torch.compile(fullgraph=True)` gives eager's outputs and gradients, at a second size too.
+
+    Inductor's code is compared at one size. The second size, for which torch traces again with symbolic sizes, goes
+    through the same graphs run eagerly: it is the tracing that can fail there.
+    """
+    errors, note = {}, ""
+    for backend, sizes, with_gradients in subject.compilations:
+        if backend == "inductor" and not has_compiler():
+            note = "; no C++ compiler, so not inductor"
+            continue
+        name = f"{backend}{', gradients' if with_gradients else ''} at {' and '.join(map(sized, sizes))}"
+        errors[name] = _compiled_error(subject, backend, sizes, with_gradients)
+    said = f"compiled and eager differ by {', '.join(f'{error:.0e} ({name})' for name, error in errors.items())}"
+    if not worst(errors.values()) <= EXACT:
+        return failed(f"{said} (at most {EXACT:.0e})")
+    return passed(said + note)
+
+
+def has_compiler() -> bool:
+    """Returns whether inductor finds a C++ compiler."""
+    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
+
+
+@torch.no_grad()
+def exports(subject: Subject) -> Finding:
+    """Checks that `torch.export.export` gives eager's outputs, by one program for any batch and size.
+
+    The program is for one size where modules declare `exports_any_size = False`, or where other sizes are refused.
+    """
+    model = subject.build()
+    fixed = sorted({type(part).__name__ for part in model.modules() if not getattr(part, "exports_any_size", True)})
+    refused = f"{', '.join(fixed)}: exports_any_size is False" if fixed else ""
+    cases = subject.exported_sizes[: 1 if fixed else None]
+    try:
+        for batch, size in cases[1:]:
+            subject.inputs(model, size, batch)(model)
+    except UserError as error:
+        refused, cases = message(error), cases[:1]
+    errors: dict[str, float] = {}
+    program: Any = None
+    for batch, size in cases:
+        given: Any = subject.inputs(model, size, batch)
+        planes = given.planes
+        if program is None:
+            free = [dict.fromkeys((0, *(x.ndim + i for i in given.spatial)), torch.export.Dim.DYNAMIC) for x in planes]
+            shapes = (tuple(free),) if len(cases) > 1 else None
+            program = torch.export.export(_OnPlanes(model, given), planes, dynamic_shapes=shapes).module()
+        with at(f"a batch of {batch}, {sized(size)}"):
+            errors[sized(size)] = relative_error(program(*planes), given(model))
+    said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
+    if not worst(errors.values()) <= EXACT:
+        return failed(f"{said} (at most {EXACT:.0e})")
+    return not_supported(f"other sizes: {refused}; {said}") if refused else passed(said)
+
+
+class _OnPlanes(nn.Module):
+    """A model all of whose arguments are tensors; these say by their shapes what the size is."""
+
+    def __init__(self, model: nn.Module, given: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.given = given
+
+    def forward(self, *planes: Tensor) -> Tensor:
+        return cast("Tensor", self.given.from_planes(planes)(self.model))
+
+
+def _compiled_error(subject: Subject, backend: str, sizes: tuple[Any, ...], with_gradients: bool) -> float:
+    """Returns the largest relative error of outputs and gradients over the sizes, all through one instance."""
+    torch.compiler.reset()
+    model = subject.build()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    errors = []
+    for size in sizes:
+        with at(f"{backend}, {sized(size)}"), torch.set_grad_enabled(with_gradients):
+            got, want = (_results(subject, run, model, size) for run in (compiled, model))
+        errors += [relative_error(a, b) for a, b in zip(got, want, strict=True)]
+    torch.compiler.reset()
+    return worst(errors)
+
+
+def _results(subject: Subject, run: Any, model: Any, size: Any) -> list[Tensor]:
+    """Returns the output and, where gradients are on, the gradients of a random scalar of it."""
+    given = subject.inputs(model, size)
+    if not torch.is_grad_enabled():
+        return [given(run)]
+    given = given.map(lambda x: x.requires_grad_())
+    out = given(run)
+    found = gradients_of(out, {**given.named, **trainable(model)})
+    return [out, *(x for x in found.values() if x is not None)]

@@ -1,0 +1,53 @@
+"""Numbers of the checks: reproducible inputs, gradients, and how far results are apart."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+EXACT = 1e-9
+"""Relative tolerance in float64 of results that differ in the order of sums only: these differ by 1e-15 and, for
+inverses by iteration, by six digits more."""
+SEED = 9
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    """Returns reproducible normal numbers in float64, whatever the state of the global generator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Returns the largest absolute difference over the largest entry; NaN if there is one anywhere."""
+    got, want = got.detach().double(), want.detach().double()
+    if got.shape != want.shape:
+        return math.nan
+    if not want.numel():
+        return 0.0
+    return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Returns the largest error; NaN, which `max` may pass over, is larger than any."""
+    return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+
+
+def gradients_of(out: Tensor | Sequence[Tensor], sources: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """Returns the gradients of a random scalar of the outputs, by the names of the sources; None where none arrives."""
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    probes = [normal(*x.shape, seed=SEED + i).to(x.dtype) for i, x in enumerate(outs)]
+    found = torch.autograd.grad(outs, list(sources.values()), probes, allow_unused=True)
+    return dict(zip(sources, found, strict=True))
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters that take gradients, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def disturb(module: nn.Module) -> None:
+    """Changes every parameter by a tenth of its size, or by 0.1 where all is 0: a zero weight would hide its effect."""
+    for seed, parameter in enumerate(module.parameters()):
+        size = float(parameter.double().square().mean().sqrt()) or 1.0
+        parameter.add_((0.1 * size * normal(*parameter.shape, seed=100 + seed)).to(parameter.dtype))

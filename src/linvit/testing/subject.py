@@ -1,0 +1,148 @@
+"""What a contract is tried on: instances of an attention, backbone or head, and inputs for them, all reproducible."""
+
+import abc
+import functools
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.registry import Registry
+from linvit.signatures import parameters_of, takes
+from linvit.testing.numbers import disturb
+
+Size = tuple[int, int]
+
+
+class Given(Protocol):
+    """The inputs of one call."""
+
+    @property
+    def named(self) -> Mapping[str, Tensor]:
+        """The distinct tensors by name."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Returns the same inputs with each tensor changed."""
+
+    def __call__(self, model: Callable[..., Any]) -> Any:
+        """Calls the model on them."""
+
+
+class Subject(abc.ABC):
+    """An attention, backbone or head under test, of which it builds instances with changed initial values.
+
+    The clauses that all three share ask it for what differs.
+
+    Args:
+        spec: A name, a mapping with `name` and options, or a class or function.
+        registry: Where names are looked up.
+        quick: Whether checks leave out their largest sizes.
+
+    Attributes:
+        constructor: The class or function that builds it.
+        options: The options that the spec sets.
+        parameters: Names and defaults of the constructor's arguments.
+        arguments: What the constructor must take, and what for.
+        supplied: Those without which `create` cannot call it.
+        defaults: Values that arguments must have by default, where the constructor has them.
+        attributes: What an instance must have, and what for.
+        methods: What the class must have, and what for.
+        base: The class that has all of these.
+        picklable: Whether its class can be found by its path.
+        independent_in_training: Whether a sample's output in training, too, must not depend on others of the batch.
+        compilations: Backend, sizes and whether gradients are compared, for each way in which it is compiled.
+        exported_sizes: Numbers of samples and sizes that one exported program takes; the first is exported.
+
+    Raises:
+        UserError: If there is no such name or class.
+    """
+
+    arguments: ClassVar[Mapping[str, str]] = {}
+    supplied: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    attributes: ClassVar[Mapping[str, str]] = {}
+    methods: ClassVar[Mapping[str, str]] = {}
+    base = "linvit.Attention"
+    picklable = True
+    independent_in_training = False
+    compilations: tuple[tuple[str, tuple[Any, ...], bool], ...] = ()
+    exported_sizes: tuple[tuple[int, Any], ...] = ()
+
+    def __init__(self, spec: Any, registry: Registry, quick: bool) -> None:
+        self.spec, self.quick, self._registry = spec, quick, registry
+        self.constructor: Callable[..., Any]
+        self.options: dict[str, Any] = {}
+        if callable(spec):
+            self.constructor = spec
+        else:
+            self._name, self.options = registry.parse(spec)
+            self.constructor = registry.get(self._name)
+        self.parameters = parameters_of(self.constructor)
+
+    def __str__(self) -> str:
+        if isinstance(self.spec, str):
+            return self.spec
+        if isinstance(self.spec, Mapping):
+            return ", ".join(str(value) if key == "name" else f"{key}={value}" for key, value in self.spec.items())
+        built = self.spec.func if isinstance(self.spec, functools.partial) else self.spec
+        return f"{built.__module__}:{built.__qualname__}"
+
+    def takes(self, option: str) -> bool:
+        """Returns whether the constructor has a parameter of this name, or `**kwargs` that may be anything."""
+        return takes(self.constructor, option)
+
+    def construct(self, **context: Any) -> Any:
+        """Calls the constructor with what a host supplies and the options of the spec."""
+        options = {name: value for name, value in self.options.items() if name not in context}
+        if callable(self.spec):
+            return self.spec(**context, **options)
+        return self._registry.create({"name": self._name, **options}, **context)
+
+    @abc.abstractmethod
+    def create(self, size: Any = None, **context: Any) -> Any:
+        """Builds an instance for a size with its initial values."""
+
+    def build(self, size: Any = None, dtype: torch.dtype = torch.float64, seed: int = 0, **context: Any) -> Any:
+        """Builds an instance in evaluation mode with changed initial values. A seed gives the same parameters."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = self.create(size, **context)
+        disturb(built)
+        return built.to(dtype).eval()
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """Returns the instance in float64 that clauses share which leave it as it is."""
+        return self.build()
+
+    @abc.abstractmethod
+    def inputs(self, model: Any, size: Any = None, batch: int = 2) -> Given:
+        """Returns random inputs in float64."""
+
+    @abc.abstractmethod
+    def neighbours(self, model: Any) -> Given:
+        """Returns a batch of samples of different scales."""
+
+    @abc.abstractmethod
+    def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
+        """Yields gradients by name, and the names of those that may be 0; what one try misses another may find."""
+
+    def part(self, model: Any) -> Any:
+        """Returns what the constructor builds of an instance."""
+        return model
+
+    def wrong_kind(self, part: Any) -> str:
+        """Says what is wrong with what the constructor builds, if anything."""
+        return ""
+
+
+def sized(size: Grid | Size) -> str:
+    """Writes a size as "64x96"; a grid as "14x14 + 2 prefix", or "14x14 reduced to 7x7"."""
+    if not isinstance(size, Grid):
+        return f"{size[0]}x{size[1]}"
+    text = sized(size.size)
+    if size.kv_size is not None:
+        text += f" reduced to {sized(size.kv_size)}"
+    return text + (f" + {size.num_prefix} prefix" if size.num_prefix else "")
