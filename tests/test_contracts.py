@@ -118,7 +118,7 @@ def test_a_rank_below_the_tokens_by_construction_has_factors_of_as_many_columns(
     given = inputs(module, grid)
     factors, bound = module.factors(given.q, given.k, grid), module.rank_bound(grid)
     if factors is None:
-        assert bound == 100 or not module.probeable
+        assert bound == 100 or not module.linear_in_values
     else:
         assert [min(100, factor.shape[-1]) for factor in factors] == [bound, bound]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from linvit.errors import UserError, check_number, check_odd, some
+from linvit.errors import UserError, check_number, check_odd, quote_first
 
 BOUNDS = {"at_least": 1}, {"above": 0, "at_most": 2}, {"at_least": 0, "below": 1, "note": ", as a share"}, {}
 
@@ -44,5 +44,5 @@ def test_only_odd_numbers_have_a_centre(given: object) -> None:
 
 
 def test_some_of_many_names() -> None:
-    assert some(["cat", "dog"]) == "'cat', 'dog'"
-    assert some(list("abcdefg")) == "'a', 'b', 'c', 'd', 'e' and 2 more"
+    assert quote_first(["cat", "dog"]) == "'cat', 'dog'"
+    assert quote_first(list("abcdefg")) == "'a', 'b', 'c', 'd', 'e' and 2 more"

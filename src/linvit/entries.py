@@ -69,7 +69,7 @@ _named: ContextVar[frozenset[str] | None] = ContextVar("class paths that may be 
 
 
 @contextmanager
-def only_named(options: object) -> Iterator[None]:
+def restrict_imports_to(options: object) -> Iterator[None]:
     """In this context, in which a checkpoint's options are used, class paths are imported that stand in these, too."""
     token = _named.set(frozenset(_texts(options)))
     try:
@@ -96,7 +96,7 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
         known: All registered entries.
 
     Raises:
-        UserError: If a checkpoint names it, and neither the user nor a registered entry does; see `only_named`.
+        UserError: If a checkpoint alone names it; see `restrict_imports_to`.
     """
     named = _named.get()
     registered = (entry.target for entries in known.values() for entry in entries)

@@ -20,7 +20,7 @@ class UserError(Exception):
         return printable(super().__str__())
 
 
-def mistake_behind(error: BaseException | None) -> UserError | None:
+def find_user_error(error: BaseException | None) -> UserError | None:
     """The user's mistake behind an exception that a library may have wrapped."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -35,7 +35,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 
-def some(names: Sequence[str], shown: int = 5) -> str:
+def quote_first(names: Sequence[str], shown: int = 5) -> str:
     """Returns the first few of many names, in quotes, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(f"'{name}'" for name in names[:shown]) + more

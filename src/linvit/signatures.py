@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def same(given: Any, other: Any) -> bool:
+def equal_options(given: Any, other: Any) -> bool:
     """Returns whether two options are equal however they are written: a tuple is a list, and a path its name."""
     return json.dumps(given, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 

@@ -124,7 +124,7 @@ def test_mechanism_is_left_as_it_was() -> None:
 class Squared(Attention):
     """Not of the form M v, so it answers for itself."""
 
-    probeable = False
+    linear_in_values = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return v**2
@@ -171,7 +171,7 @@ class TwiceAsWide(Attention):
 
 
 class Untold(TwiceAsWide):
-    probeable = False
+    linear_in_values = False
 
 
 class Told(Untold):
@@ -182,8 +182,11 @@ class Told(Untold):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (TwiceAsWide, r"TwiceAsWide: out_dim differs from dim \(12 and 6\), .*: declare probeable = False and give "),
-        (Untold, r"Untold declares probeable = False and has no attention_matrix\(q, k, v, grid\)"),
+        (
+            TwiceAsWide,
+            r"TwiceAsWide: out_dim differs from dim \(12 and 6\), .*: declare linear_in_values = False and give ",
+        ),
+        (Untold, r"Untold declares linear_in_values = False and has no attention_matrix\(q, k, v, grid\)"),
     ],
 )
 def test_what_has_no_matrix_to_read_is_a_user_error(kind: type[Attention], message: str) -> None:

@@ -47,7 +47,7 @@ def test_at_3136_tokens_there_is_no_matrix_where_there_are_factors(name: str) ->
     module = mechanism(low_rank(name), grid, num_heads=2, dtype=torch.float32)
     given = inputs(module, grid, batch=1, dtype=torch.float32)
     if module.factors(given.q, given.k, grid) is None:
-        assert module.rank_bound(grid) == 3136 or not module.probeable
+        assert module.rank_bound(grid) == 3136 or not module.linear_in_values
         return
     module.forward = no_forward
     ranks = attention_rank(module, given.q, given.k, grid)

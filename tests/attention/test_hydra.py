@@ -204,7 +204,7 @@ def test_channel_that_no_key_excites_is_dead() -> None:
 
 def test_matrix_and_factors_with_a_norm_are_those_before_it() -> None:
     plain, normed = (mechanism({"name": "hydra", "post_norm": kind}, GRID) for kind in ("none", "ln"))
-    assert (plain.probeable, normed.probeable) == (True, False)
+    assert (plain.linear_in_values, normed.linear_in_values) == (True, False)
     q, k, v, _ = inputs(plain, GRID)
     matrix = attention_matrix(normed, q, k, GRID, v=v)
     assert_near(matrix, attention_matrix(plain, q, k, GRID), 1e-13)

@@ -214,7 +214,7 @@ def test_rank_is_that_of_the_identity() -> None:
 def test_matrix_gives_the_output(options: dict[str, object]) -> None:
     grid = Grid((3, 4), num_prefix=1)
     module = mechanism({"name": "linear_angular", **options}, grid)
-    assert module.probeable == (not module.unit_outputs)
+    assert module.linear_in_values == (not module.unit_outputs)
     given = inputs(module, grid)
     matrix = attention_matrix(module, given.q, given.k, grid, v=given.v)
     assert_near(matrix @ given.v, given(module, grid), 1e-12)

@@ -116,7 +116,7 @@ def test_gate_is_the_hosts_under_spatial_reduction_too() -> None:
     layer = AttentionLayer(24, 3, Grid((4, 6)), attention="pola", sr_ratio=2).double()
     x = inputs(layer.mechanism, Grid((4, 6))).q.transpose(1, 2).flatten(2)
     before = layer(x, Grid((4, 6)))
-    layer.gate.let_all_pass()
+    layer.gate.init_open()
     opened = layer(x, Grid((4, 6)))
     ungated = AttentionLayer(24, 3, Grid((4, 6)), attention={"name": "pola", "gate": "none"}, sr_ratio=2).double()
     ungated.load_state_dict({name: t for name, t in layer.state_dict().items() if not name.startswith("gate.")})

@@ -78,7 +78,7 @@ def test_equals_pvt(golden: Golden, dtype: torch.dtype) -> None:
     load_official(model, golden.parameters())
     (x,) = inputs = golden.inputs(dtype)
     golden.check_call(model(x), inputs)
-    tokens, _, _ = model.run(x)
+    tokens, _, _ = model.forward_levels(x)
     golden.check("stage.block4.output", tokens)
     for i, feature in enumerate(model.forward_intermediates(x, [0, 1, 2], intermediates_only=True)):
         golden.check(f"stage.patch_embed{i + 2}.input", feature)
@@ -343,7 +343,7 @@ def test_class_token_joins_in_the_last_stage() -> None:
 def test_final_norm_that_is_not_applied_is_neither_trained() -> None:
     model = perturb(small(class_token=False, global_pool="avg", final_norm=False))
     x = image(64, 64, dtype=torch.float32)
-    assert torch.equal(model.forward_features(x), model.run(x)[0])
+    assert torch.equal(model.forward_features(x), model.forward_levels(x)[0])
     assert model.state_dict().keys() >= {"norm.weight", "norm.bias"}
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["norm.weight", "norm.bias"]
     model(x).sum().backward()

@@ -154,13 +154,13 @@ def test_a_gate_is_as_wide_as_the_output(reduction: dict[str, int]) -> None:
     mixed = plain.mix(x, GRID)
     want = F.linear(mixed * F.linear(x, layer.gate.weight, layer.gate.bias), layer.proj.weight, layer.proj.bias)
     assert_near(layer(x, GRID), want, 1e-13)
-    layer.gate.let_all_pass()
+    layer.gate.init_open()
     assert_near(layer(x, GRID), plain(x, GRID), 1e-13)
 
 
 def test_a_gate_of_silu_opens() -> None:
     gate = layer_of(Surrounded).gate
-    gate.let_all_pass()
+    gate.init_open()
     out = randn(2, 5, 24)
     assert_near(gate(out, randn(2, 5, 24, seed=1)), out, 1e-14)
 

@@ -48,7 +48,7 @@ class InkTask(Task):
         self.ink_weight = ink_weight
 
     def configure_network(self):
-        return DenseNetwork(self.create_backbone(num_classes=0), self.hparams["num_classes"])
+        return DenseNetwork(self.build_with_attention(num_classes=0), self.hparams["num_classes"])
 
     def configure_metrics(self):
         accuracy = MulticlassAccuracy(self.hparams["num_classes"], average="micro", ignore_index=255)

@@ -37,7 +37,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "TwiceAsWide": (
         {"equivalent matrix"},
         "out_dim differs from dim (64 and 32), so no one matrix takes the values to the output: declare "
-        "probeable = False and give attention_matrix(q, k, v, grid)",
+        "linear_in_values = False and give attention_matrix(q, k, v, grid)",
     ),
 }
 
@@ -87,5 +87,5 @@ def test_neither_probed_nor_given_is_not_declared() -> None:
 
 def test_declarations_are_listed() -> None:
     (line,) = attention_lines("softmax", {"declarations"})
-    declared = "narrow_keys, fewer_keys, takes_bias, probeable, whole_matrix, exports_any_size"
+    declared = "narrow_keys, fewer_keys, takes_bias, linear_in_values, matrix_is_exact, exports_any_size"
     assert line.note == f"projections 'qkv', complexity O(N^2), {declared}"

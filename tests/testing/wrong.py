@@ -344,7 +344,7 @@ class FactorsWithoutChannels(PerChannel):
 class WithItsOwnMatrix(NonLinearInValues):
     """The values' own size weighs them, so the matrix depends on them."""
 
-    probeable = False
+    linear_in_values = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         return Sound.forward(self, q, k, v * v.square().mean(-1, keepdim=True), grid)

@@ -175,26 +175,26 @@ class FixedSize(Sound):
 class RefusesOthers(Sound):
     """Sides that 8 does not divide are refused, with the size."""
 
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.shape[-2] % 8 or x.shape[-1] % 8:
             raise UserError(f"got an image of {x.shape[-2]}x{x.shape[-1]}; sides must be multiples of 8")
-        return super().run(x, *args, **kwargs)
+        return super().forward_levels(x, *args, **kwargs)
 
 
 class RefusesInSilence(RefusesOthers):
     """The same, without the size."""
 
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().run(x, *args, **kwargs)
+            return super().forward_levels(x, *args, **kwargs)
         except UserError as error:
             raise UserError("not this image") from error
 
 
 class CrashesAtOthers(RefusesOthers):
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().run(x, *args, **kwargs)
+            return super().forward_levels(x, *args, **kwargs)
         except UserError as error:
             raise RuntimeError("shape mismatch") from error
 
@@ -239,8 +239,8 @@ class Misplaces(Sound):
 class Symmetric(Sound):
     """A square image and its transpose are one to it."""
 
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().run(x + x.mT if x.shape[-1] == x.shape[-2] else x, *args, **kwargs)
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward_levels(x + x.mT if x.shape[-1] == x.shape[-2] else x, *args, **kwargs)
 
 
 class ColourOnly(Sound):
@@ -282,14 +282,14 @@ class Counts(Sound):
         super().__init__(*args, **kwargs)
         self.register_buffer("calls", torch.zeros(()))
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_levels(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        return super().run(*args, **kwargs)
+        return super().forward_levels(*args, **kwargs)
 
 
 class WritesToItsImages(Sound):
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out = super().run(x, *args, **kwargs)
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward_levels(x, *args, **kwargs)
         with torch.no_grad():
             x.mul_(2)
         return out
@@ -298,8 +298,8 @@ class WritesToItsImages(Sound):
 class BatchCoupled(Sound):
     """Images are scaled by the largest pixel of the batch."""
 
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().run(x / x.abs().amax(), *args, **kwargs)
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward_levels(x / x.abs().amax(), *args, **kwargs)
 
 
 class ForgetsItsBuffer(Sound):
@@ -347,7 +347,7 @@ class SkipsWhenCheckpointing(Sound):
     """The final norm is forgotten."""
 
     def forward_features(self, x: Tensor) -> Tensor:
-        return self.run(x)[0] if self.grad_checkpointing else super().forward_features(x)
+        return self.forward_levels(x)[0] if self.grad_checkpointing else super().forward_features(x)
 
 
 class CheckpointsForever(Sound):
@@ -383,10 +383,10 @@ class IgnoresDropPath(Sound):
 
 
 class NeedsTwoImages(Sound):
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.training and len(x) == 1:
             raise ValueError("expected more than 1 value per channel")
-        return super().run(x, *args, **kwargs)
+        return super().forward_levels(x, *args, **kwargs)
 
 
 class SparesWhatIsNotThere(Sound):
@@ -443,8 +443,8 @@ class InsistsOnTheProcessor(Sound):
 class BreaksTheGraph(Sound):
     """Python control flow on a number in a tensor."""
 
-    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().run(x if float(x.sum()) > 0 else x + 0, *args, **kwargs)
+    def forward_levels(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward_levels(x if float(x.sum()) > 0 else x + 0, *args, **kwargs)
 
 
 class Optional(Sound):

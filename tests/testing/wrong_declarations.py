@@ -56,7 +56,7 @@ class TwiceAsWide(PerChannel):
 
 
 class HasNoMatrix(NonLinearInValues):
-    probeable = False
+    linear_in_values = False
 
 
 class TakesOnlyDim(Attention):

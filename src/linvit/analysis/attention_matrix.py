@@ -38,7 +38,7 @@ def attention_matrix(
         q: Queries (B, h, N, dk) as the mechanism receives them.
         k: Keys (B, h, M, dk).
         grid: Their grid.
-        v: Values (B, h, M, d); needed only by a mechanism whose matrix depends on them (`probeable = False`).
+        v: Values (B, h, M, d); needed only by a mechanism whose matrix depends on them (`linear_in_values = False`).
         bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
         x: The layer's input (B, N, C) for a mechanism that takes it.
         channel: Of a `channelwise` mechanism the index of one channel, or "mean" for the mean over them; the others
@@ -58,20 +58,20 @@ def attention_matrix(
             f"head, and no tokens, so it has no matrix over tokens and no rank there; linvit.analysis.channel_matrix "
             f"gives A"
         )
-    if not mechanism.probeable and not hasattr(mechanism, "attention_matrix"):
+    if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         raise UserError(
-            f"{name} declares probeable = False and has no attention_matrix(q, k, v, grid), so its matrix cannot be "
-            f"computed; give it that method"
+            f"{name} declares linear_in_values = False and has no attention_matrix(q, k, v, grid), so its matrix "
+            f"cannot be computed; give it that method"
         )
-    if mechanism.probeable and mechanism.out_dim != mechanism.dim:
+    if mechanism.linear_in_values and mechanism.out_dim != mechanism.dim:
         raise UserError(
             f"{name}: out_dim differs from dim ({mechanism.out_dim} and {mechanism.dim}), so no one matrix takes the "
-            f"values to the output: declare probeable = False and give attention_matrix(q, k, v, grid)"
+            f"values to the output: declare linear_in_values = False and give attention_matrix(q, k, v, grid)"
         )
     copied = copy_without_hooks(mechanism).double().eval()
     q, k = q.double(), k.double()
     extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}
-    if not mechanism.probeable:
+    if not mechanism.linear_in_values:
         own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
         return of_channel(own, channel, 2) if mechanism.channelwise else own
     if isinstance(copied, ConvolvedValues) and copied.depthwise is not None and grid.keys_size == grid.size:

@@ -35,7 +35,7 @@ def formed_matrix(
         extra = {"bias": bias if part.takes_bias else None, "x": x if part.takes_input else None}
         return attention_matrix(part, q, k, grid, v=v, channel=channel, **extra)
 
-    parts = matrix_parts(mechanism) if mechanism.probeable else {}
+    parts = matrix_parts(mechanism) if mechanism.linear_in_values else {}
     if not parts:
         return of(mechanism)
     found = []

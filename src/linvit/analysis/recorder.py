@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
     def matrix(self) -> Tensor:
         """The equivalent matrix in float64, (h, N, M), or (h, d, N, M) if the mechanism is channelwise."""
-        values = None if self.mechanism.probeable else self.v
+        values = None if self.mechanism.linear_in_values else self.v
         return attention_matrix(self.mechanism, self.q, self.k, self.grid, v=values, bias=self.bias, x=self.x)[0]
 
     def factors(self) -> tuple[Tensor, Tensor] | None:

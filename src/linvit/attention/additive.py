@@ -37,8 +37,8 @@ class AdditiveAttention(Attention):
     channelwise = True
     narrow_keys = False
     fewer_keys = False
-    probeable = False
-    whole_matrix = False
+    linear_in_values = False
+    matrix_is_exact = False
     complexity = "O(N)"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:

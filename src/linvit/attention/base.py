@@ -13,7 +13,7 @@ Stem = Literal["none", "conv_silu"]
 OutNorm = Literal["none", "ln"]
 Gate = Literal["none", "linear", "silu"]
 ProjNorm = Literal["none", "bn2d"]
-SURROUNDINGS = {
+HOST_OPTIONS = {
     "stem": get_args(Stem),
     "out_norm": get_args(OutNorm),
     "gate": get_args(Gate),
@@ -92,10 +92,10 @@ class Attention(nn.Module):
         fewer_keys: Whether keys and values may be of another grid than the queries, as under spatial reduction. Hosts
             ask it of a mechanism that projects "qkv".
         channelwise: Whether the equivalent matrix differs from channel to channel.
-        probeable: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
+        linear_in_values: Whether the output is `M v + bias` with M independent of v. If not, the mechanism has its own
             `attention_matrix(q, k, v, grid)`.
-        whole_matrix: Whether that method's matrix times v is the output. Not where it only says how tokens are mixed,
-            and more is done to the values before or to their mixture after (a norm, a linear layer).
+        matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
+            or to their mixture after (a norm, a linear layer).
         complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
@@ -115,8 +115,8 @@ class Attention(nn.Module):
     takes_input: bool = False
     fewer_keys: bool = True
     channelwise: bool = False
-    probeable: bool = True
-    whole_matrix: bool = True
+    linear_in_values: bool = True
+    matrix_is_exact: bool = True
     complexity: Literal["O(N)", "O(N^2)"] | None = None
     proj_norm: ProjNorm = "none"
     stem: Stem = "none"
@@ -167,8 +167,8 @@ class Attention(nn.Module):
         self.key_dim = width
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in SURROUNDINGS:  # a module of such a name, too, would never be found
-            check_choice(name, value, SURROUNDINGS[name])
+        if name in HOST_OPTIONS:  # a module of such a name, too, would never be found
+            check_choice(name, value, HOST_OPTIONS[name])
         super().__setattr__(name, value)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Any) -> Tensor:
@@ -243,7 +243,7 @@ class Attention(nn.Module):
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
         """The matrix A (B, h, d, d) of a mechanism that mixes channels and not tokens, `o = v A^T`; None for others.
 
-        Such a mechanism declares `probeable = False` and has no `attention_matrix`.
+        Such a mechanism declares `linear_in_values = False` and has no `attention_matrix`.
         """
         return None
 

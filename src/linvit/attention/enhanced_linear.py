@@ -82,7 +82,7 @@ class EnhancedLinearAttention(Attention):
         self.scales = tuple(scales)
         self.eps = eps
         self.proj_norm = proj_norm
-        self.probeable = not self.scales
+        self.linear_in_values = not self.scales
         self._choose_heads(dim, head_dim, heads_ratio, key_dim)
         self.out_dim = self.dim * (1 + len(self.scales))
 

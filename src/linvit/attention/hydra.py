@@ -101,7 +101,7 @@ class HydraAttention(Attention):
         self.eps = eps
         self.constant = math.sqrt(dim) if constant is None else constant
         self.norm = nn.LayerNorm(dim) if post_norm == "ln" else None
-        self.probeable = self.whole_matrix = self.norm is None  # a LayerNorm is not linear in v
+        self.linear_in_values = self.matrix_is_exact = self.norm is None  # a LayerNorm is not linear in v
 
     @recomputed
     @full_precision

@@ -80,7 +80,7 @@ class LinearAngularAttention(Attention):
         self.own_half = half == "identity"
         self.unit_outputs = out_norm
         self.eps = eps
-        self.probeable = not out_norm
+        self.linear_in_values = not out_norm
         self.on_grid = dconv == "grid2d"
 
         width = res_kernel_size if self.on_grid else 1

@@ -78,7 +78,7 @@ class LinformerAttention(Attention):
         self.resize = resize
         self.attn_drop = attn_drop
         self.recompute = not attn_drop  # random numbers are drawn once
-        self.probeable = not one_kv_head
+        self.linear_in_values = not one_kv_head
 
         shape = (num_heads if share == "none" else 1, self.k, grid.num_keys)  # E and F: (h or 1, k, M)
         self.proj_k = nn.Parameter(torch.empty(shape))

@@ -32,7 +32,7 @@ class XCAttention(Attention):
 
     narrow_keys = False
     fewer_keys = False
-    probeable = False
+    linear_in_values = False
     complexity = "O(N)"
 
     def __init__(

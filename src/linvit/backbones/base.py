@@ -17,12 +17,12 @@ class Backbone(nn.Module):
     """Base class of backbones, linvit's and a third party's: timm's contract, unrenamed.
 
     A subclass writes a constructor that takes `in_chans`, `num_classes`, `img_size`, `drop_path_rate` and, if it can be
-    chosen, `attention`. It calls this one, builds `stages`, and ends with `complete`. Everything else has a default:
+    chosen, `attention`. It calls this one, builds `stages`, and ends with `finalize`. Everything else has a default:
     features, pruning, pooling and classifier, checkpointing, weight decay and layer groups.
 
     A stage takes a plane (B, C, H, W) and returns tokens (B, N, C'), prefix first, and their `Grid`;
     `linvit.backbones.stage.Stage` is one, and checkpoints its blocks. A backbone that is no pyramid of stages overrides
-    `levels`, the name of the modules that its features come from, and `run` (DeiT does).
+    `levels`, the name of the modules that its features come from, and `forward_levels` (DeiT does).
 
     Args:
         num_classes: Classes; 0 for features.
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
         self.global_pool = global_pool
         self.grad_checkpointing = False
 
-    def complete(
+    def finalize(
         self, norm: nn.Module, feature_info: list[dict[str, str | int]], initialise: nn.Module | None = None
     ) -> None:
         """Ends a constructor: adds final norm and classifier, sets initial values, and ties mechanisms.
@@ -82,7 +82,7 @@ class Backbone(nn.Module):
         if global_pool == "token" and not self.num_prefix_tokens:
             raise UserError("global_pool 'token' needs the class token; set class_token: true or global_pool: avg")
 
-    def run(
+    def forward_levels(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
         """Runs images through the first `stop` levels.
@@ -100,7 +100,7 @@ class Backbone(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Returns the last, normalised tokens (B, N, C) of images (B, in_chans, H, W)."""
-        return self.norm(self.run(x)[0])  # type: ignore[no-any-return]
+        return self.norm(self.forward_levels(x)[0])  # type: ignore[no-any-return]
 
     def pool(self, x: Tensor) -> Tensor:
         """Pools tokens (B, N, C) to one feature per image (B, C)."""
@@ -145,7 +145,7 @@ class Backbone(nn.Module):
         """
         check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
         take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
-        last, _, found = self.run(x, take, max(take) + 1 if stop_early else None)
+        last, _, found = self.forward_levels(x, take, max(take) + 1 if stop_early else None)
         features: list[Any] = []
         for level, (tokens, grid) in zip(take, found, strict=True):
             tokens = self.normalise(tokens, level) if norm else tokens

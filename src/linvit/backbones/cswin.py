@@ -111,7 +111,7 @@ class CSWin(Backbone):
             for i, dim in enumerate(dims)
         )
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
-        self.complete(nn.LayerNorm(dims[-1]), pyramid_info(dims))
+        self.finalize(nn.LayerNorm(dims[-1]), pyramid_info(dims))
 
 
 _wide_stripes = (1, 2, 12, 12)  # at 384 pixels

@@ -119,7 +119,7 @@ class DeiT(Backbone):
         levels: list[dict[str, str | int]] = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
         ]
-        self.complete(nn.LayerNorm(embed_dim, eps=1e-6), levels)
+        self.finalize(nn.LayerNorm(embed_dim, eps=1e-6), levels)
         self.head_dist = classifier(embed_dim, num_classes) if distilled else None
         for table in (self.pos_embed, self.cls_token, self.dist_token):
             if table is not None:
@@ -142,10 +142,10 @@ class DeiT(Backbone):
             state["pos_embed"] = resize_table(state["pos_embed"], self.pos_embed, self.grid.size, size_of)
         return state
 
-    def run(
+    def forward_levels(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
-        """Runs images through the first `stop` blocks; see `Backbone.run`."""
+        """Runs images through the first `stop` blocks; see `Backbone.forward_levels`."""
         x, grid = self.embed(x)
         found = []
         for i, block in enumerate(self.blocks[:stop]):

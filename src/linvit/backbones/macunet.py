@@ -57,7 +57,7 @@ class MACUNetEncoder(Backbone):
             blocks = [TokenACBlock(dim if j else in_chans, dim) for j in range(depth)]
             self.stages.append(Stage(dim, Grid(size), MaxPool(stride), blocks))
             in_chans = dim
-        self.complete(nn.Identity(), pyramid_info(widths, stride=1))
+        self.finalize(nn.Identity(), pyramid_info(widths, stride=1))
 
 
 class TokenACBlock(ACBlock):

@@ -84,7 +84,7 @@ class MLLA(Backbone):
             ]
             self.stages.append(Stage(dim, grid, ConvMerging(dims[i - 1]) if i else ResidualStem(in_chans, dim), blocks))
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim) for dim in dims[:-1] if feature_norms)
-        self.complete(nn.LayerNorm(dims[-1]), pyramid_info(dims))
+        self.finalize(nn.LayerNorm(dims[-1]), pyramid_info(dims))
 
 
 class ResidualStem(nn.Module):

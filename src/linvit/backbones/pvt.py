@@ -120,15 +120,15 @@ class PVT(Backbone):
             spare = class_position and i == 3 and not class_token
             self.stages.append(Stage(dim, grid, embed, blocks, positions=True, spare_position=spare))
             in_chans = dim
-        norm = (nn.LayerNorm if final_norm else IdleNorm)(embed_dims[-1], eps=1e-6)
-        self.complete(nn.Identity() if final_norm is None else norm, pyramid_info(embed_dims))
+        norm = (nn.LayerNorm if final_norm else UnusedNorm)(embed_dims[-1], eps=1e-6)
+        self.finalize(nn.Identity() if final_norm is None else norm, pyramid_info(embed_dims))
 
     def no_weight_decay(self) -> set[str]:
         """Returns names of parameters without weight decay: the class token alone."""
         return {"stages.3.cls_token"} & dict(self.named_parameters()).keys()
 
 
-class IdleNorm(nn.LayerNorm):
+class UnusedNorm(nn.LayerNorm):
     """The identity with the parameters of a LayerNorm, which official checkpoints contain and no model applies."""
 
     def __init__(self, dim: int, eps: float) -> None:

@@ -106,7 +106,7 @@ class PVTv2(Backbone):
             embed = PatchEmbed(in_chans, dim, kernel, stride, padding=kernel // 2)
             self.stages.append(Stage(dim, Grid(size), embed, blocks, norm=nn.LayerNorm(dim, eps=1e-6)))
             in_chans = dim
-        self.complete(nn.Identity(), pyramid_info(embed_dims))
+        self.finalize(nn.Identity(), pyramid_info(embed_dims))
         init_convs(self)
 
 

@@ -108,7 +108,7 @@ class RAVLT(Backbone):
             self.stages.append(Stage(dim, grid, embed, blocks))
         self.final_proj = nn.Sequential(BatchNormLinear(embed_dims[-1], head_width, bias=True), nn.SiLU())
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for dim in embed_dims if feature_norms)
-        self.complete(nn.Identity(), pyramid_info(embed_dims), initialise=nn.Identity() if torch_init else None)
+        self.finalize(nn.Identity(), pyramid_info(embed_dims), initialise=nn.Identity() if torch_init else None)
         init_convs(self)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

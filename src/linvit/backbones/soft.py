@@ -114,7 +114,7 @@ class SOFT(Backbone):
             stages.append(SOFTStage(dim, grid._replace(size=tables[i]), embed, blocks, positions=True))
         self.stages = nn.ModuleList(stages)
         norm = nn.LayerNorm(embed_dims[-1], eps=1e-6)
-        self.complete(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
+        self.finalize(norm, pyramid_info(embed_dims), initialise=self.stages[3] if torch_init else None)
 
     def no_weight_decay(self) -> set[str]:
         """Returns names of parameters without weight decay: the class token alone, as in the reference."""

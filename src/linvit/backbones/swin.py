@@ -124,7 +124,7 @@ class Swin(Backbone):
             )
             self.stages.append(Stage(dim, grid, embed, blocks))
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, norm_eps) for dim in dims[:-1] if feature_norms)
-        self.complete(nn.LayerNorm(dims[-1], norm_eps), pyramid_info(dims, patch_size))
+        self.finalize(nn.LayerNorm(dims[-1], norm_eps), pyramid_info(dims, patch_size))
 
 
 class PatchMerging(nn.Module):

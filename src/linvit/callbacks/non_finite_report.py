@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from linvit.analysis.non_finite import bad_samples, find_non_finite
-from linvit.errors import some
+from linvit.errors import quote_first
 from linvit.finite import not_finite
 
 
@@ -41,7 +41,7 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     weights = not_finite(task, {"state_dict": dict(task.named_parameters())})
     found = [_layer(trainer, task, batch)] if layers else []
     if weights:
-        found.append(f"the weights {some(weights, 3)} are not finite")
+        found.append(f"the weights {quote_first(weights, 3)} are not finite")
     mine = Report("; ".join(part for part in found if part), bool(weights))
     if trainer.world_size == 1:
         return mine._replace(text=mine.text or NOTHING)
@@ -78,7 +78,7 @@ def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> st
         return ""
     rows = next(iter(inputs.values()), first.samples) or list(range(size))
     given = f"; the data itself is not finite there ({', '.join(inputs)})" if inputs else ""
-    return f"The first is {first.where}, for {len(rows)} of {size} samples: {some(_names(batch, rows))}{given}"
+    return f"The first is {first.where}, for {len(rows)} of {size} samples: {quote_first(_names(batch, rows))}{given}"
 
 
 def _names(batch: dict[str, Any], rows: list[int]) -> list[str]:

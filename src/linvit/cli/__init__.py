@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 
 from linvit.entries import skip_malformed_entry_points
-from linvit.errors import UserError, mistake_behind
+from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
 
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (Python flushes it when it exits)
         return 1
     except Exception as error:
-        mistake = mistake_behind(error)
+        mistake = find_user_error(error)
         if mistake is None:
             if isinstance(error, ImportError):
                 print("linvit: a package cannot be imported; linvit doctor says how to mend it", file=sys.stderr)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import SURROUNDINGS, Attention, Grid
+from linvit.attention.base import HOST_OPTIONS, Attention, Grid
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
@@ -39,5 +39,5 @@ class ConvStem(nn.Module):
 
 def input_stem(mechanism: Attention, dim: int) -> ConvStem | None:
     """Builds what a mechanism declares as `stem`, for C = `dim` channels."""
-    check_choice(f"{type(mechanism).__name__}.stem", mechanism.stem, SURROUNDINGS["stem"])
+    check_choice(f"{type(mechanism).__name__}.stem", mechanism.stem, HOST_OPTIONS["stem"])
     return ConvStem(dim) if mechanism.stem == "conv_silu" else None

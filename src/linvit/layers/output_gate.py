@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import SURROUNDINGS, Attention
+from linvit.attention.base import HOST_OPTIONS, Attention
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_choice
 
@@ -41,7 +41,7 @@ class OutputGate(nn.Linear):
         return out * F.silu(gate)
 
     @torch.no_grad()
-    def let_all_pass(self) -> None:
+    def init_open(self) -> None:
         """Lets everything pass, as a gate that joins trained weights should begin; it needs the bias."""
         if self.bias is not None:
             nn.init.zeros_(self.weight)
@@ -50,14 +50,14 @@ class OutputGate(nn.Linear):
 
 def output_norm(mechanisms: Sequence[Attention]) -> nn.LayerNorm | None:
     """Builds what mechanisms of one spec declare as `out_norm`, over their outputs side by side."""
-    check_choice(f"{type(mechanisms[0]).__name__}.out_norm", mechanisms[0].out_norm, SURROUNDINGS["out_norm"])
+    check_choice(f"{type(mechanisms[0]).__name__}.out_norm", mechanisms[0].out_norm, HOST_OPTIONS["out_norm"])
     width = sum(mechanism.out_dim for mechanism in mechanisms)
     return nn.LayerNorm(width, eps=1e-5) if mechanisms[0].out_norm == "ln" else None
 
 
 def output_gate(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> OutputGate | None:
     """Builds what mechanisms of one spec declare as `gate`, from C = `dim` channels to their outputs side by side."""
-    check_choice(f"{type(mechanisms[0]).__name__}.gate", mechanisms[0].gate, SURROUNDINGS["gate"])
+    check_choice(f"{type(mechanisms[0]).__name__}.gate", mechanisms[0].gate, HOST_OPTIONS["gate"])
     if mechanisms[0].gate == "none":
         return None
     width = sum(mechanism.out_dim for mechanism in mechanisms)

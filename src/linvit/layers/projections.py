@@ -77,7 +77,7 @@ def keep_weights(old: Any, new: Any) -> None:
     if heads[0] == heads[1]:
         copy_heads(old.proj.weight, new.proj.weight, heads[0])
     if new.gate is not None and old.gate is None:
-        new.gate.let_all_pass()
+        new.gate.init_open()
     state, own = old.state_dict(), new.state_dict()
     new.load_state_dict({name: state[name] for name in own if _common(name, state, own)}, strict=False)
 

@@ -17,7 +17,7 @@ from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
-APART = -1e4
+MASK_VALUE = -1e4
 """What is added to the logits of tokens that are no neighbours."""
 
 
@@ -177,11 +177,11 @@ class WindowAttention(AttentionLayer):
         return self.windows(size).partition(patches).squeeze(-1) - 1
 
     def mask(self, windows: Windows, batch: int) -> Tensor | None:
-        """Returns the mask of a shift, (B n, h, h w, h w): `APART` between opposite sides of the map, else 0."""
+        """Returns the mask of a shift, (B n, h, h w, h w): `MASK_VALUE` between opposite sides of the map, else 0."""
         if not (windows.shift and self.mechanism.takes_bias):
             return None
         apart = windows.apart(self.proj.weight.device).to(self.proj.weight.dtype)  # (n, 1, h w, h w)
-        return (APART * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
+        return (MASK_VALUE * apart).repeat(batch, 1, 1, 1).expand(-1, self.mechanism.num_heads, -1, -1)
 
 
 def dilated(size: tuple[int, int], dilation: int) -> tuple[int, int]:

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from linvit.callbacks.exact_resume import WITHIN_STEP
 from linvit.callbacks.last_checkpoint import REPLACED, SAME, complete
-from linvit.entries import only_named
-from linvit.errors import UserError, some
+from linvit.entries import restrict_imports_to
+from linvit.errors import UserError, quote_first
 from linvit.files import LAST, PREVIOUS
 from linvit.finite import not_finite
 from linvit.runs.paths import CHECKPOINTS, run_of_checkpoint
-from linvit.signatures import same
+from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early
-from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import check_content, no_larger_than
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
@@ -84,7 +84,7 @@ class Checkpoint:
         for name, value in {"pretrained": None, **self._options}.items():
             if name in SET_BY_DATA or name in SET_BY_RUN:
                 continue
-            if told and not same(given[name], value):
+            if told and not equal_options(given[name], value):
                 rank_zero_info(
                     f"the checkpoint decides the model: --model.{name}={given[name]} is ignored, it is {value}. "
                     f"To train another model, leave --ckpt_path out"
@@ -123,7 +123,7 @@ class Checkpoint:
             UserError: If the checkpoint's options build no such model.
         """
         try:
-            with checkpoint_follows(), only_named(named), no_larger_than(self._weights, self.path):
+            with skip_pretrained(), restrict_imports_to(named), no_larger_than(self._weights, self.path):
                 yield
         except UserError:
             raise
@@ -138,7 +138,7 @@ class Checkpoint:
             return  # only its strategy can read the weights
         if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
             raise UserError(
-                f"checkpoint '{self.path}' is not finite: {some(bad, 3)}. Use an earlier one; others may lie in "
+                f"checkpoint '{self.path}' is not finite: {quote_first(bad, 3)}. Use an earlier one; others may lie in "
                 f"{Path(self.path).parent}"
             )
         self._weights, self._optimizers = {}, None  # Lightning loads them from the file

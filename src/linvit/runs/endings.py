@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
-from linvit.errors import UserError, mistake_behind
+from linvit.errors import UserError, find_user_error
 from linvit.runs.paths import shown
 from linvit.runs.ranks import Ranks, lost_contact
 from linvit.runs.summary import how_to_go_on
@@ -40,7 +40,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         if loader is not None and loader[2] == "Terminated" and STOP.received is not None:
             # the cluster's signal has reached all processes, and these loaders are not linvit's
             STOP.leave(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
-        mistake = mistake_behind(error) or _refused_by_the_disk(error, trainer)
+        mistake = find_user_error(error) or _refused_by_the_disk(error, trainer)
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
                 raise mistake from error

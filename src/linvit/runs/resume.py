@@ -13,7 +13,7 @@ from linvit.files import LAST, PREVIOUS
 from linvit.runs.checkpoint import Checkpoint
 from linvit.runs.folder import CONFIG, Run
 from linvit.runs.paths import run_name, run_of_config, shown, versions
-from linvit.signatures import same
+from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_RUN
 
 
@@ -50,7 +50,7 @@ def differs(run: Path, settings: Namespace) -> list[str]:
         f"model.{name}": value for name, value in settings.model.as_dict()["init_args"].items()
     }
     free = {f"model.{name}" for name in SET_BY_RUN}
-    both = [name for name in own if name in theirs and name not in free and not same(own[name], theirs[name])]
+    both = [name for name in own if name in theirs and name not in free and not equal_options(own[name], theirs[name])]
     return [f"{name}={theirs[name]} and not {own[name]}" for name in both]
 
 

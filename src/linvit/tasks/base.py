@@ -16,8 +16,8 @@ from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.image_grid import ImageGrid
 from linvit.callbacks.matmul_precision import MatmulPrecision
-from linvit.entries import only_named
-from linvit.errors import UserError, check_choice, some
+from linvit.entries import restrict_imports_to
+from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
@@ -29,7 +29,7 @@ from linvit.tasks.execution import (
 )
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
-from linvit.tasks.pretrained import checkpoint_follows, start_from, without_download
+from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import Published
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
@@ -121,7 +121,7 @@ class Task(LightningModule):
         self.save_hyperparameters()
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         self.network = self.configure_network()
-        start_from(self.network, pretrained)
+        load_initial_weights(self.network, pretrained)
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
@@ -139,7 +139,7 @@ class Task(LightningModule):
 
     def configure_network(self) -> nn.Module:
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
-        return self.create_backbone(num_classes=self.hparams["num_classes"])
+        return self.build_with_attention(num_classes=self.hparams["num_classes"])
 
     def configure_metrics(self) -> Mapping[str, Metric]:
         """New metrics by name. It is called once for each stage and each kind of weights."""
@@ -165,7 +165,7 @@ class Task(LightningModule):
         """The scores that the authors published for this very model, if they did."""
         return None
 
-    def create_backbone(self, **options: Any) -> nn.Module:
+    def build_with_attention(self, **options: Any) -> nn.Module:
         """The backbone that the arguments describe; `num_classes=0` builds it without a classifier."""
         backbone = without_download(self.hparams["backbone"])
         options |= {"img_size": self.hparams["img_size"], "drop_path_rate": self.hparams["drop_path_rate"]}
@@ -283,7 +283,7 @@ class Task(LightningModule):
         if bad := not_finite(self, checkpoint):
             raise UserError(
                 f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
-                f"before it are kept: {some(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
+                f"before it are kept: {quote_first(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
             )
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
@@ -314,5 +314,5 @@ class Task(LightningModule):
             UserError: If it cannot be read, or names a class that `options` do not; or for `weights_only=False`.
         """
         only_weights(weights_only, checkpoint_path)
-        with checkpoint_follows(), only_named(options), opened(checkpoint_path) as file:
+        with skip_pretrained(), restrict_imports_to(options), opened(checkpoint_path) as file:
             return super().load_from_checkpoint(file, map_location, hparams_file, strict, True, **options)

@@ -12,29 +12,29 @@ from linvit.errors import UserError, check_choice
 from linvit.signatures import parameters_of
 from linvit.weights.load import load_pretrained
 
-_checkpoint_follows = ContextVar("checkpoint_follows", default=False)
+_skipped = ContextVar("skip_pretrained", default=False)
 
 
 @contextmanager
-def checkpoint_follows() -> Iterator[None]:
+def skip_pretrained() -> Iterator[None]:
     """Tasks that are built in this context do not load `pretrained`: a checkpoint is about to replace all weights.
 
     The file that a run started from may be gone by then. The argument stays in the task's hyper-parameters.
     """
-    token = _checkpoint_follows.set(True)
+    token = _skipped.set(True)
     try:
         yield
     finally:
-        _checkpoint_follows.reset(token)
+        _skipped.reset(token)
 
 
 def without_download(backbone: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """A backbone's spec without weights that it would download, if a checkpoint is about to replace them."""
-    named = isinstance(backbone, Mapping) and "pretrained" in backbone and _checkpoint_follows.get()
+    named = isinstance(backbone, Mapping) and "pretrained" in backbone and _skipped.get()
     return {**backbone, "pretrained": False} if named else backbone  # type: ignore[dict-item]
 
 
-def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -> None:
+def load_initial_weights(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -> None:
     """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows.
 
     Args:
@@ -44,7 +44,7 @@ def start_from(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -
     Raises:
         UserError: If `pretrained` names no source, an unknown option, or weights that cannot be loaded.
     """
-    if pretrained is None or _checkpoint_follows.get():
+    if pretrained is None or _skipped.get():
         return
     options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
     allowed = [name for name in parameters_of(load_pretrained) if name != "model"]

@@ -7,7 +7,7 @@ from typing import Any
 from linvit.image_size import image_size
 from linvit.model_info import ade20k_info, coco_info, model_info
 from linvit.registry import Spec, backbones, heads
-from linvit.signatures import parameters_of, same
+from linvit.signatures import equal_options, parameters_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: i
     if image_size(img_size) != (facts.img_size, facts.img_size):
         return None
     changed = _changed(options, backbones.get(name))
-    if changed and not same(changed, facts.also):
+    if changed and not equal_options(changed, facts.also):
         return None
     return Published({"top1": facts.top1 / 100}, facts.top1_source)
 
@@ -53,7 +53,9 @@ def published_miou(
     found = ade20k_info().get((name, head_name))
     if found is None or attention is not None or num_classes != 150 or image_size(img_size) != (512, 512):
         return None
-    if not same(_changed(options, backbones.get(name)), found.options) or _changed(head_options, heads.get(head_name)):
+    if not equal_options(_changed(options, backbones.get(name)), found.options) or _changed(
+        head_options, heads.get(head_name)
+    ):
         return None
     return Published({"mIoU": found.miou / 100}, found.source)
 
@@ -71,7 +73,9 @@ def published_ap(
     found = coco_info().get((name, head_name, schedules.get(tuple(decay_epochs), "")))
     if found is None or attention is not None or num_classes != 80:
         return None
-    if not same(_changed(options, backbones.get(name)), found.options) or _changed(head_options, heads.get(head_name)):
+    if not equal_options(_changed(options, backbones.get(name)), found.options) or _changed(
+        head_options, heads.get(head_name)
+    ):
         return None
     masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
     return Published({"box_AP": found.box_ap / 100, **masks}, found.source)
@@ -80,4 +84,4 @@ def published_ap(
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:
     """Those of some options that are not the constructor's defaults."""
     defaults = parameters_of(constructor)
-    return {option: given for option, given in options.items() if not same(given, defaults[option])}
+    return {option: given for option, given in options.items() if not equal_options(given, defaults[option])}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention
 from linvit.backbones.classifier import classifiers
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.layers.conv_stem import ConvStem
 from linvit.layers.output_gate import OutputGate
@@ -71,11 +71,11 @@ def load_weights(model: nn.Module, weights: Weights, min_fraction: float = 0.9) 
     if report.fraction < min_fraction:
         raise UserError(_refusal(report, weights, min_fraction))
     if bad := not_finite(model, {"state_dict": values}):
-        raise UserError(f"{weights.source} holds weights that are not finite; nothing was changed: {some(bad)}")
+        raise UserError(f"{weights.source} holds weights that are not finite; nothing was changed: {quote_first(bad)}")
     model.load_state_dict(values, strict=False)
     for name, module in model.named_modules():
         if isinstance(module, OutputGate) and f"{name}.weight" in report.initialised:
-            module.let_all_pass()
+            module.init_open()
     return report
 
 

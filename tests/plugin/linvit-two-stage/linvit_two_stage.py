@@ -44,7 +44,7 @@ class TwoStage(linvit.Backbone):
             embed = PatchEmbed(in_chans, dim, kernel=stride, stride=stride)
             self.stages.append(Stage(dim, grid, embed, blocks, positions=True))
             in_chans = dim
-        self.complete(nn.LayerNorm(dims[-1]), pyramid_info(dims))
+        self.finalize(nn.LayerNorm(dims[-1]), pyramid_info(dims))
 
 
 two_stage_tiny = linvit.preset(TwoStage)

@@ -61,7 +61,7 @@ class ReplacedAttention(nn.Module):
         self.out_norm = output_norm([self.mechanism])
         self.gate = output_gate([self.mechanism], dim)
         if self.gate is not None:
-            self.gate.let_all_pass()
+            self.gate.init_open()
         for part in (self.mechanism, self.stem, self.out_norm, self.gate):
             if part is not None:
                 part.to(source.proj.weight)

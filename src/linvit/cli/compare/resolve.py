@@ -14,12 +14,12 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from linvit import yaml_text
 from linvit.cli.training.command_line import command_line
 from linvit.data.base import ImageData
-from linvit.errors import UserError, mistake_behind
+from linvit.errors import UserError, find_user_error
 from linvit.experiments.compare.grid import Sweep, place
 from linvit.runs.cli import LinvitCLI
 from linvit.runs.parser import Parser, build_task
 from linvit.tasks.base import SET_BY_DATA
-from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.pretrained import skip_pretrained
 
 Config = dict[str, Any]
 
@@ -108,7 +108,7 @@ class Resolver:
     def _build(self, settings: Namespace) -> None:
         """Builds the task on the meta device, where no weights are stored, or where it cannot be built, on the CPU."""
         facts = {fact: value for fact, value in self._facts(settings.data).items() if value is not None}
-        with checkpoint_follows():
+        with skip_pretrained():
             try:
                 with torch.device("meta"):
                     build_task(settings.model, **facts)
@@ -134,4 +134,4 @@ def _data(settings: Namespace) -> ImageData:
         data: ImageData = parser.instantiate(Namespace(data=settings)).data  # type: ignore[no-untyped-call]
         return data
     except Exception as error:
-        raise mistake_behind(error) or error from error
+        raise find_user_error(error) or error from error

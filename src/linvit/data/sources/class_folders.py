@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from linvit.errors import some
+from linvit.errors import quote_first
 
 
 class Listing(NamedTuple):
@@ -58,10 +58,10 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         splits |= {split} if full else set()
         empty = sorted(folder for folder, listing in level.items() if not listing.images)
         if empty:
-            warnings.append(f"no images lie in {some(empty)}: fill or remove these folders")
+            warnings.append(f"no images lie in {quote_first(empty)}: fill or remove these folders")
         above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
         broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
         if broken:
-            warnings.append(f"links lead nowhere: {some(broken)}: mend or remove them")
+            warnings.append(f"links lead nowhere: {quote_first(broken)}: mend or remove them")
     labelled = len(names) > 1
     return Classes(sorted(names) if labelled else [], splits if labelled else set(), warnings)

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from linvit.data.sources.coco_json import AnnotationFile, Finding
 from linvit.data.sources.folder import SETTLED, cache_folder, cached, keep
 from linvit.data.sources.splits import SPLITS
-from linvit.errors import UserError, check_choice, some
+from linvit.errors import UserError, check_choice, quote_first
 
 VERSION = 2  # of the tables
 WHOLE = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")  # names of a file without splits
@@ -124,15 +124,15 @@ def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:
     folder = next((folder for folder in folders if (folder / names[0]).is_file()), None)
     if folder is None:
         raise UserError(
-            f"'{names[0]}', the first image of '{read.path}', is in none of {some([*map(str, folders)])}; say where "
-            f'its images are: --data.image_folders=\'{{"{split}": "path/to/folder"}}\''
+            f"'{names[0]}', the first image of '{read.path}', is in none of {quote_first([*map(str, folders)])}; say "
+            f'where its images are: --data.image_folders=\'{{"{split}": "path/to/folder"}}\''
         )
     present = {below: set(os.listdir(below)) for below in {(folder / name).parent for name in names} if below.is_dir()}
     missing = [name for name in names if Path(name).name not in present.get((folder / name).parent, ())]
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(names)} images of '{read.path}' are not in '{folder}': {some(missing)}. Add "
-            f"them, or remove them from the file"
+            f"{len(missing)} of the {len(names)} images of '{read.path}' are not in '{folder}': "
+            f"{quote_first(missing)}. Add them, or remove them from the file"
         )
     return folder
 

@@ -11,7 +11,7 @@ from linvit.data.sources.folder import files_below
 from linvit.data.sources.masks import UNKNOWN, MaskReader
 from linvit.data.sources.read import BadImageError
 from linvit.data.sources.tiles import Area
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
 COLOURS = ((255, 255, 255), (0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0))
@@ -85,7 +85,7 @@ def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = No
         if name not in labels:
             folder = masks if split == "train" else eval_masks or masks
             raise UserError(
-                f"'{image}' ({split}) has no mask in '{folder}', which has the areas {some(sorted(labels), 40)}"
+                f"'{image}' ({split}) has no mask in '{folder}', which has the areas {quote_first(sorted(labels), 40)}"
             )
         chosen.append(Area(name, split, image, labels[name]))
     return chosen

@@ -6,7 +6,7 @@ import pyarrow.compute
 
 from linvit.data.sources.columns import features_of
 from linvit.data.sources.read import name_of
-from linvit.errors import UserError, did_you_mean, some
+from linvit.errors import UserError, did_you_mean, quote_first
 
 SHOWN = 5  # rows that a message names
 MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mistake, unless num_classes says the same
@@ -126,11 +126,13 @@ def check_trained_classes(
         if untrained := [classes[index] for index in sorted(present.get(split, set()) - trained)]:
             hint = "" if untrained[0].isdecimal() else did_you_mean(untrained[0], [classes[index] for index in trained])
             raise UserError(
-                f"the {split} split of '{source}' has classes without training images: {some(untrained)}.{hint} "
+                f"the {split} split of '{source}' has classes without training images: {quote_first(untrained)}.{hint} "
                 f"Name them as train does, add training images, or move them elsewhere"
             )
     unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
-    return f"the val split of '{source}' has no images of some trained classes: {some(unseen)}" if unseen else None
+    return (
+        f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}" if unseen else None
+    )
 
 
 def check_model_classes(model: int | None, data: int | None, source: str) -> None:

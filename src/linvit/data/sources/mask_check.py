@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from linvit.data.sources.masks import MaskReader, counts
 from linvit.data.sources.read import BadImageError, name_of, size_of
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
 LOOKED_AT = 200  # masks of a larger set, spread evenly; it takes about a second
@@ -124,7 +124,7 @@ def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) 
     rank_zero_info(f"{where}: {shares(pixels, called)}")
     absent = [name for index, name in enumerate(called) if index not in pixels]
     if absent and split == "train" and len(chosen) == len(masks):
-        rank_zero_warn(f"{where}: no pixel is of the classes {some(absent)}")
+        rank_zero_warn(f"{where}: no pixel is of the classes {quote_first(absent)}")
 
 
 def shares(pixels: Mapping[int, int], names: list[str], shown: int = SHOWN) -> str:

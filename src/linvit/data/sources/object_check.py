@@ -9,7 +9,7 @@ import numpy as np
 from linvit.data.sources.coco_json import Finding
 from linvit.data.sources.objects import FlatObjects
 from linvit.data.transforms.detection import inside, trainable, usable
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 
 WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format
 SLACK = 1.0  # pixels by which a box may
@@ -131,8 +131,8 @@ def check_all_occur(names: Sequence[str], counts: np.ndarray, source: str) -> No
     absent = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
     if absent:
         raise UserError(
-            f"{len(absent)} of the {len(names)} classes of '{source}' have no training object: {some(absent)}. Give "
-            f"the classes that are meant by --data.class_names, or keep all with --data.empty_classes=true"
+            f"{len(absent)} of the {len(names)} classes of '{source}' have no training object: {quote_first(absent)}. "
+            f"Give the classes that are meant by --data.class_names, or keep all with --data.empty_classes=true"
         )
 
 

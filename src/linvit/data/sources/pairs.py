@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.sources.folder import files_below, path_column
 from linvit.data.sources.splits import HUB, SPLITS, load_splits
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 
 IMAGES = ("images", "image", "imgs", "img", "img_dir", "src")
 """What folders of images are called; MACU-Net's program has `src`."""
@@ -106,8 +106,8 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
         lossy = [path for path in masks.values() if path.lower().endswith(LOSSY)]
         if lossy:
             raise UserError(
-                f"masks must be saved without loss, as PNG: {some(lossy, 3)} have other labels at edges than they had "
-                f"before they were saved, and they cannot be had back from these files"
+                f"masks must be saved without loss, as PNG: {quote_first(lossy, 3)} have other labels at edges than "
+                f"they had before they were saved, and they cannot be had back from these files"
             )
         alone = [images[stem] for stem in images.keys() - masks.keys()]
         without = [masks[stem] for stem in masks.keys() - images.keys()]
@@ -120,8 +120,8 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
             raise UserError(
                 f"images and masks of the {split} split do not belong together: {len(alone)} of {len(images)} images "
                 f"in '{folders.images}' have no mask of the same name in '{folders.masks}'"
-                f"{f', such as {some(sorted(alone), 3)}' if alone else ''}, and {len(without)} of {len(masks)} masks "
-                f"have no image{f', such as {some(sorted(without), 3)}' if without else ''}{hint}"
+                f"{f', such as {quote_first(sorted(alone), 3)}' if alone else ''}, and {len(without)} of {len(masks)} "
+                f"masks have no image{f', such as {quote_first(sorted(without), 3)}' if without else ''}{hint}"
             )
         columns["mask"] = [masks[stem] for stem in images]
     else:

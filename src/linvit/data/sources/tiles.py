@@ -12,7 +12,7 @@ from linvit.data.sources.pairs import Folders, by_split, pairs
 from linvit.data.sources.read import MAX_PIXELS, load, reason_of
 from linvit.data.transforms.bands import Kind
 from linvit.data.transforms.decode import header, open_image, stored_values
-from linvit.errors import UserError, some
+from linvit.errors import UserError, quote_first
 from linvit.rasters import Georeference, georeference, write_tiff
 
 MODES = ("1", "L", "P", "RGB", "I;16")
@@ -59,7 +59,7 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
             areas.append(Area(stem.replace("/", "_"), chosen, image, mask))
     names = {area.name for area in areas}
     if unknown := [name for name in (*val, *test) if name.replace("/", "_") not in names]:
-        raise UserError(f"there is no picture '{unknown[0]}' in '{images}'; it has {some(sorted(names), 10)}")
+        raise UserError(f"there is no picture '{unknown[0]}' in '{images}'; it has {quote_first(sorted(names), 10)}")
     return areas
 
 

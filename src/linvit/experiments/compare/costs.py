@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit.entries import only_named
+from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.conditions import other_load
 from linvit.experiments.bench.costs import Cost, measure_costs
@@ -19,7 +19,7 @@ from linvit.image_size import image_size
 from linvit.runs.folder import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
-from linvit.tasks.pretrained import checkpoint_follows
+from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.published import Published
 
 BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
@@ -83,7 +83,7 @@ def _network(run: Run, imports: bool) -> tuple[nn.Module, tuple[int, int], Publi
     if not isinstance(task, type) or not issubclass(task, Task):
         raise UserError(f"'{path}' is not a task that is imported already, and a report imports none")
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
-    with checkpoint_follows(), only_named(run.config if imports else ()):
+    with skip_pretrained(), restrict_imports_to(run.config if imports else ()):
         built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
     return built.network, image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from linvit.attention.base import SURROUNDINGS, Attention
+from linvit.attention.base import HOST_OPTIONS, Attention
 from linvit.errors import UserError, check_choice, check_number
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.report import Finding, at, failed, message, passed
@@ -11,7 +11,7 @@ from linvit.testing.report import Finding, at, failed, message, passed
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
 FLAGS = (
-    *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "probeable", "whole_matrix"),
+    *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact"),
     "exports_any_size",
 )
 
@@ -25,14 +25,14 @@ def declarations(subject: AttentionSubject) -> Finding:
     except UserError as error:
         return failed(message(error))
     flags = [name for name in FLAGS if getattr(mechanism, name)]
-    asked = [f"{name} '{getattr(mechanism, name)}'" for name in SURROUNDINGS if getattr(mechanism, name) != "none"]
+    asked = [f"{name} '{getattr(mechanism, name)}'" for name in HOST_OPTIONS if getattr(mechanism, name) != "none"]
     said = [f"projections '{mechanism.projections}'", f"complexity {mechanism.complexity}", *asked, *flags]
     return passed(", ".join(said))
 
 
 def _check_attributes(mechanism: Attention) -> None:
     check_choice("projections", mechanism.projections, PROJECTIONS)
-    for name, allowed in SURROUNDINGS.items():
+    for name, allowed in HOST_OPTIONS.items():
         check_choice(name, getattr(mechanism, name), allowed)
     if mechanism.complexity is not None:
         check_choice("complexity", mechanism.complexity, COMPLEXITIES)

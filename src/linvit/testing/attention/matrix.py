@@ -27,7 +27,7 @@ def equivalent_matrix(subject: AttentionSubject) -> Finding:
     """Checks that `M v + bias` is the output, with M from probing or from `attention_matrix`, as declared."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
-        judge = _probed if mechanism.probeable else _own
+        judge = _probed if mechanism.linear_in_values else _own
         finding = judge(mechanism, given, grid)
         if finding is not None:
             return finding
@@ -35,7 +35,7 @@ def equivalent_matrix(subject: AttentionSubject) -> Finding:
     if not notes:
         return _NOWHERE
     kind = "one per channel" if mechanism.channelwise else "one per head"
-    source = "read off by probing" if mechanism.probeable else "from attention_matrix"
+    source = "read off by probing" if mechanism.linear_in_values else "from attention_matrix"
     return passed(f"{kind}, {source}, at {', '.join(notes)}")
 
 
@@ -91,8 +91,8 @@ def channel_matrix(subject: AttentionSubject) -> Finding:
             matrix = mechanism.channel_matrix(given.q, given.k, grid)
             if matrix is None:
                 return not_declared("channel_matrix(q, k, grid) gives None")
-            if mechanism.probeable or hasattr(mechanism, "attention_matrix"):
-                return failed("tokens are not mixed, so declare probeable = False and have no attention_matrix")
+            if mechanism.linear_in_values or hasattr(mechanism, "attention_matrix"):
+                return failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
             error = relative_error(given.v @ matrix.mT, given(mechanism))
         notes.append(f"{error:.0e} at {sized(grid)}")
         if not error <= EXACT:
@@ -105,7 +105,7 @@ def rank_bound(subject: AttentionSubject) -> Finding:
     mechanism = subject.build()
     if type(mechanism).rank_bound is Attention.rank_bound:
         return not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
-    if not mechanism.probeable and not hasattr(mechanism, "attention_matrix"):
+    if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         return not_declared("no attention_matrix to measure")
     for grid, small, given in _at_small_grids(subject):
         found, bound = _rank(small, given, grid), small.rank_bound(grid)
@@ -158,21 +158,21 @@ def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
     """Says what is wrong with the matrix of a mechanism that cannot be probed, if anything.
 
     A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and
-    where the matrix is not the whole (`whole_matrix`), only the tokens are compared.
+    where the matrix is not the whole (`matrix_is_exact`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
-        return not_declared("probeable is False, and there is no attention_matrix(q, k, v, grid)")
+        return not_declared("linear_in_values is False, and there is no attention_matrix(q, k, v, grid)")
     matrix = _matrix(mechanism, given, grid)
     if matrix.shape[0] != len(given.v) or matrix.shape[-2:] != (grid.num_queries, grid.num_keys):
         return failed(f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
     if not matrix.isfinite().all():
         return failed(f"attention_matrix has {int((~matrix.isfinite()).sum())} entries that are not finite")
-    if mechanism.out_dim == mechanism.dim and mechanism.whole_matrix:
+    if mechanism.out_dim == mechanism.dim and mechanism.matrix_is_exact:
         error = relative_error(_mixed(mechanism, matrix, given.v), given(mechanism))
         if not error <= EXACT:
             return failed(
                 f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
-                f"if more is done to the values, declare whole_matrix = False"
+                f"if more is done to the values, declare matrix_is_exact = False"
             )
     return None
 
@@ -207,9 +207,9 @@ def _why(mechanism: Attention, given: Inputs, grid: Grid) -> str:
         return "a sample's output depends on the others of its batch, so fix batch independence first"
     bias, once, twice = (_with_values(mechanism, given, grid, factor * given.v) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
-        return "not linear in v, so declare probeable = False"
+        return "not linear in v, so declare linear_in_values = False"
     if not mechanism.channelwise:
         mechanism.channelwise = True
         if relative_error(_mixed(mechanism, _matrix(mechanism, given, grid), given.v) + bias, once) <= EXACT:
             return "the matrix differs per channel, so declare channelwise = True"
-    return "channels of v are mixed, so declare probeable = False"
+    return "channels of v are mixed, so declare linear_in_values = False"
