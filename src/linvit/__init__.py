@@ -7,7 +7,6 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from linvit.entries import skip_malformed_entry_points
 from linvit.errors import UserError
 from linvit.registry import attentions, backbones, heads, preset
 
@@ -80,7 +79,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        skip_malformed_entry_points()  # before torch, which they would stop
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'linvit' has no attribute '{name}'")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions
 from operator import attrgetter
 from typing import Any
 
@@ -50,7 +50,7 @@ class Entry:
                 ) from error
             raise UserError(
                 f"{kind} '{self.name}' of {self.owner} cannot be imported from '{self.target}': "
-                f"{type(error).__name__}: {error}. Mend or uninstall {self.owner}, or name another {kind}."
+                f"{type(error).__name__}: {error}. Fix or uninstall {self.owner}, or name another {kind}."
             ) from error
         if not attribute:
             raise UserError(
@@ -60,7 +60,7 @@ class Entry:
         if not callable(loaded):
             raise UserError(
                 f"{kind} '{self.name}' of {self.owner} is {loaded!r}, not a class. "
-                f"Mend the entry point '{self.target}' or uninstall {self.owner}."
+                f"Fix the entry point '{self.target}' or uninstall {self.owner}."
             )
         return loaded  # type: ignore[no-any-return]
 
@@ -109,18 +109,39 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
     return Entry(path, path, f"'{path}'")
 
 
+malformed: set[str] = set()
+"""Distributions whose `entry_points.txt` cannot be read, with their folders."""
+
+
 @functools.cache
 def announced(group: str) -> tuple[Entry, ...]:
-    """The names of a group, read without an import: an entry point is a class, or a module with its presets."""
-    skip_malformed_entry_points()
+    """The names of a group, read without an import: an entry point is a class, or a module with its presets.
+
+    A distribution whose `entry_points.txt` cannot be read is skipped, with a line that names it.
+    """
     found: list[Entry] = []
-    for point in entry_points(group=group):
-        owner = _owner(point.dist)
-        module, attribute = _target(point)
-        presets = [] if attribute else source.presets(module)
-        found += [Entry(name, f"{module}:{name}", owner) for name in presets]
-        if not presets:
-            found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
+    seen = set()
+    for distribution in distributions():
+        try:
+            points = distribution.entry_points.select(group=group)
+        except Exception as error:  # a file of any content
+            where = f"{_owner(distribution)} in '{distribution.locate_file('')}'"
+            if where not in malformed:
+                malformed.add(where)
+                reason = f"its entry_points.txt is malformed ({type(error).__name__})"
+                print(f"linvit: warning: the plug-ins of {where} are skipped: {reason}", file=sys.stderr)
+            continue
+        owner = _owner(distribution) if points else ""
+        if owner in seen:  # installed twice: the first counts, as for Python
+            continue
+        if points and owner != "unknown":
+            seen.add(owner)
+        for point in points:
+            module, attribute = _target(point)
+            presets = [] if attribute else source.presets(module)
+            found += [Entry(name, f"{module}:{name}", owner) for name in presets]
+            if not presets:
+                found.append(Entry(point.name, f"{module}:{attribute}" if attribute else module, owner))
     return tuple(found)
 
 
@@ -130,37 +151,10 @@ def _target(point: EntryPoint) -> tuple[str, str]:
     return (match["module"], match["attr"] or "") if match else (point.value, "")
 
 
-def _owner(distribution: Distribution | None) -> str:
+def _owner(distribution: Distribution) -> str:
     """Name and version of a distribution, as far as its metadata can be read."""
     try:
-        name, version = (None, None) if distribution is None else (distribution.name, distribution.version)
+        name, version = distribution.name, distribution.version
     except Exception:  # a file of any content
         return "unknown"
     return name if name == "linvit" else f"{name} {version}" if name else "unknown"
-
-
-malformed: set[str] = set()
-"""Distributions whose entry points were skipped, with their folders."""
-
-
-@functools.cache
-def skip_malformed_entry_points() -> None:
-    """Makes this process skip a distribution whose `entry_points.txt` cannot be read, with a line that names it.
-
-    Everything in Python that looks for entry points reads those of all distributions, and one that is malformed ends
-    it: torch looks for them when it is imported, Lightning when a trainer is made.
-    """
-    read = Distribution.entry_points.fget  # type: ignore[attr-defined]
-
-    def readable(distribution: Distribution) -> EntryPoints:
-        try:
-            return read(distribution)  # type: ignore[no-any-return]
-        except Exception as error:  # a file of any content
-            where = f"{_owner(distribution)} in '{distribution.locate_file('')}'"
-            if where not in malformed:
-                malformed.add(where)
-                reason = f"its entry_points.txt is malformed ({type(error).__name__})"
-                print(f"linvit: warning: the plug-ins of {where} are skipped: {reason}", file=sys.stderr)
-            return EntryPoints()
-
-    Distribution.entry_points = property(readable)  # type: ignore[assignment]

@@ -106,7 +106,7 @@ class Registry:
             if not (isinstance(constructor, type) and issubclass(constructor, base)):  # type: ignore[arg-type]
                 raise UserError(
                     f"{self.kind} '{name}' of {owners[0].owner} is {constructor!r}, not a subclass of "
-                    f"{self.base.replace(':', '.')}. Mend {owners[0].owner} or name another {self.kind}."
+                    f"{self.base.replace(':', '.')}. Fix {owners[0].owner} or name another {self.kind}."
                 )
         return constructor
 

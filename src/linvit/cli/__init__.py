@@ -5,7 +5,6 @@ import os
 import sys
 from importlib.metadata import version
 
-from linvit.entries import skip_malformed_entry_points
 from linvit.errors import UserError, find_user_error
 from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
@@ -118,7 +117,6 @@ def _prepare() -> None:
     to itself would take up to twice as long. Loader processes inherit the setting. Of the messages of torch's C++ code
     only errors are shown: when a rank has ended, the others would warn of it in a hundred lines.
     """
-    skip_malformed_entry_points()  # before torch, which they would stop
     if not any(name in os.environ for name in WAITING):
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}  # GCC's OpenMP goes by the second alone
     os.environ["PYTHON_COLORS"] = "0"  # tracebacks in colour, whose codes would be written out
