@@ -164,7 +164,7 @@ def test_the_plugin_survives_a_fast_dev_run(cosine, tmp_path):
 
 
 def test_broken_plugins_do_not_harm_the_list(broken, tmp_path):
-    """Nothing is imported: `bad_sleep` would sleep, `bad_exit` would end the process. One has malformed entry points."""
+    """Nothing is imported: `bad_sleep` would sleep, `bad_exit` would end the process. Entry points may be malformed."""
     folder = shutil.copytree(broken, tmp_path / "site")
     write_distribution(folder, "linvit-malformed", "0.1", "[linvit.attentions]\nno sign of equality\n")
     code = (
