@@ -1,7 +1,6 @@
 """`linvit bench attention`: tables, files, plots; what cannot be measured is a row, Ctrl-C keeps what is measured."""
 
 import csv
-import json
 import re
 
 import pytest
@@ -37,7 +36,7 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
     names = ["linear", "focused {focusing_factor: 4}", "torch's SDPA", "naive softmax"]
     for name in names:
         assert len(re.findall(rf"^  {re.escape(name)}(  |$)", printed, re.MULTILINE)) >= 6  # five costs and exponents
-    assert "(tokens N: 32 to 64)" in printed
+    assert "half of the sizes (tokens N) at which a module was measured" in " ".join(printed.split())
     for fact in ("threads: 1", "load: ", "versions: linvit ", "date: "):
         assert fact in printed
     rows = rows_of(tmp_path / "out")
@@ -49,10 +48,12 @@ def test_tables_crossovers_exponents_files_and_plots(tmp_path, capsys):
     cost = linvit.analysis.operations.attention_cost("linear", linvit.Grid((4, 8)), dim=8, num_heads=2)
     assert int(row["macs"]) == cost.matmul
     assert int(row["flops"]) == 2 * cost.matmul + cost.elementwise
-    found = json.loads((tmp_path / "out" / "costs.json").read_text(encoding="utf-8"))
-    assert found["exponents"]["naive softmax"]["forward_peak"]["value"] > 1.5
-    assert set(found["crossovers"]) == {"torch's SDPA", "naive softmax"}
     text = (tmp_path / "out" / "costs.md").read_text(encoding="utf-8")
+    heads, exponents = (
+        re.search(rf"## Growth exponents.*?^(\| {name}\|.*?)$", text, re.M | re.S)[1] for name in ("", "naive softmax ")
+    )
+    assert float(exponents.split("|")[heads.split("|").index(" fwd peak ")]) > 1.5
+    assert re.findall("^## Crossover with (.*)$", text, re.M) == ["torch's SDPA", "naive softmax"]
     for plot in re.findall(r"\]\((\w+\.svg)\)", text):
         svg = (tmp_path / "out" / plot).read_text(encoding="utf-8")
         assert all(name in svg for name in names)
@@ -68,13 +69,13 @@ def test_the_whole_layer_costs_its_projections_besides(tmp_path):
 
 
 def test_modes_are_measured_beside_eager_and_compared_with_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setattr(torch, "compile", lambda call, dynamic, isolate_recompiles: call)
     monkeypatch.setenv("COLUMNS", "60")
     modes = ["--compile", "--no_recompute", "--grids=4,8"]
     assert bench.main(["attention", "linear", *QUICK, *modes, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if line.startswith("  ")) <= 60
-    assert re.search(r"^Compiled / eager, over tokens N\n.*\n  linear, fwd time( +\d\.\d\d){2}$", printed, re.MULTILINE)
+    assert re.search(r"^compiled / eager, over tokens N\n.*\n  linear, fwd time( +\d\.\d\d){2}$", printed, re.MULTILINE)
     assert re.search(r"^  naive softmax, fwd\+bwd time( +\d\.\d\d){2}$", printed, re.MULTILINE)
     with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -82,8 +83,12 @@ def test_modes_are_measured_beside_eager_and_compared_with_it(tmp_path, monkeypa
     assert int(kept["linear", "no recompute", "64"]) > int(kept["linear", "eager", "64"])
     assert ("naive softmax", "compiled", "64") in kept
     assert ("naive softmax", "no recompute", "64") not in kept
-    found = json.loads((tmp_path / "costs.json").read_text(encoding="utf-8"))
-    assert set(found["crossovers"]["naive softmax"]) == {"linear", "linear, compiled", "linear, no recompute"}
+    crossovers = printed.partition("crossover with naive softmax\n")[2].partition("growth exponents")[0]
+    assert re.findall(r"^  (linear\S*(?: \w+)*)", crossovers, re.M) == [
+        "linear",
+        "linear, compiled",
+        "linear, no recompute",
+    ]
     assert "## No recompute / eager, over tokens N" in (tmp_path / "costs.md").read_text(encoding="utf-8")
 
 
@@ -92,7 +97,7 @@ def test_a_size_that_a_mechanism_refuses_or_fails_at_is_a_row(tmp_path, capsys):
     assert bench.main(["attention", *given, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"nystrom \{num_landmarks: 20\}, 4x4: .*20", printed)
-    assert re.search(r"Broken, 8x8: forward: failed: RuntimeError: no such kernel", printed)
+    assert re.search(r"Broken, 8x8: forward pass: failed: RuntimeError: no such kernel", printed)
     rows = rows_of(tmp_path)
     assert rows["nystrom {num_landmarks: 20}", 16]["forward_seconds"] == ""
     assert float(rows["nystrom {num_landmarks: 20}", 64]["forward_seconds"]) > 0
@@ -114,7 +119,7 @@ def test_memory_that_does_not_suffice_is_a_row(tmp_path, monkeypatch, capsys):
     given = ["linear", "--grids=8,64x128", *QUICK[1:], "--forward_only", "--output", str(tmp_path)]
     assert bench.main(["attention", *given]) == 0
     printed = capsys.readouterr().out
-    assert "naive softmax, 64x128: forward: out of memory" in printed
+    assert "naive softmax, 64x128: forward pass: out of memory" in printed
     assert re.search(r"^  naive softmax .* memory$", printed, re.MULTILINE)
     assert re.search(r"^  linear .* \d[\d.]*$", printed, re.MULTILINE)
     assert machine.resource.getrlimit(machine.resource.RLIMIT_DATA) == before

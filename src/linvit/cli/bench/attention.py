@@ -1,10 +1,9 @@
 """`linvit bench attention`: time, memory and operations of mechanisms over the number of tokens."""
 
-from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
+from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings
 from linvit.cli.spec import read_spec
 from linvit.errors import check_number
 from linvit.experiments.bench.attention import BASELINES, attention_costs
-from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import attentions
 from linvit.terminal import argument_parser
@@ -27,7 +26,7 @@ Beside the mechanisms are measured torch's scaled_dot_product_attention
 ("torch's SDPA") and a naive softmax. Printed are the medians, from which
 number of tokens on a mechanism costs less than these (the crossover), and how
 its costs grow with the number of tokens (the exponent). Tables with quartiles
-(Markdown, CSV, JSON) and plots (SVG) are written.
+(Markdown, CSV) and plots (SVG) are written.
 
 --compile and --no_recompute measure each module once more in that mode, in the
 same rounds, and add tables of ratios to the same module eager: 0.7 for the time
@@ -59,23 +58,7 @@ def main(argv: list[str]) -> int:
     check_number("--heads", args.heads, at_least=1, whole=True)
     specs = [read_spec(attentions, name, None) for name in args.names or attentions.names()]
     grids = parse_sizes("--grids", args.grids)
-    how = settings(args)
-    what = "attention layers" if args.layer else "mechanisms alone"
-    found = conditions(args.device) | {
-        "settings": f"{what}, {args.dim} channels, {args.heads} heads, {described(args)}",
-        "batch": str(args.batch),
-    }
-    progress = ProgressLine()
-    costs, interrupted = attention_costs(
-        specs,
-        grids,
-        how,
-        dim=args.dim,
-        num_heads=args.heads,
-        layer=args.layer,
-        budget=args.budget,
-        clock=clock(args),
-        report=progress,
-    )
-    progress.end()
-    return finish(CostReport("Attention", "tokens N", costs, found, list(BASELINES)), args, interrupted)
+    what = f"{'attention layers' if args.layer else 'mechanisms alone'}, {args.dim} channels, {args.heads} heads"
+    shape = {"dim": args.dim, "num_heads": args.heads, "layer": args.layer}
+    costs, known = measured(args, what, attention_costs, specs, grids, settings(args), **shape)
+    return finish(CostReport("Attention", "tokens N", costs, known, list(BASELINES)), args.output)

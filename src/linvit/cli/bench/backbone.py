@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from linvit import yaml_text
-from linvit.cli.bench.options import ProgressLine, add_options, clock, described, finish, parse_sizes, settings
+from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError
 from linvit.experiments.bench.backbone import accuracy_plot, backbone_costs, backbone_label, published
-from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import backbones
 from linvit.terminal import argument_parser
@@ -56,23 +55,15 @@ def main(argv: list[str]) -> int:
     sizes = parse_sizes("--img_sizes", args.img_sizes)
     scores = None if args.scores is None else _scores(args.scores)
     how = settings(args)._replace(optimizer=True)
-    instead = "" if args.attention is None else f"attention {args.attention}, "
-    found = conditions(args.device) | {
-        "settings": f"backbones with classifier, {instead}{described(args)}",
-        "batch": str(args.batch),
-    }
-    progress = ProgressLine()
-    costs, interrupted = backbone_costs(
-        specs, sizes, how, attention=attention, budget=args.budget, clock=clock(args), report=progress
-    )
-    progress.end()
-    report = CostReport("Backbones", "pixels", costs, found, [backbone_label(specs[0])])
+    what = "backbones with classifier" + ("" if args.attention is None else f", attention {args.attention}")
+    costs, known = measured(args, what, backbone_costs, specs, sizes, how, attention=attention)
+    report = CostReport("Backbones", "pixels", costs, known, [backbone_label(specs[0])])
     plots = {}
     if scores is not None:
         plots["accuracy.svg"] = accuracy_plot(report, scores, f"score ({args.scores.name})")
-    elif attention is None and (known := published(report)):
-        plots["accuracy.svg"] = accuracy_plot(report, known, "published ImageNet-1K top-1, %")
-    return finish(report, args, interrupted, plots)
+    elif attention is None and (top1 := published(report)):
+        plots["accuracy.svg"] = accuracy_plot(report, top1, "published ImageNet-1K top-1, %")
+    return finish(report, args.output, plots)
 
 
 def _scores(file: Path) -> dict[str, float]:

@@ -1,18 +1,19 @@
 """What `linvit bench attention` and `linvit bench backbone` have in common: options, progress, and what they print."""
 
 import argparse
+import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from linvit.errors import UserError, check_number
-from linvit.experiments.bench.conditions import load
-from linvit.experiments.bench.costs import Progress
-from linvit.experiments.bench.files import write_report
+from linvit.experiments.bench.conditions import conditions, cpu_load
+from linvit.experiments.bench.costs import Cost, Progress
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
 from linvit.runs.memory import keep_memory
@@ -20,7 +21,8 @@ from linvit.terminal import reflow, terminal_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 EVERY = 20.0  # seconds between lines of progress where there is no terminal
-INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
+CTRL_C = 130  # the exit code of a program that it ended
+INTERRUPTED = "interrupted"  # of the conditions
 
 
 def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> None:
@@ -85,34 +87,51 @@ def settings(args: argparse.Namespace) -> Settings:
         raise UserError(f"--autocast runs in half precision; got --dtype {args.dtype}. Write --dtype bfloat16")
     if "no recompute" in args.modes and args.forward_only:
         raise UserError("--no_recompute changes the backward pass alone, which --forward_only leaves out")
+    if "compiled" in args.modes and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        raise UserError(
+            f"--compile needs a torch.compile that has isolate_recompiles, as torch 2.15; this is {torch.__version__}"
+        )
     dtype, backward = DTYPES[args.dtype], not args.forward_only
     return Settings(args.device, dtype, args.autocast, tuple(args.modes), backward, batch=args.batch)
 
 
-def clock(args: argparse.Namespace) -> Callable[[], float]:
-    """What seconds are counted by."""
-    return time.process_time if args.cpu_time else time.perf_counter
+def measured(
+    args: argparse.Namespace,
+    what: str,
+    measure: Callable[..., tuple[list[Cost], bool]],
+    *arguments: Any,
+    **options: Any,
+) -> tuple[list[Cost], dict[str, str]]:
+    """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them.
 
-
-def described(args: argparse.Namespace) -> str:
-    """The settings in words."""
-    words = [f"batch {args.batch}", args.dtype + (" autocast" if args.autocast else "")]
-    words += [" and ".join(args.modes)]
-    words += ["processor time of one thread"] if args.cpu_time else []
-    return ", ".join(words)
-
-
-def parse_size(option: str, text: str) -> tuple[int, int]:
-    """A size (H, W) such as 14x28, or a side."""
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
-        raise UserError(f"{option} takes sizes such as 14 or 14x28 (height x width), separated by commas; got '{text}'")
-    return int(sides[0]), int(sides[-1])
+    Args:
+        args: Of the command line.
+        what: Is measured, in words.
+        measure: `attention_costs` or `backbone_costs`.
+        arguments: Of `measure`.
+        options: Of `measure`.
+    """
+    how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(args.modes)}"
+    how += ", processor time of one thread" * args.cpu_time
+    known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
+    progress = ProgressLine()
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    costs, interrupted = measure(*arguments, **options, budget=args.budget, clock=clock, report=progress)
+    progress.end()
+    return costs, known | {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
 
 
 def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
-    """Sizes, each once."""
-    return list(dict.fromkeys(parse_size(option, part.strip()) for part in text.split(",")))
+    """Sizes (H, W), each once, from sides and sizes such as "14,14x28"."""
+    found = []
+    for part in text.lower().split(","):
+        sides = part.strip().split("x")
+        if len(sides) > 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
+            raise UserError(
+                f"{option} takes sizes such as 14 or 14x28 (height x width), separated by commas; got '{part}'"
+            )
+        found.append((int(sides[0]), int(sides[-1])))
+    return list(dict.fromkeys(found))
 
 
 class ProgressLine:
@@ -138,40 +157,29 @@ class ProgressLine:
             print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)
 
 
-def finish(
-    report: CostReport, args: argparse.Namespace, interrupted: bool, plots: Mapping[str, str] | None = None
-) -> int:
+def finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:
     """Prints the tables, writes the files, `plots` besides, and returns the exit code.
 
     Raises:
         UserError: If nothing at all could be measured.
     """
+    interrupted = INTERRUPTED in report.conditions
     if not interrupted and not any(cost.peak for cost in report.costs):
         raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))
-    ended = {"load at the end": load()} | ({"interrupted": "yes, by Ctrl-C"} if interrupted else {})
-    report = report._replace(conditions={**report.conditions, **ended})
     for key, value in report.conditions.items():
         print(reflow(f"{key}: {value}"))
-    for metric in report.metrics():
-        print(f"\n{metric.title}, {metric.unit}, over {report.axis}\n{text_table(report.table(metric, spread=False))}")
-    for mode in report.modes():
-        print(f"\n{report.ratio_title(mode)}\n{text_table(report.ratios(mode))}")
-    for baseline in report.baselines if report.grows else ():
-        print("\n" + reflow(report.crossover_note(baseline)))
-        print(text_table(report.crossovers(baseline, brief=True)))
-    if report.grows:
-        print("\n" + reflow(report.exponent_note()))
-        print(text_table(report.exponents()))
+    for title, note, rows, _ in report.sections(spread=False):
+        print("\n".join(["", title, *([reflow(note)] if note else []), text_table(rows)]))
     if report.notes():
         print("\nnot measured:\n  " + "\n  ".join(report.notes()))
-    folder = args.output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
-    write_report(report, folder)
+    folder = output or Path("bench") / datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
+    report.write(folder)
     for name, text in (plots or {}).items():
         (folder / name).write_text(text, encoding="utf-8")
     print(f"\ntables with quartiles and operations, and plots: {folder}")
     if interrupted:
         print("interrupted: the tables have what was measured until then", file=sys.stderr)
-    return INTERRUPTED if interrupted else 0
+    return CTRL_C if interrupted else 0
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:

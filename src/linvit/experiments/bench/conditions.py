@@ -40,12 +40,12 @@ def conditions(device: str = "cpu") -> dict[str, str]:
         "memory": amount,
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         "threads": str(torch.get_num_threads()),
-        "load": load(),
+        "load": cpu_load(),
         "versions": f"linvit {version('linvit')}, torch {torch.__version__}, Python {platform.python_version()}",
     }
 
 
-def load() -> str:
+def cpu_load() -> str:
     """The average number of processes that wanted a processor in the last minute, or that the system does not say."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 

@@ -17,8 +17,12 @@ from linvit.errors import UserError
 from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
 
-PASSES = {"forward": "forward", "forward_backward": "forward + backward", "training_step": "training step"}
-"""Methods of `Runner`, and what notes call them."""
+PASSES = {
+    "forward": ("forward pass", "fwd"),
+    "forward_backward": ("forward and a backward pass", "fwd+bwd"),
+    "training_step": ("training step", "step"),
+}
+"""Methods of `Runner`, and what tables and narrow columns call them."""
 
 
 @dataclass
@@ -105,7 +109,7 @@ def measure_costs(
     with limit, suppress(KeyboardInterrupt):
         for done, i in enumerate(by_size):
             what = "compiling" if costs[i].mode == "compiled" else "memory"
-            report(Progress(f"{what}: {costs[i].label}, {shown(costs[i].size)}", done / len(by_size)))
+            report(Progress(f"{what}: {costs[i].label}, {format_size(costs[i].size)}", done / len(by_size)))
             try:
                 runners[i] = Runner(*candidates[i].build(costs[i].size), settings, costs[i].mode)
                 _memory(costs[i], runners[i])
@@ -131,7 +135,7 @@ def measure_costs(
     return costs, interrupted
 
 
-def shown(size: tuple[int, int]) -> str:
+def format_size(size: tuple[int, int]) -> str:
     """A size as one writes it: "14x28"."""
     return f"{size[0]}x{size[1]}"
 
@@ -166,7 +170,7 @@ def _memory(cost: Cost, runner: Runner) -> None:
             if name != "forward":
                 cost.kept = kept
         except Exception as error:
-            cost.note += f"{'; ' * bool(cost.note)}{PASSES[name]}: {_reason(error)}"
+            cost.note += f"{'; ' * bool(cost.note)}{PASSES[name][0]}: {_reason(error)}"
 
 
 def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], None]:
@@ -178,7 +182,7 @@ def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], Non
                 work()
             except Exception as error:
                 del cost.peak[name]
-                cost.note += f"{'; ' * bool(cost.note)}{PASSES[name]}: {_reason(error)}"
+                cost.note += f"{'; ' * bool(cost.note)}{PASSES[name][0]}: {_reason(error)}"
 
     return run
 

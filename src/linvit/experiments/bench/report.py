@@ -1,22 +1,25 @@
 """The costs of modules as tables, files and plots."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from linvit.experiments.bench.costs import Cost, shown
-from linvit.experiments.bench.growth import Crossover, Exponent, crossover, growth_exponent
-from linvit.experiments.bench.metrics import METRICS, Metric
+from linvit.experiments.bench.costs import PASSES, Cost, format_size
+from linvit.experiments.bench.growth import crossover, crossover_text, growth_exponent
 from linvit.experiments.bench.runner import Mode
-from linvit.plain_text import markdown_table
+from linvit.experiments.measure import Timing
+from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.plain_text import CsvWriter, markdown_table
 
+MIB = 2**20
 CROSSOVER = (
-    "Crossover: from which {0} on a module costs at most what {1} does, up to the largest that was measured "
-    "({2}). Between two measured sizes the ratio of the two costs is taken for a straight line on log axes. Where "
-    "memory does not suffice for one of the two, the other one costs less."
+    "From which {0} on a module costs at most what {1} does, up to the largest that was measured ({2}). Between two "
+    "measured sizes the ratio of the two costs is taken for a straight line on log axes. Where memory does not suffice "
+    "for one of the two, the other one costs less."
 )
 EXPONENT = (
-    "The exponent b of cost = a x size^b, by least squares on log axes over the upper half of the measured range "
-    "({}: {}). 1 is linear growth, 2 quadratic."
+    "The exponent b of cost = a x size^b, by least squares on log axes over the upper half of the sizes ({}) at which "
+    "a module was measured. 1 is linear growth, 2 quadratic."
 )
 OPERATIONS = (
     "MACs are multiply-accumulates of matrix products and convolutions. FLOPs count two for each of them, and one for "
@@ -26,6 +29,65 @@ TIMES = (
     "Medians, quartiles in parentheses. The modules take turns, so that whatever else the machine does meets them all. "
     "Memory is that of the call, beyond inputs and weights; kept for backward are all tensors but weights."
 )
+
+
+class Metric(NamedTuple):
+    """One of the costs that are compared.
+
+    Attributes:
+        key: Its name in files.
+        title: Its name.
+        short: Its name as the head of a narrow column.
+        unit: Its unit.
+        measured: What was measured: a timing, or bytes; None if it was not.
+    """
+
+    key: str
+    title: str
+    short: str
+    unit: str
+    measured: Callable[[Cost], Timing | int | None]
+
+    def value(self, cost: Cost) -> float | None:
+        """The cost in its unit; None if it was not measured."""
+        found = self.measured(cost)
+        return None if found is None else found.median * 1e3 if isinstance(found, Timing) else found / MIB
+
+    def spread(self, cost: Cost) -> tuple[float, float] | None:
+        """The quartiles of a time."""
+        found = self.measured(cost)
+        return (found.quartiles[0] * 1e3, found.quartiles[1] * 1e3) if isinstance(found, Timing) else None
+
+    def ratio(self, over: Cost, under: Cost) -> float | None:
+        """One cost over another; times are compared round by round."""
+        top, bottom = self.measured(over), self.measured(under)
+        if isinstance(top, Timing) and isinstance(bottom, Timing):
+            return top.over(bottom)
+        return top / bottom if isinstance(top, int) and isinstance(bottom, int) and bottom else None
+
+
+METRICS = (
+    *(
+        Metric(f"{key}_time", f"time of a {title}", f"{short} time", "ms", lambda cost, key=key: cost.seconds.get(key))
+        for key, (title, short) in PASSES.items()
+    ),
+    *(
+        Metric(
+            f"{key}_peak", f"peak memory of a {title}", f"{short} peak", "MiB", lambda cost, key=key: cost.peak.get(key)
+        )
+        for key, (title, short) in PASSES.items()
+    ),
+    Metric("kept", "memory kept for backward", "kept", "MiB", lambda cost: cost.kept),
+)
+
+
+class Section(NamedTuple):
+    """A table, what stands above it, and its plot, if it has one."""
+
+    title: str
+    note: str
+    rows: list[list[str]]
+    plot: str = ""
 
 
 class CostReport(NamedTuple):
@@ -50,9 +112,15 @@ class CostReport(NamedTuple):
         """The modules in each of their modes, once."""
         return list(dict.fromkeys(cost.label for cost in self.costs))
 
+    @property
     def metrics(self) -> list[Metric]:
         """Those that were measured at all."""
         return [metric for metric in METRICS if any(metric.value(cost) is not None for cost in self.costs)]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Those that were measured, the smallest first."""
+        return [size for _, size in sorted({(cost.amount, cost.size) for cost in self.costs})]
 
     def curve(self, name: str, metric: Metric) -> dict[float, float]:
         """A cost by tokens or pixels; infinity where memory did not suffice."""
@@ -65,138 +133,136 @@ class CostReport(NamedTuple):
                 found[float(cost.amount)] = float("inf")
         return found
 
-    def exponent(self, name: str, metric: Metric) -> Exponent | None:
-        """How a cost grows."""
-        return growth_exponent({n: value for n, value in self.curve(name, metric).items() if value < float("inf")})
-
-    @property
-    def compared(self) -> list[str]:
-        """The modules, in each of their modes, that are no baselines."""
-        return list(dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines))
-
-    def crossover(self, name: str, baseline: str, metric: Metric) -> Crossover | None:
+    def crossover(self, name: str, baseline: str, metric: Metric) -> str:
         """From which size a module costs at most what a baseline does, in the same mode if it was measured in that."""
         mode = next(cost.mode for cost in self.costs if cost.label == name)
         same = {cost.mode: cost.label for cost in self.costs if cost.name == baseline}.get(mode, baseline)
-        return crossover(self.curve(name, metric), self.curve(same, metric))
+        return crossover_text(crossover(self.curve(name, metric), self.curve(same, metric)))
 
-    def table(self, metric: Metric, *, spread: bool) -> list[list[str]]:
-        """A metric: a row per module, a column per size."""
-        at = {(cost.label, cost.size): cost for cost in self.costs}
-        rows = [[name, *(_cell(at.get((name, size)), metric, spread) for size in self.sizes)] for name in self.names]
-        return [self._head(), *rows]
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Those that were measured, the smallest first."""
-        return [size for _, size in sorted({(cost.amount, cost.size) for cost in self.costs})]
-
-    @property
-    def grows(self) -> bool:
-        """Whether it can be said how costs grow: something was measured, at two sizes or more."""
-        return len(self.sizes) > 1 and bool(self.metrics())
-
-    def _head(self) -> list[str]:
-        """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
-        amounts = [height * width for height, width in self.sizes]
-        plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
-        return ["", *([f"{amount:,}" for amount in amounts] if plain else map(shown, self.sizes))]
-
-    def modes(self) -> list[Mode]:
-        """Those that are compared with eager."""
-        return list(dict.fromkeys(cost.mode for cost in self.costs if cost.mode != "eager" and cost.peak))
-
-    def ratios(self, mode: Mode) -> list[list[str]]:
-        """What modules cost in a mode over what they cost eager: a row per module and metric, a column per size.
-
-        Those of times are medians over the rounds.
-        """
-        at = {(cost.name, cost.mode, cost.size): cost for cost in self.costs}
-        rows = [self._head()]
-        for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
-            for metric in self.metrics():
-                found = [metric.ratio(at[name, mode, size], at[name, "eager", size]) for size in self.sizes]
-                if any(found):
-                    rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
-        return rows
-
-    def operations(self) -> list[list[str]]:
-        """Parameters, MACs and FLOPs at each size."""
-        rows = [["", "size", "parameters", "MACs", "FLOPs"]]
-        for cost in (cost for cost in self.costs if cost.mode == "eager"):
-            numbers = (cost.parameters, cost.macs, cost.flops)
-            rows.append([cost.name, shown(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
-        return rows
-
-    def crossovers(self, baseline: str, *, brief: bool) -> list[list[str]]:
-        """From which size each module costs at most what a baseline does, a column per metric."""
-        rows = [["", *(metric.short for metric in self.metrics())]]
-        for name in self.compared:
-            found = [self.crossover(name, baseline, metric) for metric in self.metrics()]
-            rows.append([name, *("-" if one is None else one.brief if brief else str(one) for one in found)])
-        return rows
-
-    def exponents(self) -> list[list[str]]:
-        """The exponent of each cost, a column per metric."""
-        rows = [["", *(metric.short for metric in self.metrics())]]
-        for name in self.names:
-            found = [self.exponent(name, metric) for metric in self.metrics()]
-            rows.append([name, *("-" if one is None else f"{one.value:.2f}" for one in found)])
-        return rows
-
-    def crossover_note(self, baseline: str) -> str:
-        """What the table of crossovers says, and how it was made."""
-        amounts = [cost.amount for cost in self.costs]
-        return CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
-
-    def ratio_title(self, mode: Mode) -> str:
-        """The head of the table of ratios."""
-        return f"{mode.capitalize()} / eager, over {self.axis}"
-
-    def exponent_note(self) -> str:
-        """What the table of exponents says, and what they are fitted to."""
-        fits = (self.exponent(name, metric) for name in self.names for metric in self.metrics())
-        ranges = sorted({(fit.first, fit.last) for fit in fits if fit is not None})
-        fitted = "; ".join(f"{first:,.0f} to {last:,.0f}" for first, last in ranges) or "too few sizes"
-        return EXPONENT.format(self.axis, fitted)
+    def sections(self, *, spread: bool) -> Iterator[Section]:
+        """All tables, those of times with their quartiles if `spread`."""
+        for metric in self.metrics:
+            title = f"{metric.title}, {metric.unit}, over {self.axis}"
+            yield Section(title, "", self._table(metric, spread), f"{metric.key}.svg")
+        for mode in dict.fromkeys(cost.mode for cost in self.costs if cost.mode != "eager" and cost.peak):
+            yield Section(f"{mode} / eager, over {self.axis}", "", self._ratios(mode))
+        if len(self.sizes) > 1 and self.metrics:
+            amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
+            compared = dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines)
+            for baseline in self.baselines:
+                rows = [
+                    [name, *(self.crossover(name, baseline, metric) for metric in self.metrics)] for name in compared
+                ]
+                note = CROSSOVER.format(self.axis, baseline, f"{min(amounts):,} to {max(amounts):,}")
+                yield Section(f"crossover with {baseline}", note, [titles, *rows])
+            fits = {name: [growth_exponent(self.curve(name, metric)) for metric in self.metrics] for name in self.names}
+            rows = [[name, *("-" if fit is None else f"{fit:.2f}" for fit in own)] for name, own in fits.items()]
+            yield Section("growth exponents", EXPONENT.format(self.axis), [titles, *rows])
 
     def notes(self) -> list[str]:
         """What was not measured, and why."""
-        return [f"{cost.label}, {shown(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
+        return [f"{cost.label}, {format_size(cost.size)}: {cost.note}" for cost in self.costs if cost.note]
 
     def footnote(self) -> str:
         """How and on what was measured, in two lines."""
         return "{settings}\n{machine}; {date}".format(**self.conditions)
 
+    def _table(self, metric: Metric, spread: bool) -> list[list[str]]:
+        """A metric: a row per module, a column per size."""
+        at = {(cost.label, cost.size): cost for cost in self.costs}
+        rows = [[name, *(_entry(at.get((name, size)), metric, spread) for size in self.sizes)] for name in self.names]
+        return [self._head(), *rows]
+
+    def _head(self) -> list[str]:
+        """The first row of a table over the sizes: numbers of tokens where these differ, else sizes."""
+        amounts = [height * width for height, width in self.sizes]
+        plain = self.axis == "tokens N" and len(set(amounts)) == len(amounts)
+        return ["", *([f"{amount:,}" for amount in amounts] if plain else map(format_size, self.sizes))]
+
+    def _ratios(self, mode: Mode) -> list[list[str]]:
+        """What modules cost in a mode over what they cost eager; those of times are medians over the rounds."""
+        at = {(cost.name, cost.mode, cost.size): cost for cost in self.costs}
+        rows = [self._head()]
+        for name in dict.fromkeys(cost.name for cost in self.costs if cost.mode == mode):
+            for metric in self.metrics:
+                found = [metric.ratio(at[name, mode, size], at[name, "eager", size]) for size in self.sizes]
+                if any(found):
+                    rows.append([f"{name}, {metric.short}", *("-" if one is None else f"{one:.2f}" for one in found)])
+        return rows
+
+    def _operations(self) -> list[list[str]]:
+        rows = [["", "size", "parameters", "MACs", "FLOPs"]]
+        for cost in (cost for cost in self.costs if cost.mode == "eager"):
+            numbers = (cost.parameters, cost.macs, cost.flops)
+            rows.append([cost.name, format_size(cost.size), *("-" if n is None else f"{n:,}" for n in numbers)])
+        return rows
+
     def markdown(self) -> str:
         """All tables, with the plots beside them."""
-        parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items())]
-        parts.append(TIMES)
-        for metric in self.metrics():
-            heading = f"{metric.title[0].upper()}{metric.title[1:]}, {metric.unit}"
-            parts += [f"## {heading}", f"![{metric.title}]({metric.key}.svg)"]
-            parts.append(markdown_table(self.table(metric, spread=True)))
-        for mode in self.modes():
-            parts += [f"## {self.ratio_title(mode)}", markdown_table(self.ratios(mode))]
-        for baseline in self.baselines if self.grows else ():
-            parts += [f"## Crossover with {baseline}", self.crossover_note(baseline)]
-            parts.append(markdown_table(self.crossovers(baseline, brief=False)))
-        if self.grows:
-            parts += ["## Growth exponents", self.exponent_note(), markdown_table(self.exponents())]
-        parts += ["## Operations of a forward pass on one image", OPERATIONS, markdown_table(self.operations())]
+        parts = [f"# {self.title}", "\n".join(f"- {key}: {value}" for key, value in self.conditions.items()), TIMES]
+        operations = Section("operations of a forward pass on one image", OPERATIONS, self._operations())
+        for title, note, rows, plot in (*self.sections(spread=True), operations):
+            picture = f"![{title}]({plot})" if plot else ""
+            parts += filter(None, [f"## {title[0].upper()}{title[1:]}", picture, note, markdown_table(rows)])
         if self.notes():
             parts += ["## Not measured", "\n".join(f"- {note}" for note in self.notes())]
         return "\n\n".join(parts) + "\n"
 
+    def plots(self) -> Iterator[tuple[str, str]]:
+        """The name and the text of an SVG file for each cost."""
+        ticks = tuple(sorted({float(cost.amount) for cost in self.costs}))
+        baseline, note = next(iter(self.baselines), None), self.footnote()
+        if baseline is not None:
+            note += f"\nin brackets: {self.axis} from which on it costs at most what {baseline} does"
+        for metric in self.metrics:
+            series = []
+            for name in self.names:
+                measured = [cost for cost in self.costs if cost.label == name and metric.value(cost) is not None]
+                measured.sort(key=lambda cost: cost.amount)
+                points = tuple((float(cost.amount), metric.value(cost) or 0.0) for cost in measured)
+                spread = tuple(bounds for cost in measured for bounds in [metric.spread(cost)] if bounds is not None)
+                met = "-" if baseline in (None, name) else self.crossover(name, str(baseline), metric)
+                series.append(Series(name if met == "-" else f"{name} ({met})", points, spread))
+            axes = Axis(self.axis, True, ticks), Axis(f"{metric.title}, {metric.unit}", True)
+            yield f"{metric.key}.svg", line_plot(f"{self.title}: {metric.title}", series, *axes, note)
 
-def number(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    def write(self, folder: Path) -> None:
+        """Writes `costs.csv`, `costs.md` and a plot of each cost over the size; the folder is made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        also = {"date": self.conditions["date"], "machine": self.conditions["machine"]}
+        rows = [_row(cost, int(self.conditions["batch"])) | also for cost in self.costs]
+        with (folder / "costs.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = CsvWriter(file)
+            writer.writerow(list(rows[0]))
+            writer.writerows(["" if value is None else value for value in row.values()] for row in rows)
+        for name, text in (("costs.md", self.markdown()), *self.plots()):
+            (folder / name).write_text(text, encoding="utf-8")
 
 
-def _cell(cost: Cost | None, metric: Metric, spread: bool) -> str:
+def _row(cost: Cost, batch: int) -> dict[str, Any]:
+    """The columns of the CSV file; seconds and bytes."""
+    row: dict[str, Any] = {"name": cost.name, "mode": cost.mode, "height": cost.size[0], "width": cost.size[1]}
+    row |= {"amount": cost.amount, "batch": batch}
+    row |= {"parameters": cost.parameters, "macs": cost.macs, "flops": cost.flops}
+    for key in PASSES:
+        timing = cost.seconds.get(key)
+        low, high = (None, None) if timing is None else timing.quartiles
+        row |= {f"{key}_seconds": None if timing is None else timing.median}
+        row |= {f"{key}_seconds_low": low, f"{key}_seconds_high": high}
+        row |= {f"{key}_samples": None if timing is None else len(timing.samples)}
+        row |= {f"{key}_images_per_second": None if timing is None else batch / timing.median}
+        row |= {f"{key}_peak_bytes": cost.peak.get(key)}
+    return row | {"kept_for_backward_bytes": cost.kept, "note": cost.note}
+
+
+def _entry(cost: Cost | None, metric: Metric, spread: bool) -> str:
     value = None if cost is None else metric.value(cost)
     if cost is None or value is None:
         return "memory" if cost is not None and "out of memory" in cost.note else "-"
     quartiles = metric.spread(cost) if spread else None
-    return number(value) + (f" ({number(quartiles[0])}-{number(quartiles[1])})" if quartiles else "")
+    return _number(value) + (f" ({_number(quartiles[0])}-{_number(quartiles[1])})" if quartiles else "")
+
+
+def _number(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

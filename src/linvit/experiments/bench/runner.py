@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from linvit.tasks.execution import keep_attention_features
 
 Mode = Literal["eager", "compiled", "no recompute"]
-"""How a module is executed: as it is; by `torch.compile` with static shapes, for each size anew; or as it is, but its
+"""How a module is executed: as it is; by `torch.compile` with static shapes, for each size again; or as it is, but its
 attention keeps for backward what it would else compute once more (`recompute_attention=false` of a task)."""
 
 
@@ -104,12 +103,8 @@ class Runner:
         def call() -> Tensor:
             return module(*self.inputs, **self.options)  # type: ignore[no-any-return]
 
-        if self.mode != "compiled":
-            return call
-        # torch.compile keeps what it compiled by code object, and gives up after a few: each module gets its own
-        code = call.__code__.replace(co_name=f"call_{id(module)}")
-        own = types.FunctionType(code, call.__globals__, closure=call.__closure__)
-        return torch.compile(own, dynamic=False)
+        # by default torch.compile keeps what it compiles of one function together, and gives up after a few sizes
+        return torch.compile(call, dynamic=False, isolate_recompiles=True) if self.mode == "compiled" else call
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.autocast:
