@@ -50,7 +50,7 @@ usage: linvit VERB [options]
   bench      what mechanisms and backbones cost, and how fast images are loaded:
                linvit bench attention softmax linear focused
                linvit bench backbone deit_tiny flatten_deit_tiny
-               linvit bench data path/to/imagenet --config imagenet/swin_tiny
+               linvit bench data path/to/imagenet
   analyze    ranks and maps of a trained model's attention, as a page:
                linvit analyze --ckpt_path RUN
   verify-resume

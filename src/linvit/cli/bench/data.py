@@ -1,10 +1,8 @@
-"""`linvit bench data`: how fast images are loaded, beside timm's loader and beside the model."""
+"""`linvit bench data`: how fast images are loaded, beside timm's loader."""
 
 import argparse
-import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,33 +10,25 @@ from typing import Any
 
 import timm
 import torch
-from jsonargparse import Namespace
-from lightning.fabric import Fabric
-from torch.nn import functional as F
+from timm.data import ImageDataset, create_loader
 
-from linvit.cli.bench.loaders import linvit_loader, rate, timm_loader, unknown_to_timm
 from linvit.data import ClassificationData
-from linvit.data.base import ImageData
-from linvit.data.transforms.classification import Augmentation
+from linvit.data.transforms.classification import Augmentation, TrainTransform
+from linvit.data.transforms.rand_augment import THREE_AUGMENT
 from linvit.errors import UserError, check_number
-from linvit.runs.parser import build_task
 from linvit.runs.trained import data_of, read_settings
-from linvit.tasks.base import SET_BY_DATA
 from linvit.terminal import argument_parser
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
-WORKERS = 8
-CPU_BATCH = 8  # of the model: a recipe's batch is made for a GPU, and on a CPU takes minutes and all the memory
 EPILOG = """examples:
   linvit bench data path/to/folder    linvit's loader and timm's, with DeiT's
                                       augmentation at 224x224
-  linvit bench data --config imagenet/swin_tiny --source path/to/folder
-                                      the same with a model: which of the two
-                                      waits for the other?
+  linvit bench data path/to/folder --config imagenet/swin_tiny
+                                      with the augmentation of a configuration
 
 "images/s per core" is the number of images divided by the CPU seconds of one
-thread that decodes, augments and collates them to 8-bit batches. The work on
-whole batches on the device (normalising, erasing) is timed on its own.
+thread that decodes, augments and collates them to 8-bit batches. Whether
+training waits for its images says data_wait in the curves of a run.
 """
 
 
@@ -50,36 +40,32 @@ def main(argv: list[str]) -> int:
     """
     parser = argument_parser("linvit bench data", __doc__, EPILOG)
     parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
-    parser.add_argument("--config", metavar="CONFIG", help="experiment whose data and model are measured")
-    parser.add_argument("--source", dest="instead", metavar="SOURCE", help="the same as the first argument")
-    parser.add_argument("--images", type=int, default=512, help="images per round and loader (512)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (5)")
+    parser.add_argument("--config", metavar="CONFIG", help="configuration whose data is measured")
+    parser.add_argument("--images", type=int, default=512, help="images per round and loader (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; loaders take turns (%(default)s)")
     args = parser.parse_intermixed_args(argv)  # linvit bench data --images 64 FOLDER
     check_number("--images", args.images, at_least=1, whole=True)
     check_number("--rounds", args.rounds, at_least=1, whole=True)
-    source = args.source or args.instead
-    if source is None and args.config is None:
+    if args.source is None and args.config is None:
         raise UserError("linvit bench data needs images: linvit bench data FOLDER, or --config FILE")
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _measure(args, source, threads)
+        _measure(args)
     finally:
         torch.set_num_threads(threads)
     return 0
 
 
-def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None:
-    """Times the loaders on one thread, and the model on as many as it would have."""
-    if args.config is None:
-        settings, data, workers = None, ClassificationData(str(source), augmentation=RECIPE), WORKERS
-    else:
-        # a set that takes the place of the configuration's has classes of its own
-        given = [] if source is None else [f"--data.source={source}", "--data.num_classes=null"]
-        settings = read_settings("linvit bench data", ["--config", args.config, *given])
-        data, workers = _checked(data_of(settings))
-    data.num_workers = 0  # in this process: its CPU seconds are counted
+def _measure(args: argparse.Namespace) -> None:
+    """Times the loaders in this process, whose CPU seconds are counted."""
+    data: Any = ClassificationData(args.source or "", augmentation=RECIPE)
+    if args.config is not None:  # a set that takes the place of the configuration's has classes of its own
+        given = [] if args.source is None else [f"--data.source={args.source}", "--data.num_classes=null"]
+        data = data_of(read_settings("linvit bench data", ["--config", args.config, *given]))
+    if not isinstance(data, ClassificationData):
+        raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
+    data.num_workers = 0
     data.setup("fit")
     count = len(data.train_set)
     if count < data.batch_size:
@@ -87,88 +73,68 @@ def _measure(args: argparse.Namespace, source: str | None, threads: int) -> None
             f"'{data.source}' has {count} training images, less than one batch of {data.batch_size}; add some"
         )
     augmentation = data.train_transform.augmentation
-    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}")
-    print(f"{augmentation}\n")
+    print(f"{args.images} of {count} images of {data.source}, {data.size[0]}x{data.size[1]}\n{augmentation}\n")
 
-    loaders: dict[str, Callable[[], Any]] = {
-        "linvit": linvit_loader(data, replace(augmentation, augment_on="worker")),
-        "linvit, augment_on: device": linvit_loader(data, replace(augmentation, augment_on="device")),
-    }
-    folder = Path(data.source) / "train"
-    missing = unknown_to_timm(folder, augmentation)
-    if missing:
+    loaders: dict[str, Callable[[], Any]] = {}
+    if missing := _unknown_to_timm(data, augmentation):
         print(f"timm's loader is left out; it does not do {', '.join(missing)}\n")
     else:
-        loaders = {f"timm {timm.__version__}": timm_loader(folder, data, augmentation)} | loaders
+        loaders[f"timm {timm.__version__}"] = lambda: _timm_loader(data, augmentation)
+    loaders["linvit"] = lambda: _loader(data, replace(augmentation, augment_on="worker"))
+    loaders["linvit, augment_on: device"] = lambda: _loader(data, replace(augmentation, augment_on="device"))
     rounds = [{name: rate(loader(), args.images) for name, loader in loaders.items()} for _ in range(args.rounds)]
-    rates = {name: statistics.median(one[name] for one in rounds) for name in loaders}
     base = next(iter(loaders))
     print(f"  {'loader':<28} images/s per core   ratio")
-    for name, median in rates.items():
+    for name in loaders:
         ratio = statistics.median(one[name] / one[base] for one in rounds)
-        print(f"  {name:<28} {median:>17.0f} {ratio:>7.2f}")
-    fabric = Fabric(accelerator="auto", devices=1, precision=_precision(settings))
-    print(f"\n  on the device ({fabric.device.type}), per batch of {data.batch_size}:")
-    for name in ("linvit", "linvit, augment_on: device"):
-        print(f"  {name:<28} {_device_seconds(data, loaders[name](), fabric) * 1e3:>14.1f} ms")
-    if settings is not None:
-        torch.set_num_threads(threads)
-        _compare(settings, data, fabric, rates[f"linvit{_suffix(augmentation)}"], workers)
+        print(f"  {name:<28} {statistics.median(one[name] for one in rounds):>17.0f} {ratio:>7.2f}")
 
 
-def _suffix(augmentation: Augmentation) -> str:
-    return ", augment_on: device" if augmentation.augment_on == "device" else ""
+def _loader(data: ClassificationData, augmentation: Augmentation) -> Any:
+    """Our training loader with an augmentation."""
+    data.train_set.reader.transform = TrainTransform(data.size, augmentation, data.mean)
+    return data.train_dataloader()
 
 
-def _checked(data: ImageData) -> tuple[ClassificationData, int]:
-    """The data, and its number of loader processes."""
-    if not isinstance(data, ClassificationData):
-        raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
-    return data, data.num_workers
+def _unknown_to_timm(data: ClassificationData, given: Augmentation) -> list[str]:
+    """The parts of a recipe that timm's loader cannot do: it would fail, or do something else."""
+    unknown = [] if Path(data.source, "train").is_dir() else ["images outside a folder"]
+    if given.crop_scale is None:
+        unknown.append("crop_scale: null")
+    if given.auto_augment == THREE_AUGMENT:
+        unknown.append(f"auto_augment: {THREE_AUGMENT}")
+    return unknown + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 
-def _precision(settings: Namespace | None) -> Any:
-    trainer = settings.trainer if settings is not None else None
-    return trainer.get("precision") if isinstance(trainer, dict) else None
+def _timm_loader(data: ClassificationData, given: Augmentation) -> Any:
+    """The training loader of timm for the same files and recipe, without the part that runs on the device."""
+    policy = given.auto_augment
+    if policy and policy.startswith("rand") and "mmax" not in policy:
+        policy += "-mmax9"  # at magnitude 10 timm posterizes to 0 bits, which Pillow 13 refuses
+    return create_loader(
+        ImageDataset(str(Path(data.source, "train"))),  # type: ignore[no-untyped-call]
+        input_size=(3, *data.size),
+        batch_size=data.batch_size,
+        is_training=True,
+        scale=given.crop_scale,
+        ratio=given.crop_ratio,
+        hflip=given.hflip,
+        color_jitter=given.color_jitter,
+        auto_augment=policy,
+        interpolation=given.interpolation,
+        re_prob=given.random_erasing,
+        re_mode="pixel",
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device("cpu"),
+    ).loader
 
 
-def _device_seconds(data: ClassificationData, loader: Any, fabric: Fabric, repeats: int = 5) -> float:
-    """Median of the seconds that a batch takes on the device, without its transfer."""
-    batch = next(iter(loader))
-    batch["image"] = fabric.to_device(batch["image"])
-    return _seconds(lambda: data.on_after_batch_transfer(dict(batch), 0), fabric, repeats)
-
-
-def _seconds(work: Callable[[], Any], fabric: Fabric, repeats: int) -> float:
-    taken = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        work()
-        if fabric.device.type == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])  # the first one warms up
-
-
-def _compare(settings: Namespace, data: ClassificationData, fabric: Fabric, per_core: float, workers: int) -> None:
-    """Times training steps of the model on one batch; prints whether the loader or the model is the slower one."""
-    facts = {fact: getattr(data, fact) for fact in SET_BY_DATA if getattr(data, fact) is not None}
-    task = build_task(settings.model, **facts)
-    model, optimizer = fabric.setup(task, torch.optim.AdamW(task.parameters()))
-    batch = min(data.batch_size, CPU_BATCH) if fabric.device.type == "cpu" else data.batch_size
-    images = torch.randn(batch, data.in_chans, *data.size, device=fabric.device)
-    labels = torch.zeros(batch, dtype=torch.long, device=fabric.device)
-
-    def step() -> None:
-        fabric.backward(F.cross_entropy(model(images), labels))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trained = batch / _seconds(step, fabric, 3)
-    cores = min(max(workers, 1), os.cpu_count() or 1)
-    loaded = per_core * cores
-    waits = "the model waits for the loader" if loaded < trained else "the loader waits for the model"
-    print(f"\n  the model trains on {trained:.0f} images/s ({fabric.device.type}, {batch} per step)")
-    print(f"  {workers} loader processes on {cores} cores load {loaded:.0f} images/s: {waits}")
+def rate(loader: Any, images: int) -> float:
+    """Images per CPU second of this thread."""
+    count, started = 0, time.thread_time()
+    for batch in loader:
+        count += len(batch["image"] if isinstance(batch, dict) else batch[0])
+        if count >= images:
+            break
+    return count / (time.thread_time() - started)

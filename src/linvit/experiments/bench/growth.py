@@ -47,7 +47,7 @@ def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> 
     if math.inf in (costs[low], baseline[high]):
         return high
     before, after = (math.log(costs[size] / baseline[size]) for size in (low, high))
-    return low * (high / low) ** (before / (before - after))
+    return float(low * (high / low) ** (before / (before - after)))
 
 
 def crossover_text(size: float | None) -> str:

@@ -66,15 +66,17 @@ class Metric(NamedTuple):
         return top / bottom if isinstance(top, int) and isinstance(bottom, int) and bottom else None
 
 
+def _of_pass(attribute: str, key: str) -> Callable[[Cost], Timing | int | None]:
+    return lambda cost: getattr(cost, attribute).get(key)
+
+
 METRICS = (
     *(
-        Metric(f"{key}_time", f"time of a {title}", f"{short} time", "ms", lambda cost, key=key: cost.seconds.get(key))
+        Metric(f"{key}_time", f"time of a {title}", f"{short} time", "ms", _of_pass("seconds", key))
         for key, (title, short) in PASSES.items()
     ),
     *(
-        Metric(
-            f"{key}_peak", f"peak memory of a {title}", f"{short} peak", "MiB", lambda cost, key=key: cost.peak.get(key)
-        )
+        Metric(f"{key}_peak", f"peak memory of a {title}", f"{short} peak", "MiB", _of_pass("peak", key))
         for key, (title, short) in PASSES.items()
     ),
     Metric("kept", "memory kept for backward", "kept", "MiB", lambda cost: cost.kept),

@@ -104,7 +104,9 @@ class Runner:
             return module(*self.inputs, **self.options)  # type: ignore[no-any-return]
 
         # by default torch.compile keeps what it compiles of one function together, and gives up after a few sizes
-        return torch.compile(call, dynamic=False, isolate_recompiles=True) if self.mode == "compiled" else call
+        if self.mode != "compiled":
+            return call
+        return torch.compile(call, dynamic=False, isolate_recompiles=True)  # type: ignore[call-overload, no-any-return]
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.autocast:
