@@ -67,7 +67,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code. What the user can mend is printed without a traceback."""
+    """Runs the command line; returns the exit code. What the user can fix is printed without a traceback."""
     argv = sys.argv[1:] if argv is None else argv
     if not isinstance(sys.stdout, PrintableStream):  # before a library keeps the stream
         sys.stdout, sys.stderr = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         mistake = find_user_error(error)
         if mistake is None:
             if isinstance(error, ImportError):
-                print("linvit: a package cannot be imported; linvit doctor says how to mend it", file=sys.stderr)
+                print("linvit: a package cannot be imported; linvit doctor says how to fix it", file=sys.stderr)
             raise
         message = str(mistake).rpartition("UserError: ")[2]  # a loader process sends its traceback along
         print(f"linvit: error: {message}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -32,25 +33,36 @@ def reason_to_reject(registry: Registry, name: str) -> str | None:
     return None
 
 
-def why_not(registry: Registry, name: str, timeout: float) -> str | None:
-    """Why a fresh process cannot import a name within so many seconds, or None."""
-    paths = os.pathsep.join(sys.path)  # so that it sees the packages that are seen here
+def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str], str]:
+    """The lines that a program of Python prints in a fresh process, and how that ended, in words.
+
+    Args:
+        program: Its text.
+        arguments: Of the program.
+        timeout: Seconds after which it is ended.
+    """
     try:
-        process = subprocess.run(
-            [sys.executable, "-P", "-c", CHECK, registry.kind, name],
-            env={**os.environ, "PYTHONPATH": paths},
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # so that it sees the same packages
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=timeout,
         )
-        reason: str | None = json.loads(process.stdout.splitlines()[-1])["reason"]
-    except subprocess.TimeoutExpired:
-        return f"its import takes more than {timeout:g} s (--timeout)"
+    except subprocess.TimeoutExpired as error:
+        return (error.stdout or b"").decode(errors="replace").splitlines(), f"takes more than {timeout:g} s (--timeout)"
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    code = signal.Signals(-done.returncode).name if done.returncode < 0 else f"code {done.returncode}"
+    return done.stdout.decode(errors="replace").splitlines(), f"ends the process with {code}{last and f': {last}'}"
+
+
+def why_not(registry: Registry, name: str, timeout: float) -> str | None:
+    """Why a fresh process cannot import a name within so many seconds, or None."""
+    lines, ending = run_apart(CHECK, registry.kind, name, timeout=timeout)
+    try:
+        reason: str | None = json.loads(lines[-1])["reason"]
     except (ValueError, IndexError, KeyError, TypeError):
-        last = process.stderr.strip().rpartition("\n")[2]
-        return f"its import ends the process with code {process.returncode}{last and f': {last}'}"
+        return f"its import {ending}"
     return reason
 
 

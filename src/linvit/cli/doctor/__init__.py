@@ -1,19 +1,22 @@
-"""`linvit doctor`: what an installation and its machine have, what is wrong with them, and how to mend it."""
+"""`linvit doctor`: what an installation and its machine have, what is wrong with them, and how to fix it."""
 
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import metadata
+from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from linvit import entries, machine
-from linvit.cli.doctor import packages, probe
-from linvit.cli.doctor.problem import Problem
+from linvit.cli.doctor import probe
+from linvit.cli.doctor.probe import Problem, Report
 from linvit.cli.import_check import REGISTRIES, TIMEOUT, why_not
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
@@ -24,7 +27,6 @@ GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED = GIB // 4  # two loader processes with batches of 128 images of 224 pixels
 LEAST_DISK = 2 * GIB  # two checkpoints of a large model
-COLUMN = 14
 
 
 def main(argv: list[str]) -> int:
@@ -37,10 +39,10 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
     problems = [*_installation(), *_machine(args.output)]
-    findings = probe.examine(args.timeout)
-    _devices(findings)
-    problems += findings.problems
-    if findings.torch:
+    report = probe.examine(args.timeout)
+    problems += report.problems
+    _devices(report)
+    if report.torch:
         problems += _plugins(args.timeout)
     else:
         _show("plug-ins", "not looked at: they need torch")
@@ -53,18 +55,48 @@ def main(argv: list[str]) -> int:
 
 def _installation() -> Iterator[Problem]:
     """Shows Python and the packages; finds those that are missing or too old."""
-    needed = packages.requirements()
-    _show("linvit", f"{packages.installed('linvit') or 'not installed'} in {Path(__file__).parents[2]}")
+    _show("linvit", f"{installed('linvit') or 'not installed'} in {Path(__file__).parents[2]}")
     _show("python", f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}")
-    versions = [f"{name} {packages.installed(name) or 'missing'}" for name, _, extra in needed if not extra]
-    _show("packages", ", ".join(versions))
-    for extra in sorted({requirement.extra for requirement in needed} - {""}):
-        missing = [name for name, _, group in needed if group == extra and packages.installed(name) is None]
+    needed = requirements()
+    if not needed:
+        yield Problem("linvit itself is not installed, so its plug-ins and names are unknown", "pip install linvit")
+        return
+    _show("packages", ", ".join(f"{one.name} {installed(one.name) or 'missing'}" for one in needed[""]))
+    for extra in sorted({*needed} - {""}):
+        missing = [one.name for one in needed[extra] if installed(one.name) is None]
         _show(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed")
-    least = re.search(r"[\d.]+", metadata("linvit")["Requires-Python"] or "") if needed else None
-    if least and sys.version_info[:3] < tuple(map(int, least[0].split("."))):
-        yield Problem(f"Python {platform.python_version()} is older than linvit needs ({least[0]})", "use a newer one")
-    yield from packages.examine([requirement for requirement in needed if not requirement.extra])
+    least = metadata.metadata("linvit").get("Requires-Python", "")
+    if platform.python_version() not in SpecifierSet(least, prereleases=True):
+        yield Problem(f"Python {platform.python_version()} is not what linvit needs ({least})", "use another one")
+    for one in needed[""]:
+        version, remedy = installed(one.name), f"pip install '{one.name}{one.specifier}'"
+        if version is None:
+            yield Problem(f"{one.name} is not installed", remedy)
+        elif Version(version).base_version not in one.specifier:  # 2.11.0+cu132 and 2.11rc1 are taken for 2.11
+            yield Problem(f"{one.name} {version} does not fit linvit, which needs {one.name}{one.specifier}", remedy)
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """What linvit's own metadata declares by optional group, of which "" is none; empty if it is not installed."""
+    found: dict[str, list[Requirement]] = {}
+    try:
+        declared = [Requirement(line) for line in metadata.requires("linvit") or []]
+    except metadata.PackageNotFoundError:
+        return found
+    extras = metadata.metadata("linvit").get_all("Provides-Extra") or []
+    for one in declared:
+        groups = [extra for extra in ("", *extras) if one.marker is None or one.marker.evaluate({"extra": extra})]
+        for group in groups[:1]:
+            found.setdefault(group, []).append(one)
+    return found
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, or None if there is none or its metadata cannot be read."""
+    try:
+        return str(Version(metadata.version(name)))
+    except Exception:  # files of any content
+        return None
 
 
 def _machine(output: Path) -> Iterator[Problem]:
@@ -80,13 +112,15 @@ def _machine(output: Path) -> Iterator[Problem]:
                 f"{SHARED_MEMORY} has {usage.free / 2**20:.0f} MiB free, in which loader processes hand over batches",
                 "docker run --shm-size=8g, or --ipc=host; or set --data.num_workers=0",
             )
-    for name, folder in (("output", output), ("temporary", _temporary())):
-        free = None if folder is None else machine.free_disk(folder)
-        _show(name, "none can be used" if free is None else f"{free / GIB:.1f} GiB free for {folder}")
-        if folder is None:
-            yield Problem("there is no folder for temporary files", "set TMPDIR to one that can be written to")
-            continue
-        if free is not None and free < LEAST_DISK:
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except OSError:
+        yield Problem("there is no folder for temporary files", "set TMPDIR to one that can be written to")
+        temporary = output
+    for name, folder in (("output", output), ("temporary", temporary)):
+        free = machine.free_disk(folder)
+        _show(name, f"{free / GIB:.1f} GiB free for {folder}")
+        if free < LEAST_DISK:
             yield Problem(f"the disk of {folder} has {free / GIB:.1f} GiB free", "delete old runs, or use another disk")
         try:
             check_writable(folder)
@@ -94,10 +128,10 @@ def _machine(output: Path) -> Iterator[Problem]:
             yield Problem(str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
 
 
-def _devices(findings: probe.Findings) -> None:
+def _devices(report: Report) -> None:
     """Shows torch and its devices."""
-    _show("torch", findings.torch or "cannot be imported")
-    devices = findings.devices or ["cpu; float32, bf16-mixed (often slower)"] * bool(findings.torch)
+    _show("torch", report.torch or "cannot be imported")
+    devices = report.devices or ["cpu; float32, bf16-mixed (often slower)"] * bool(report.torch)
     for number, device in enumerate(devices):
         _show("" if number else "devices", device)
 
@@ -116,19 +150,12 @@ def _plugins(timeout: float) -> Iterator[Problem]:
         state = "broken, see below" if reason else "ok"
         _show("" if number else "plug-ins", f"{registry.kind} {name} ({owner}): {state}")
         if reason:
-            yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"mend or uninstall {owner}")
+            yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"fix or uninstall {owner}")
     if not foreign:
         _show("plug-ins", "none")
     for where in sorted(entries.malformed):
         yield Problem(f"the entry_points.txt of {where} is malformed", "install that package again, or uninstall it")
 
 
-def _temporary() -> Path | None:
-    try:
-        return Path(tempfile.gettempdir())
-    except OSError:
-        return None
-
-
-def _show(name: str, text: str, column: int = COLUMN) -> None:
+def _show(name: str, text: str, column: int = 14) -> None:
     print("\n".join(entry(name, printable(text, lines=False), column)), flush=True)

@@ -2,83 +2,56 @@
 
 import importlib.util
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from linvit.cli.doctor.problem import Problem
-from linvit.registry import attentions, backbones, heads
+from linvit.cli.import_check import REGISTRIES, run_apart
 
 MODULES = ("torch", "torchvision", "timm", "lightning", "datasets")
 TRAINING = "linvit.cli.training.command_line"
 DEVICES, NAMES = "the devices of torch", "linvit's own attentions and backbones"
 MARK = "linvit doctor: "  # begins the lines that are meant for us: others may print, too
-PROBE = "from linvit.cli.doctor.probe import probe; probe()"
+PROGRAM = "from linvit.cli.doctor.probe import probe; probe()"
 
 
-@dataclass
-class Findings:
-    """What the other process found.
+class Problem(NamedTuple):
+    """Something that is wrong, and how to fix it, in words or as a command."""
 
-    Attributes:
-        torch: Its version and CUDA's, and its processor instructions; empty if it cannot be imported.
-        devices: Lines of words.
-        problems: What is wrong.
-    """
-
-    torch: str = ""
-    devices: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    what: str
+    remedy: str
 
 
-def examine(timeout: float) -> Findings:
+class Report(NamedTuple):
+    """What the other process found: of torch in a line, empty if it cannot be imported; its devices; problems."""
+
+    torch: str
+    devices: list[str]
+    problems: list[Problem]
+
+
+def examine(timeout: float) -> Report:
     """Runs `probe` in another process, for so many seconds at most."""
-    paths = os.pathsep.join(sys.path)  # so that it sees the packages that are seen here
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", PROBE],
-            env={**os.environ, "PYTHONPATH": paths},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-        )
-        output, code = done.stdout, done.returncode
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        ending = f"ends the process with {_name(code)}{last and f': {last}'}"
-    except subprocess.TimeoutExpired as error:
-        output, ending = error.stdout or b"", f"takes more than {timeout:g} s (--timeout)"
-    lines = output.decode(errors="replace").splitlines()
+    lines, ending = run_apart(PROGRAM, timeout=timeout)
     messages = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
-    findings = Findings()
-    stage = "python"
-    for message in messages:
-        stage = message.get("stage", stage)
-        findings.torch = message.get("torch", findings.torch)
-        findings.devices += message.get("devices", [])
-        findings.problems += [Problem(*problem) for problem in message.get("problems", [])]
+    problems = [Problem(*message["problem"]) for message in messages if "problem" in message]
+    stage = next((message["stage"] for message in reversed(messages) if "stage" in message), "python")
     if stage != "done":
-        reason = messages[-1].get("failed") if messages else None
-        findings.problems.append(Problem(f"{_named(stage)}: {reason or f'it {ending}'}", _remedy(stage)))
-    return findings
+        problems.append(Problem(f"{_named(stage)}: {messages[-1].get('failed', f'it {ending}')}", _remedy(stage)))
+    torch = next((message["torch"] for message in messages if "torch" in message), "")
+    return Report(torch, [message["device"] for message in messages if "device" in message], problems)
 
 
 def probe() -> None:
     """Imports one after the other, and prints what it finds as it goes; the first failure ends it."""
     try:
-        for name in MODULES:
+        for name in (*MODULES, TRAINING):
             _say(stage=name)
             importlib.import_module(name)
             if name == "torch":
                 _say(stage=DEVICES)
                 _devices()
-        _say(stage=TRAINING)
-        importlib.import_module(TRAINING)
         _say(stage=NAMES)
-        for registry in (attentions, backbones, heads):
+        for registry in REGISTRIES.values():
             for name, owners in registry.entries().items():
                 if [entry.owner for entry in owners] == ["linvit"]:
                     registry.get(name)
@@ -94,7 +67,7 @@ def _devices() -> None:
     _say(torch=f"built for {built}, {torch.backends.cpu.get_cpu_capability()} on the processor")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if shutil.which("nvidia-smi") and not count:
-        _say(problems=[_no_cuda(torch)])
+        _say(problem=_no_cuda(torch))
     for index in range(count):
         _say(stage=f"the device cuda:{index}")
         facts = torch.cuda.get_device_properties(index)
@@ -104,23 +77,23 @@ def _devices() -> None:
         square = torch.ones(16, 16, device=f"cuda:{index}", dtype=torch.bfloat16 if bf16 else torch.half)
         (square @ square).sum().item()  # raises where this torch has no kernels for the device
         gib = f"{total / 2**30:.0f} GiB, {free / 2**30:.0f} free"
-        _say(devices=[f"cuda:{index} {facts.name}, {gib}; {', '.join(kinds)}"])
+        _say(device=f"cuda:{index} {facts.name}, {gib}; {', '.join(kinds)}")
     if torch.backends.mps.is_available():
-        _say(devices=["mps; float32, 16-mixed"])
+        _say(device="mps; float32, 16-mixed")
 
 
 def _no_cuda(torch: Any) -> Problem:
     """Why torch does not see the GPU whose driver is installed."""
     index = "https://pytorch.org/get-started"
     if torch.version.cuda is None:
-        return Problem("a GPU driver is there, but this torch is built without CUDA", f"install another one: {index}")
+        return Problem("there is a GPU driver, but this torch is built without CUDA", f"install another one: {index}")
     try:
         torch.cuda.init()
         reason = "no device is visible"
     except Exception as error:
         reason = str(error).partition("\n")[0]
-    way = f"look at nvidia-smi and CUDA_VISIBLE_DEVICES; an old driver needs an older CUDA: {index}"
-    return Problem(f"a GPU driver is there, but torch cannot use the GPU: {reason}", way)
+    remedy = f"look at nvidia-smi and CUDA_VISIBLE_DEVICES; an old driver needs an older CUDA: {index}"
+    return Problem(f"there is a GPU driver, but torch cannot use the GPU: {reason}", remedy)
 
 
 def _named(stage: str) -> str:
@@ -133,21 +106,11 @@ def _named(stage: str) -> str:
 
 def _remedy(stage: str) -> str:
     if stage in MODULES:
-        others = " torchvision" if stage == "torch" else " torch" if stage == "torchvision" else ""
+        others = {"torch": " torchvision", "torchvision": " torch"}.get(stage, "")
         return f"pip install --force-reinstall {stage}{others}; what needs it was not looked at"
     if "device" in stage:
         return "the driver and the CUDA version of torch may not fit: https://pytorch.org/get-started"
-    return (
-        "pip install --force-reinstall linvit, or tell us: it is our mistake if all packages are as linvit needs them"
-    )
-
-
-def _name(code: int) -> str:
-    """An exit code, or the signal behind it."""
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"code {code}"
+    return "pip install --force-reinstall linvit, or report it, if all packages are as linvit needs them"
 
 
 def _say(**facts: Any) -> None:
