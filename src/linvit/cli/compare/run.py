@@ -13,11 +13,9 @@ from linvit.cli.compare.report import finish
 from linvit.cli.compare.resolve import Resolver
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import SweepSpec
-from linvit.experiments.compare.local import run_here, slots
-from linvit.experiments.compare.on_ray import run_on_ray
-from linvit.experiments.compare.on_slurm import Demands, run_on_slurm
 from linvit.experiments.compare.progress import Progress
 from linvit.runs.paths import check_writable, shown
 from linvit.signals import STOP, name

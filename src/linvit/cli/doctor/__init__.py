@@ -65,7 +65,7 @@ def _installation() -> Iterator[Problem]:
     for extra in sorted({*needed} - {""}):
         missing = [one.name for one in needed[extra] if installed(one.name) is None]
         _show(f"[{extra}]", f"missing: {', '.join(missing)}" if missing else "installed")
-    least = metadata.metadata("linvit").get("Requires-Python", "")
+    least = metadata.metadata("linvit")["Requires-Python"] or ""
     if platform.python_version() not in SpecifierSet(least, prereleases=True):
         yield Problem(f"Python {platform.python_version()} is not what linvit needs ({least})", "use another one")
     for one in needed[""]:

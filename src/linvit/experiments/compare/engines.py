@@ -1,0 +1,222 @@
+"""What starts cells: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from linvit import machine
+from linvit.errors import UserError
+from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.process import CellJob, run, start
+from linvit.signals import STOP
+
+POLL = 0.2  # seconds
+SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the cell, too, which saves. submitit's USR2 would kill it
+BEFORE = 120  # seconds
+TIMEOUTS = 1000  # a cell resumes in another job when its time is over
+
+Environment = Mapping[str, str]
+"""Variables that a cell's process gets: its threads, and the devices that it sees."""
+Watch = Callable[[Cell | None], None]
+"""Called with each cell that has ended, and with None in between."""
+
+
+class Job(Protocol):
+    """A cell that was handed to an engine; submitit's jobs are such."""
+
+    def done(self) -> bool:
+        """Whether it has ended, or will not start."""
+
+    def result(self) -> tuple[int, float] | None:
+        """Exit code and seconds; None if it was not started. Raises if the engine has ended it."""
+
+    def cancel(self) -> None:
+        """Lets it save and end, or not start at all."""
+
+
+def run_jobs(jobs: Mapping[Cell, Job], watch: Watch) -> bool:
+    """Waits for cells, and writes down how each has ended; one that dies stops no other, a signal cancels all.
+
+    Returns:
+        Whether all have been run; otherwise `STOP.received` is the signal that ended them.
+    """
+    running, cancelled = dict(jobs), False
+    while running:
+        if STOP.received is not None and not cancelled:
+            cancelled = True
+            for job in running.values():
+                with suppress(subprocess.SubprocessError):  # scancel fails for a job that has ended meanwhile
+                    job.cancel()
+        for cell in [cell for cell, job in running.items() if job.done()]:
+            try:
+                outcome = running.pop(cell).result()
+            except Exception as error:  # cancelled before it started, or its machine is gone
+                with cell.log.open("a", encoding="utf-8") as log:
+                    print(f"linvit: error: it was ended: {type(error).__name__}", file=log)
+                outcome = 1, 0.0
+            if outcome is not None:
+                cell.ended(*outcome)
+                watch(cell)
+        watch(None)
+        time.sleep(POLL if running else 0)
+    return STOP.received is None
+
+
+class _LocalJob:
+    """A process of this machine, which starts when one of the slots is free."""
+
+    def __init__(self, cell: Cell, slots: list[Environment]) -> None:
+        self._cell, self._slots, self._cancelled = cell, slots, False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def done(self) -> bool:
+        if self._process is None:
+            if self._slots and not self._cancelled:
+                self._slot, self._begun = self._slots.pop(0), time.monotonic()
+                self._process = start(self._cell.command, str(self._cell.log), self._slot)
+                STOP.children.append(self._process)
+            return self._cancelled
+        if self._process.poll() is None:
+            return False
+        self._slots.append(self._slot)
+        return True
+
+    def result(self) -> tuple[int, float] | None:
+        if self._process is None:
+            return None
+        self._process.communicate()  # closes its pipe
+        return self._process.returncode, time.monotonic() - self._begun
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+
+def run_here(cells: Sequence[Cell], slots: Sequence[Environment], watch: Watch) -> bool:
+    """Runs cells on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
+    free = list(slots)
+    return run_jobs({cell: _LocalJob(cell, free) for cell in cells}, watch)
+
+
+def slots(jobs: int, devices: Sequence[str], per_cell: int) -> list[Environment]:
+    """What cells that run at a time are given: a share of the threads, and their devices.
+
+    Args:
+        jobs: Cells at a time.
+        devices: CUDA devices, as `CUDA_VISIBLE_DEVICES` names them; none on a CPU.
+        per_cell: Devices of each cell; if there are fewer than all cells need, cells share them.
+    """
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
+    groups = [devices[start : start + per_cell] for start in range(0, len(devices) - per_cell + 1, per_cell)]
+    if not groups:
+        return [threads] * jobs
+    return [{**threads, "CUDA_VISIBLE_DEVICES": ",".join(groups[job % len(groups)])} for job in range(jobs)]
+
+
+class _RayJob(NamedTuple):
+    """A task of Ray."""
+
+    ray: Any
+    reference: Any
+
+    def done(self) -> bool:
+        return bool(self.ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> tuple[int, float]:
+        outcome: tuple[int, float] = self.ray.get(self.reference)
+        return outcome
+
+    def cancel(self) -> None:
+        self.ray.cancel(self.reference)
+
+
+def run_on_ray(cells: Sequence[Cell], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
+    """Runs cells as tasks of Ray, which decides where and how many at a time; see `run_jobs`.
+
+    Args:
+        cells: In the order in which they are submitted.
+        address: Of the cluster, "auto" for the one that this machine belongs to; None starts Ray on this machine.
+        cpus: Processors of each cell, and its threads.
+        gpus: Devices of each cell, if the cluster has any.
+        watch: Is told what has ended.
+
+    Raises:
+        UserError: If Ray is not installed, or the cluster cannot be reached.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--engine=ray needs the package 'ray': pip install 'linvit[ray]'") from error
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"there is no Ray cluster at --address={address}: {error}") from error
+    try:
+        gpus = gpus if ray.cluster_resources().get("GPU") else 0
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run)
+        threads = {"OMP_NUM_THREADS": str(cpus)}
+        return run_jobs(
+            {cell: _RayJob(ray, task.remote(cell.command, str(cell.log), threads)) for cell in cells}, watch
+        )
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What each cell asks SLURM for.
+
+    Attributes:
+        minutes: Of one job; a cell that is not finished by then saves, and its job is queued again.
+        partition: Name, or None for the cluster's default.
+        cpus: Processors, and threads.
+        gpus: Devices.
+        jobs: Cells at a time, at most.
+    """
+
+    minutes: int
+    partition: str | None
+    cpus: int
+    gpus: int
+    jobs: int | None
+
+
+def run_on_slurm(cells: Sequence[Cell], demands: Demands, watch: Watch, cluster: str = "slurm") -> bool:
+    """Runs cells as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
+
+    Args:
+        cells: In the order in which they are submitted.
+        demands: What each asks for.
+        watch: Is told what has ended.
+        cluster: Executor of submitit.
+
+    Raises:
+        UserError: If submitit is not installed, or SLURM is not there or refuses the jobs.
+    """
+    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = SIGNAL  # which jobs read
+    try:
+        import submitit
+    except ImportError as error:
+        raise UserError("--engine=slurm needs the package 'submitit': pip install 'linvit[slurm]'") from error
+    root = cells[0].root
+    try:
+        executor = submitit.AutoExecutor(root / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
+        executor.update_parameters(
+            name=f"linvit-{root.name}", timeout_min=demands.minutes, cpus_per_task=demands.cpus, tasks_per_node=1,
+            gpus_per_node=demands.gpus or None, slurm_partition=demands.partition,
+            slurm_array_parallelism=demands.jobs,
+            slurm_additional_parameters={"signal": f"{SIGNAL}@{BEFORE}"},
+        )  # fmt: skip
+        # one task, which starts the processes of a cell's devices itself: Lightning must not take it for all of them
+        environment = {"OMP_NUM_THREADS": str(demands.cpus), "SLURM_JOB_NAME": "interactive"}
+        commands, logs = [cell.command for cell in cells], [str(cell.log) for cell in cells]
+        jobs: list[Any] = executor.map_array(CellJob(), commands, logs, [environment] * len(cells))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"SLURM does not take the jobs: {error}") from error
+    return run_jobs(dict(zip(cells, jobs, strict=True)), watch)
