@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 
-from linvit.callbacks import BestCheckpoint, LastCheckpoint, StopOnSignal
+from linvit.callbacks import SaveCheckpoints, StopOnSignal
 from linvit.callbacks.stop_at import StopAt, digest
 from linvit.cli.verify_resume import files
 from linvit.data import ClassificationData, DetectionData, SegmentationData
@@ -108,17 +108,11 @@ def part(
         checkpoint.complete()
         purge_step = checkpoint.purge_step
     loggers = run_loggers(None, folder / "runs", None if resumed is None else "version_0", purge_step)
-    given = {"mode": "max", "enable_version_counter": False}
-    keeping = [
-        BestCheckpoint(monitor="val/score", filename="best", **given),
-        BestCheckpoint(monitor="val/ema_score", filename="best_ema", **given),
-        LastCheckpoint(),
-    ]
     stop = StopAt(step, str(folder / "record.jsonl"))
     stopping = [stop, StopOnSignal(), Seen(folder), *callbacks]  # which sees no batch after the end
     runner = trainer(
         folder,
-        callbacks=[*stopping, *keeping],
+        callbacks=[*stopping, SaveCheckpoints()],
         logger=loggers,
         enable_checkpointing=True,
         **{**SHORT, **options},

@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from linvit import UserError
-from linvit.callbacks import BestCheckpoint, NonFiniteGuard
+from linvit.callbacks import NonFiniteGuard
 from linvit.optim import adamw
 from tests.training import CLASSES, Memory, RandomImages, batch, tiny_task, trainer
 
@@ -317,13 +317,6 @@ def test_with_a_loss_scaler_a_gradient_that_never_is_finite_ends_the_run(tmp_pat
     said = "step 3 is skipped.*'blocks.0.mlp.act'"
     with pytest.warns(UserWarning, match=said), pytest.raises(UserError, match="in 2 steps"):
         fit(task, tmp_path, plugins=half(8.0), guard=NonFiniteGuard(stop_after=2))
-
-
-def test_a_score_that_is_nan_is_not_the_best(tmp_path):
-    best = BestCheckpoint(tmp_path, "best", monitor="val/score", mode="max")
-    runner = trainer(tmp_path, callbacks=[best], enable_checkpointing=True)
-    for score, better in [(math.nan, False), (math.inf, False), (0.5, True)]:
-        assert best.check_monitor_top_k(runner, torch.tensor(score)) is better
 
 
 def test_skipped_steps_are_counted_on_after_a_resumption(tmp_path):

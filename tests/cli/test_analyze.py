@@ -134,7 +134,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(best, tmp_path):
     torch.save(content, tmp_path / "wrong.ckpt")
     config = best.parents[1] / "config.yaml"
     said = refused("--config", config, "--ckpt_path", tmp_path / "wrong.ckpt", "--output", tmp_path / "out")
-    assert "wrong.ckpt' belongs to another model: network.norm.bias is (7,), not (96,)" in said
+    assert "wrong.ckpt' belongs to another model; it names backbone " in said
+    assert ": network.norm.bias is (7,), not (96,)" in said
     assert not (tmp_path / "out").exists()
 
 

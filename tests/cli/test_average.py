@@ -32,10 +32,10 @@ def test_the_last_checkpoint_knows_the_best_scores_of_its_own_epoch(tmp_path):
     run = train(tmp_path, "--model.ema_decay=0.5", "--trainer.max_epochs=1")
     curves = events(run.folder)
     states = kept(run.checkpoint("last"))["callbacks"].values()
-    best = {state["monitor"]: state["best_model_score"] for state in states if state.get("monitor")}
+    (best,) = (state for state in states if "val/score" in state)
     for tag in ("val/score", "val/ema_score"):
         ((_, score),) = curves[tag]
-        assert best[tag].item() == pytest.approx(score, rel=1e-6)
+        assert [*best[tag].values()] == [pytest.approx(score, rel=1e-6)]
 
 
 def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_factory):
@@ -45,10 +45,8 @@ def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_fac
         assert run.checkpoint(name).exists()
     content = kept(run.checkpoint("last"))
     for state in content["callbacks"].values():  # as if a score that cannot be beaten had been reached
-        if state.get("best_model_score") is not None:
-            state["best_model_score"] = torch.tensor(1.5)
-            state["kth_value"] = torch.tensor(1.5)
-            state["best_k_models"] = {path: torch.tensor(1.5) for path in state["best_k_models"]}
+        if "val/score" in state:
+            state |= {tag: dict.fromkeys(names, 1.5) for tag, names in state.items()}
     torch.save(content, run.checkpoint("last"))
     before = {name: run.checkpoint(name).read_bytes() for name in ("best", "best_ema")}
     done = run.then("fit", "--trainer.max_epochs=3", checkpoint="last")

@@ -153,8 +153,11 @@ def test_the_same_model_passes():
 )
 def test_another_model_is_a_user_error(weights, message):
     with pytest.raises(linvit.UserError) as error:
-        check_same_model("x.ckpt", weights.state_dict(), nn.Linear(2, 3))
-    assert str(error.value).startswith("checkpoint 'x.ckpt' belongs to another model: ")
+        check_same_model("x.ckpt", weights.state_dict(), nn.Linear(2, 3), "backbone a", "backbone b")
+    start = (
+        "checkpoint 'x.ckpt' belongs to another model; it is of backbone a, and the configuration is of backbone b: "
+    )
+    assert str(error.value).startswith(start)
     assert message in str(error.value)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from linvit.callbacks.last_checkpoint import LastCheckpoint
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.signals import STOP, Stopped
 
 
@@ -76,8 +76,8 @@ class StopOnSignal(Callback):
         (by,) = self._agree([STOP.received or 0], "MAX")
         if by:
             STOP.agree(signal.Signals(by))
-            last = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
-            saved = [callback.save(trainer) for callback in last]
+            saves = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, SaveCheckpoints)]
+            saved = [callback.save(trainer) for callback in saves]
             self._stopped = Stopped(signal.Signals(by), trainer.global_step, all(saved))
 
     def _end_if_saved(self) -> None:

@@ -3,17 +3,14 @@
 import sys
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, RichProgressBar, TQDMProgressBar
 
 from linvit.callbacks import (
     BadImageCount,
-    BestCheckpoint,
     FinalScore,
     GradientNorm,
     ImageCount,
-    LastCheckpoint,
     Memory,
     StopOnSignal,
     Throughput,
@@ -23,21 +20,9 @@ REFRESH = 20  # steps
 
 
 def default_callbacks() -> list[Callback]:
-    """What every run logs, and what keeps its last state and saves it at a signal."""
+    """What every run logs, and what saves it at a signal."""
     logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, FinalScore(), StopOnSignal(), LastCheckpoint()]
-
-
-def keep_best_ema(checkpoint: Namespace) -> BestCheckpoint | None:
-    """Keeps the epoch whose moving average scored best, with the settings of `--checkpoint.*` for the weights.
-
-    None if these do not monitor a score of validation.
-    """
-    monitor = checkpoint.monitor or ""
-    if not monitor.startswith("val/"):
-        return None
-    name = {"monitor": monitor.replace("val/", "val/ema_"), "filename": f"{checkpoint.filename}_ema"}
-    return BestCheckpoint(**{**checkpoint.as_dict(), **name})
+    return [*logging, FinalScore(), StopOnSignal()]
 
 
 def with_progress_bar(callbacks: Any) -> list[Callback]:

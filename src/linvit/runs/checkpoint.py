@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 
 from linvit.callbacks.exact_resume import WITHIN_STEP
-from linvit.callbacks.last_checkpoint import REPLACED, SAME, complete
+from linvit.callbacks.save_checkpoints import REPLACED, SAME, complete
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.files import LAST, PREVIOUS
@@ -55,6 +55,7 @@ class Checkpoint:
         self.run = run_of_checkpoint(path)
         self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
         self._files = content.get(SAME), content.get(REPLACED)
+        self._asked = ""
         self._options: dict[str, Any] = content["hyper_parameters"]
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
@@ -75,6 +76,7 @@ class Checkpoint:
     def decide(self, model: Namespace, told: bool = True) -> None:
         """Writes the checkpoint's options of the model over the given ones; says which are ignored, if `told`."""
         given = model.init_args
+        self._asked = model_named(given.as_dict())
         unknown = [name for name in self._options if name not in given and name not in SET_BY_DATA]
         if unknown:
             raise UserError(
@@ -133,7 +135,7 @@ class Checkpoint:
 
     def check_weights(self, model: nn.Module) -> None:
         """Raises a `UserError` with the first differences if the weights do not fit the model, or are not finite."""
-        check_same_model(self.path, self._weights, model)
+        check_same_model(self.path, self._weights, model, model_named(self._options), self._asked)
         if Path(self.path).is_dir():
             return  # only its strategy can read the weights
         if bad := not_finite(model, {"state_dict": self._weights, "optimizer_states": self._optimizers}):
@@ -179,8 +181,18 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
     return checkpoint
 
 
-def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Module) -> None:
-    """Raises a `UserError` that names the first differences if a checkpoint's weights do not fit the model."""
+def check_same_model(
+    path: str | Path, weights: dict[str, Tensor], model: nn.Module, of: str = "", asked: str = ""
+) -> None:
+    """Raises a `UserError` that names both models and the first differences if weights do not fit the model.
+
+    Args:
+        path: The checkpoint.
+        weights: Those in it.
+        model: What is built from its options.
+        of: The model that these name.
+        asked: The model that the command line names.
+    """
     own = model.state_dict()
     wrong = [f"{name} is missing" for name in own if name not in weights]
     wrong += [f"{name} is unknown" for name in weights if name not in own]
@@ -191,7 +203,8 @@ def check_same_model(path: str | Path, weights: dict[str, Tensor], model: nn.Mod
     ]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(f"checkpoint '{path}' belongs to another model: {'; '.join(wrong[:3])}{more}")
+        models = f"it names {of}" if of == asked else f"it is of {of}, and the configuration is of {asked}"
+        raise UserError(f"checkpoint '{path}' belongs to another model; {models}: {'; '.join(wrong[:3])}{more}")
 
 
 def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:

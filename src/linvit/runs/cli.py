@@ -10,16 +10,17 @@ from typing import Any, Literal, cast
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.callbacks import BestCheckpoint, ImageCount, LastCheckpoint, NonFiniteGuard
+from linvit.callbacks import ImageCount, NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.files import LAST
 from linvit.runs.bases import configs, with_bases
-from linvit.runs.callbacks import keep_best_ema, with_progress_bar
+from linvit.runs.callbacks import with_progress_bar
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in
 from linvit.runs.endings import in_words, unsaved
 from linvit.runs.loggers import check_loggers, run_loggers
@@ -54,7 +55,6 @@ class LinvitCLI(LightningCLI):
 
     checkpoint: Checkpoint | None = None
     _run: Path | None = None
-    _best_ema: ModelCheckpoint | None = None
     _named: dict[str, Any]  # options of the model as the user gave them
     _same_checkpoint: SameCheckpoint | None = None
 
@@ -87,16 +87,8 @@ class LinvitCLI(LightningCLI):
             default=STOP.requeue_exit_code,
             help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
         )
-        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(SaveCheckpoints, "checkpoint")
         parser.add_lightning_class_args(NonFiniteGuard, "non_finite")
-        parser.set_defaults(
-            {
-                "checkpoint.monitor": "val/score",
-                "checkpoint.mode": "max",
-                "checkpoint.filename": "best",
-                "checkpoint.enable_version_counter": False,
-            }
-        )
         for name in SET_BY_DATA:
             source = partial(self._from_data, name)
             source.__name__ = name  # type: ignore[attr-defined]  # the help has it
@@ -240,7 +232,7 @@ class LinvitCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
-        useless = [ModelCheckpoint] * (config.enable_checkpointing is False) + [LearningRateMonitor] * (
+        useless = [CheckpointCallback] * (config.enable_checkpointing is False) + [LearningRateMonitor] * (
             not trainer.loggers
         )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -253,19 +245,12 @@ class LinvitCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuses a checkpoint of another model before anything starts; keeps the best moving average."""
+        """Refuses a checkpoint of another model before anything starts."""
         if self.checkpoint is not None:
             self.checkpoint.check_weights(self.model)
         if not self.is_fit:
             anywhere = self.checkpoint is not None or self.config.subcommand == "predict"
             self.model.report_folder = self.resumed_run or (Path() if anywhere else None)
-        # in the other verbs, too, or Lightning warns that the checkpoint has it
-        if self.model.ema is not None and self.trainer.checkpoint_callbacks:
-            self._best_ema = keep_best_ema(self.settings.checkpoint)
-            if self._best_ema is not None:
-                # before last.ckpt is written, which holds the best score so far
-                last = next(i for i, callback in enumerate(self._callbacks) if isinstance(callback, LastCheckpoint))
-                self._callbacks.insert(last, self._best_ema)
 
     def after_validate(self) -> None:
         """Prints the scores."""
@@ -283,10 +268,11 @@ class LinvitCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Says how it went and how to go on."""
-        best, run = self.trainer.checkpoint_callback, Path(str(self.trainer.log_dir))
-        if isinstance(best, ModelCheckpoint) and best.best_model_path:
-            length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
-            rank_zero_info(run_summary(best, self._best_ema, run, length))
+        length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
+        for saves in self.trainer.checkpoint_callbacks:
+            if isinstance(saves, SaveCheckpoints):
+                weights, run = self.model.hparams["predict_with"], Path(str(self.trainer.log_dir))
+                rank_zero_info(run_summary(saves, weights, run, length))
         if missing := unsaved(self.trainer):
             raise UserError(missing)
 

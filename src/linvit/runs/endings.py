@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.callbacks.crash_safe_checkpoint import CrashSafeCheckpoint
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.errors import UserError, find_user_error
 from linvit.runs.paths import shown
 from linvit.runs.ranks import Ranks, lost_contact
@@ -58,7 +58,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
 def unsaved(trainer: Trainer) -> str | None:
     """Says which checkpoint could not be saved when that was last tried; None if there is none."""
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, CrashSafeCheckpoint) and callback.failure is not None:
+        if isinstance(callback, SaveCheckpoints) and callback.failure is not None:
             return (
                 f"the run has ended, but {callback.failure}. What lay there before is as it was. Mend that, then "
                 f"{how_to_go_on(Path(str(trainer.log_dir)))}"

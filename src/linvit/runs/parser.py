@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from linvit.callbacks import BestCheckpoint, NonFiniteGuard
+from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, did_you_mean
 from linvit.runs.options import options_of, subclasses
@@ -124,7 +124,7 @@ def _suggestion(given: str, owner: type | None) -> str:
         given, data = f"data.{given}", iter([owner])
     elif owner is not None:  # a callback in a list, whose options no flag sets
         return did_you_mean(given, options_of(owner))
-    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [BestCheckpoint]}
+    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [SaveCheckpoints]}
     known = {name: name for name in TOP} | {
         f"{part}.{option}": option.rpartition(".")[2]
         for part, owners in {**parts, "non_finite": [NonFiniteGuard]}.items()

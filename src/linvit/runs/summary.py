@@ -3,27 +3,29 @@
 from pathlib import Path
 from shlex import quote
 
-from lightning.pytorch.callbacks import ModelCheckpoint
-
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.runs.paths import shown
 
 
-def run_summary(best: ModelCheckpoint, best_ema: ModelCheckpoint | None, run: Path, length: str) -> str:
-    """Best score, its checkpoint, and the commands to go on with.
+def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
+    """Best scores, their checkpoints, and the commands to continue with; "" if none is kept.
 
     Args:
-        best: The callback that kept the best checkpoint.
-        best_ema: The callback that kept the best moving average, if there is one.
+        saves: The callback that has kept them.
+        predict_with: The weights that predict, "raw" or "ema"; their best checkpoint is the one to test.
         run: Folder of the run.
         length: The option that ended it: max_epochs or max_steps.
     """
-    checkpoint = Path(best.best_model_path)
+    found = [best for best in saves.best if best.kept]
+    if not found:
+        return ""
+    paths = [str(shown(Path(str(saves.dirpath), str(best.name)))) for best in found]
     config = quote(str(shown(run_config(run))))
-    lines = _best(best)
-    if best_ema is not None and best_ema.best_model_path:
-        lines += _best(best_ema)
+    lines = []
+    for best, path in zip(found, paths, strict=True):
+        lines += [f"best {best.monitor}  {best.kept[str(best.name)]:.4f}", f"checkpoint      {path}"]
     lines += [
-        f"test it         linvit test --config {config} --ckpt_path {quote(str(shown(checkpoint)))}",
+        f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
         f"go on training  linvit fit --config {config} --resume=auto --trainer.{length}=MORE",
         f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
     ]
@@ -39,8 +41,3 @@ def how_to_go_on(run: Path) -> str:
 def run_config(run: Path) -> Path:
     """The configuration that a run was started with, or went on with last."""
     return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / "config.yaml")
-
-
-def _best(callback: ModelCheckpoint) -> list[str]:
-    score = "none" if callback.best_model_score is None else f"{callback.best_model_score:.4f}"
-    return [f"best {callback.monitor}  {score}", f"checkpoint      {shown(Path(callback.best_model_path))}"]

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from packaging.version import InvalidVersion, Version
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -178,45 +179,25 @@ def guard(strategy: Strategy, task: LightningModule) -> None:
             raise UserError(f"checkpoint '{checkpoint_path}' cannot be resumed: {'; '.join(wrong)}")
         for callback in task.trainer.checkpoint_callbacks:
             state = content.get("callbacks", {}).get(callback.state_key)
-            if isinstance(callback, ModelCheckpoint) and state is not None:
-                content["callbacks"][callback.state_key] = own_files(callback, state)
+            if isinstance(callback, ModelCheckpoint) and state is not None and not names_own_files(callback, state):
+                rank_zero_warn(f"{callback.state_key} starts without its state: it names files out of its folder")
+                del content["callbacks"][callback.state_key]
         return content
 
     load_checkpoint.unguarded = load  # type: ignore[attr-defined]
     strategy.load_checkpoint = load_checkpoint  # type: ignore[method-assign]
 
 
-def own_files(callback: ModelCheckpoint, state: Any) -> dict[str, Any]:
-    """The state of a callback that saves, without paths that lie outside of its folder: it deletes what they name.
-
-    Args:
-        callback: The callback, whose folder is known.
-        state: Its state in a checkpoint.
-
-    Raises:
-        UserError: If it is none.
-    """
-    keys = callback.state_dict().keys()
-    if not isinstance(state, Mapping) or not keys <= state.keys() or not isinstance(state["best_k_models"], Mapping):
-        raise UserError(f"the checkpoint cannot be resumed: its callbacks hold no state of {callback.state_key}")
-    folder = Path(str(callback.dirpath)).resolve()
-
-    def own(path: Any) -> bool:
-        file = isinstance(path, str) and path.endswith(callback.FILE_EXTENSION) and "\0" not in path
-        return file and Path(path).resolve().parent == folder
-
-    def score(value: Any) -> bool:
-        return isinstance(value, Tensor) and value.numel() == 1
-
-    if not all(state[name] is None or score(state[name]) for name in ("best_model_score", "current_score")):
-        raise UserError(f"the checkpoint cannot be resumed: the scores of {callback.state_key} in it are no numbers")
-    models, worst = state["best_k_models"], state["kth_best_model_path"]
-    best = {path: value for path, value in models.items() if own(path) and score(value)}
-    full = 0 < callback.save_top_k <= len(best)
-    if not isinstance(worst, str) or (worst not in best and (worst or full)):
-        best, worst = {}, ""
-    paths = {name: state[name] if own(state[name]) else "" for name in ("best_model_path", "last_model_path")}
-    return {**state, **paths, "best_k_models": best, "kth_best_model_path": worst}
+def names_own_files(callback: ModelCheckpoint, state: Any) -> bool:
+    """Whether a state of Lightning's callback names checkpoints in its folder alone: it deletes what is named there."""
+    try:
+        names = ("best_model_path", "last_model_path", "kth_best_model_path")
+        paths = [*state["best_k_models"], *(state[name] for name in names)]
+        folders = {Path(path).resolve().parent for path in paths if path}
+        checkpoints = all(path.endswith(callback.FILE_EXTENSION) for path in paths if path)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    return checkpoints and folders <= {Path(str(callback.dirpath)).resolve()}
 
 
 def _copy(source: Any, path: Path) -> None:

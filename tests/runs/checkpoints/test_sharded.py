@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing import start_processes
 
 from linvit import checksum
-from linvit.callbacks import LastCheckpoint, checkpoint_io
+from linvit.callbacks import SaveCheckpoints, checkpoint_io
 from linvit.errors import UserError
 from linvit.runs.checkpoint import read_checkpoint
 
@@ -78,7 +78,7 @@ def rank_of(rank, port, folder, epochs, ckpt_path, fault, strategy):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     checkpoint_io.check_space = refuse
-    last = LastCheckpoint()
+    last = SaveCheckpoints()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = strategy(process_group_backend="gloo")
     trainer = Trainer(

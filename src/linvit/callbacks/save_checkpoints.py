@@ -1,0 +1,356 @@
+"""What a run keeps of itself: its last state, to continue from, and its best ones."""
+
+import math
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, in_words, is_remote
+from linvit.errors import UserError, check_choice
+from linvit.files import LAST, PREVIOUS, link, lock, publish, remove, sweep, temporary, unlock
+from linvit.weights.sharded import is_sharded
+
+RETRY = 60.0  # seconds
+SAME, REPLACED = "same_files", "replaced_files"
+"""In a checkpoint: names of other files of its folder that are the same one, and of those that they replace."""
+WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
+
+
+@dataclass
+class Best:
+    """The checkpoints of a folder with the best values of a metric.
+
+    Attributes:
+        monitor: The metric.
+        mode: Whether the smallest or the largest value is the best.
+        filename: Of the checkpoints, without `.ckpt`; see `SaveCheckpoints`.
+        save_top_k: How many there are at most; -1 for all.
+        kept: Their names and values.
+    """
+
+    monitor: str
+    mode: Literal["min", "max"]
+    filename: str
+    save_top_k: int
+    kept: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the best, or None without any."""
+        return (max if self.mode == "max" else min)(self.kept, key=self.kept.__getitem__, default=None)
+
+    def add(self, values: Mapping[str, float]) -> tuple[list[str], list[str]]:
+        """Takes the present state for one of the best if it is: the name of its file, and the names to delete.
+
+        Of the states with the same value the last one is kept where only one is: it has learnt more at a lower rate.
+
+        Args:
+            values: All metrics, and `epoch` and `step`.
+        """
+        value, sign = values[self.monitor], 1 if self.mode == "max" else -1
+        worst = min(self.kept, key=lambda name: sign * self.kept[name], default=None)
+        if not math.isfinite(value) or self.save_top_k == 0:
+            return [], []
+        full = worst is not None and len(self.kept) == self.save_top_k
+        if full:
+            gain = sign * (value - self.kept[worst])
+            if gain < 0 or (gain == 0 and self.save_top_k > 1):
+                return [], []
+            del self.kept[worst]
+        name = f"{self.filename.format_map(defaultdict(float, values))}.ckpt"
+        self.kept[name] = value
+        return [name], [worst] if full and worst != name else []
+
+
+class SaveCheckpoints(Checkpoint):
+    """Writes last.ckpt after every epoch and every validation, and when `save` is called.
+
+    The one before stays as previous.ckpt. The file of the best state gets the name best.ckpt as well, and with a moving
+    average that of the epoch whose average scored best the name best_ema.ckpt. The folder is reserved for this run
+    while it trains, and what killed runs left unfinished in it is deleted.
+
+    last.ckpt is the record of its moment: the loggers have written all rows before it, and it lists its other names. So
+    whatever a kill leaves, a run that is resumed can complete what belongs to it (`complete`), and does the rest again.
+    A checkpoint that cannot be written, because the disk is full or read-only, does not end the run: it says so,
+    forgets that the state was the best, and tries again a minute later.
+
+    Args:
+        monitor: The metric that decides what is best; null keeps none. The one of validation with "val/" counts only
+            right after a validation.
+        mode: Whether its smallest or its largest value is the best.
+        filename: Of the best, without `.ckpt`; may hold `{epoch}`, `{step}` and metrics, such as `{val/score:.3f}`.
+        save_top_k: How many of the best are kept; -1 for all.
+
+    Attributes:
+        best: The best of each metric: that of `monitor` and, with a moving average, its own.
+        dirpath: The folder, once a run has started.
+        failure: Why the last attempt to save failed, or None if it did not.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = "val/score",
+        mode: Literal["min", "max"] = "max",
+        filename: str = "best",
+        save_top_k: int = 1,
+    ) -> None:
+        check_choice("checkpoint.mode", mode, ["min", "max"])
+        self.best = [] if monitor is None else [Best(monitor, mode, filename, save_top_k)]
+        self.dirpath: str | None = None
+        self.failure: str | None = None
+        self._failed_at = 0.0
+        self._failed_step = 0
+        self._scored = False  # since the last save that asked
+        self._same: list[str] = []
+        self._replaced: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """Of last.ckpt."""
+        return os.path.join(str(self.dirpath), LAST)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best of each metric."""
+        return {best.monitor: dict(best.kept) for best in self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the names of other checkpoints of the folder; anything else is ignored, since they are deleted."""
+        for best in self.best:
+            given = state_dict.get(best.monitor)
+            pairs = given.items() if isinstance(given, Mapping) else ()
+            best.kept = {name: value for name, value in pairs if _is_other(name) and isinstance(value, float)}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Reserves the folder and tidies it up, before training starts.
+
+        Raises:
+            UserError: If another process has the folder.
+        """
+        if getattr(pl_module, "ema", None) is not None and len(self.best) == 1:
+            raw = self.best[0]
+            if raw.monitor.startswith("val/"):
+                average = raw.monitor.replace("val/", "val/ema_", 1)
+                self.best.append(Best(average, raw.mode, f"{raw.filename}_ema", raw.save_top_k))
+        self.dirpath = trainer.strategy.broadcast(checkpoint_folder(trainer))
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        if stage == "fit" and self._writes(trainer):
+            on_rank_zero(trainer, reserve, Path(self.dirpath))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raises a `UserError` if the disk has no room for two checkpoints, before hours of work."""
+        if self._writes(trainer):
+            parts = [*pl_module.parameters(), *pl_module.buffers()]
+            size = sum(part.nbytes * (3 if part.requires_grad else 1) for part in parts)  # AdamW keeps two of each
+            on_rank_zero(trainer, check_room_for_two, Path(str(self.dirpath)), size)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves after a validation, unless the epoch ends with it, which saves."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._scored = True
+            if trainer.check_val_every_n_epoch != 1 or trainer.val_check_interval != 1.0:
+                self._save(trainer, self._choose(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves at the end of each epoch, also where validation is within epochs or not after each."""
+        self._save(trainer, self._choose(trainer))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Tries again a minute after it failed."""
+        if self.failure is not None and trainer.global_step != self._failed_step:
+            between_steps = (args[-1] + 1) % trainer.accumulate_grad_batches == 0
+            if trainer.strategy.broadcast(between_steps and time.monotonic() - self._failed_at > RETRY):
+                self.save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tries a last time, if the last attempt failed."""
+        if self.failure is not None:
+            self.save(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Lists the other names of the file, and the files that they replace."""
+        if self._same:
+            checkpoint[SAME], checkpoint[REPLACED] = self._same, self._replaced
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gives the folder back."""
+        if stage == "fit" and self.dirpath is not None:
+            unlock(Path(self.dirpath))
+
+    def save(self, trainer: Trainer) -> bool:
+        """Writes last.ckpt now; returns whether that succeeded, and warns if not.
+
+        It is called on all ranks, between two optimiser steps.
+        """
+        return self._save(trainer, self.state_dict())
+
+    def _choose(self, trainer: Trainer) -> dict[str, Any]:
+        """Decides whether this state is one of the best; returns what was noted before."""
+        before = self.state_dict()
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        scored, self._scored = self._scored, False
+        same, replaced = [], []
+        for best in self.best:
+            # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
+            if best.monitor.startswith("val/") and not scored:
+                continue
+            if best is self.best[0]:
+                check_choice("checkpoint.monitor", best.monitor, sorted(values))
+            if best.monitor in values:
+                more = best.add({**values, "epoch": trainer.current_epoch, "step": trainer.global_step})
+                same += more[0]
+                replaced += more[1]
+        self._same, self._replaced = trainer.strategy.broadcast((same, replaced))
+        return before
+
+    def _save(self, trainer: Trainer, before: dict[str, Any]) -> bool:
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            log_now(trainer)
+            for logger in trainer.loggers:
+                logger.save()
+            plain = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
+            linked = plain and not isinstance(trainer.strategy, WRITE_FOLDERS)
+            paths = [os.path.join(str(self.dirpath), name) for name in ([] if linked else self._same)]
+            failures = (self._write(trainer, path, linked) for path in (*paths, self.path))
+            self.failure = next((failure for failure in failures if failure is not None), None)
+            if self.failure is not None:
+                self._failed_at, self._failed_step = time.monotonic(), trainer.global_step
+                self.load_state_dict(before)
+                rank_zero_warn(
+                    f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run "
+                    f"continues, and saves again as soon as it can"
+                )
+        self._same, self._replaced = [], []
+        return self.failure is None
+
+    def _write(self, trainer: Trainer, path: str, linked: bool) -> str | None:
+        """Writes a file or folder, and the links to last.ckpt after it; why it failed, on all ranks, or None."""
+        in_folder = isinstance(trainer.strategy, WRITE_FOLDERS) and not is_remote(path)
+        prepared = temporary(Path(path)) if in_folder else path
+        reason = None
+        try:
+            trainer.save_checkpoint(prepared)
+        except (OSError, CheckpointException) as error:
+            reason = _reason(error)
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
+        if trainer.is_global_zero:
+            try:
+                if in_folder and reason is None:
+                    publish(Path(prepared), Path(path))
+                if in_folder:
+                    remove(Path(prepared))
+                if path == self.path and reason is None and not is_remote(path):
+                    name_and_delete(Path(path), self._same if linked else [], self._replaced)
+            except OSError as error:
+                reason = _reason(error)
+        reason = trainer.strategy.broadcast(reason)
+        return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"
+
+    def _writes(self, trainer: Trainer) -> bool:
+        """Whether the run saves to a folder of this machine's file systems."""
+        return not trainer.fast_dev_run and not is_remote(str(self.dirpath))  # type: ignore[attr-defined]
+
+
+def checkpoint_folder(trainer: Trainer) -> str:
+    """Where the checkpoints of a run lie: that of Lightning's own callback."""
+    if not trainer.loggers:
+        return os.path.join(trainer.default_root_dir, "checkpoints")
+    logger = trainer.loggers[0]
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), version, "checkpoints")
+
+
+def log_now(trainer: Trainer) -> None:
+    """Logs what a step or an epoch of training has logged, which Lightning does only after the hooks at its end.
+
+    No public name does that. Without it, what is written between a row and its checkpoint would be lost by a kill.
+    """
+    connector = trainer._logger_connector
+    batch: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    if batch.processed > batch.completed:
+        connector.update_train_step_metrics()
+    elif trainer.training:
+        connector.log_metrics(connector.metrics["log"], step=trainer.global_step - 1)
+
+
+def name_and_delete(path: Path, same: list[str], replaced: list[str]) -> None:
+    """Gives a checkpoint its other names, and then deletes the checkpoints that it replaces."""
+    for name in same:
+        link(path, path.with_name(name))
+    for other in {path.with_name(name) for name in replaced if name not in same}:
+        if not other.is_symlink() and (other.is_file() or is_sharded(other)):
+            remove(other)
+
+
+def complete(path: Path, same: Any, replaced: Any) -> None:
+    """Does what follows when a checkpoint is written, since a kill may have come before.
+
+    Nothing is done while another process has its folder. Anything but the names of other checkpoints is ignored.
+
+    Args:
+        path: The file.
+        same: What it has under `SAME`.
+        replaced: What it has under `REPLACED`.
+    """
+    names = [list(filter(_is_other, given)) if isinstance(given, list) else [] for given in (same, replaced)]
+    with suppress(UserError, OSError):
+        lock(path.parent)
+        try:
+            name_and_delete(path, *names)
+        finally:
+            unlock(path.parent)
+
+
+def _is_other(name: Any) -> bool:
+    """Whether this is the name of a checkpoint, without a folder, other than the last ones."""
+    plain = isinstance(name, str) and Path(name).name == name and name.endswith(".ckpt") and "\0" not in name
+    return plain and name not in (LAST, PREVIOUS)
+
+
+def reserve(folder: Path) -> None:
+    """Locks a folder and deletes what killed runs left unfinished in it."""
+    lock(folder)
+    for path in sweep(folder):
+        rank_zero_info(f"deleted '{path}', which a run that was killed had left unfinished")
+
+
+def check_room_for_two(folder: Path, size: int) -> None:
+    """Raises a `UserError` if a disk has no room for two checkpoints of a size in bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < 2 * size:
+        raise UserError(
+            f"the disk of '{folder}' has {in_words(free)} left, and a checkpoint of this model takes about "
+            f"{in_words(size)}, of which it must hold two. Make room, or choose another disk with "
+            f"--trainer.default_root_dir"
+        )
+
+
+def on_rank_zero(trainer: Trainer, check: Callable[..., None], *args: Any) -> None:
+    """Calls a function on rank 0; if it raises a `UserError` or an `OSError` there, all ranks raise a `UserError`."""
+    reason = None
+    if trainer.is_global_zero:
+        try:
+            check(*args)
+        except (UserError, OSError) as error:
+            reason = str(error)
+    reason = trainer.strategy.broadcast(reason)
+    if reason is not None:
+        raise UserError(reason)
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system says, without the file."""
+    return getattr(error, "strerror", None) or str(error)

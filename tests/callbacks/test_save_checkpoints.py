@@ -1,0 +1,266 @@
+"""What is kept of a run: its last state, and its best ones."""
+
+import errno
+import math
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+
+import linvit
+from linvit import files
+from linvit.callbacks import SaveCheckpoints
+from linvit.callbacks import save_checkpoints as module
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
+from linvit.callbacks.save_checkpoints import Best
+from tests.training import Memory, fit, tiny_task, trainer
+
+
+class SavesAt(Callback):
+    """Saves in the middle of an epoch, as a signal or a guard does."""
+
+    def __init__(self, saves, step):
+        self.saves, self.step = saves, step
+        self.kept = None
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step and self.saves.save(trainer):
+            self.kept = read(self.saves.path)
+
+
+def run(folder, *callbacks, **options):
+    return fit(tiny_task(), folder, callbacks=[*callbacks], enable_checkpointing=True, **options)
+
+
+def read(path):
+    return torch.load(path, weights_only=True)
+
+
+def step_of(path):
+    return read(path)["global_step"]
+
+
+def test_it_is_written_after_every_epoch(tmp_path):
+    run(tmp_path, SaveCheckpoints(), max_epochs=3)
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+
+
+def test_it_is_written_whenever_somebody_asks(tmp_path):
+    saves = SaveCheckpoints()
+    asks = SavesAt(saves, step=3)
+    run(tmp_path, saves, asks, max_epochs=2)
+    assert saves.path == str(tmp_path / "checkpoints" / "last.ckpt")
+    assert asks.kept["global_step"] == 3
+    assert step_of(saves.path) == 4
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+class Rows(Memory):
+    """A logger that knows what it has written."""
+
+    def __init__(self):
+        super().__init__()
+        self.saved = 0
+
+    def save(self):
+        self.saved = len(self.values.get("train/loss", ()))
+
+
+def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
+    """Rows, then last.ckpt, then its names as the best; a kill in between is made good from it."""
+    saves = SaveCheckpoints("train/loss", "max", "epoch_{epoch}")
+    monkeypatch.setattr(saves.best[0], "add", lambda values: Best.add(saves.best[0], {**values, "train/loss": 1.0}))
+    logger, folder = Rows(), tmp_path / "memory" / "version_0" / "checkpoints"
+    moments = []
+
+    def link(path, other):
+        moments.append((path.name, other.name, logger.saved))
+        if other.name == "epoch_1.ckpt":
+            raise Killed
+        files.link(path, other)
+
+    monkeypatch.setattr(module, "link", link)
+    with pytest.raises(Killed):
+        run(tmp_path, saves, max_epochs=3, logger=logger)
+    assert moments == [("last.ckpt", "epoch_0.ckpt", 2), ("last.ckpt", "epoch_1.ckpt", 4)]
+    content = read(folder / "last.ckpt")
+    assert content["callbacks"][saves.state_key] == {"train/loss": {"epoch_1.ckpt": 1.0}}
+    monkeypatch.undo()
+    module.complete(folder / "last.ckpt", content["same_files"], content["replaced_files"])
+    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["epoch_1.ckpt", "last.ckpt", "previous.ckpt"]
+    assert (folder / "epoch_1.ckpt").samefile(folder / "last.ckpt")
+
+
+NAMES = ["../mine.ckpt", "notes.txt", "a.ckpt", "b.ckpt", "last.ckpt", "\0.ckpt", 7, None]
+
+
+def test_what_a_file_says_of_others_reaches_no_other_folder(tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / "a.ckpt").mkdir(parents=True)
+    (folder / "b.ckpt").symlink_to(tmp_path)
+    for path in (tmp_path / "mine.ckpt", folder / "last.ckpt", folder / "notes.txt"):
+        path.touch()
+    before = sorted(tmp_path.rglob("*"))
+    for names in (NAMES, [str(tmp_path / "mine.ckpt")], "x", {}):
+        module.complete(folder / "last.ckpt", [], names)
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != ".lock") == before
+
+
+@pytest.mark.parametrize("state", [{}, {"val/score": 5}, {"val/score": dict.fromkeys(NAMES[:2], 1.0)}], ids=str)
+def test_a_state_names_no_file_of_another_folder(state):
+    saves = SaveCheckpoints()
+    saves.load_state_dict(state)
+    assert saves.best[0].kept == {}
+    saves.load_state_dict({"val/score": {"best.ckpt": 0.5, "other.ckpt": "high"}})
+    assert saves.best[0].kept == {"best.ckpt": 0.5}
+
+
+def test_fast_dev_run_leaves_nothing(tmp_path):
+    saves = SaveCheckpoints()
+    saves.save(run(tmp_path, saves, fast_dev_run=True))
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+class Disk:
+    """Counts the checkpoints that are written, and refuses some of them."""
+
+    def __init__(self, monkeypatch, *refused):
+        self.count, self.refused, self.save = 0, refused, AtomicCheckpointIO.save_checkpoint
+        monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", lambda *args, **_: self(*args))
+
+    def __call__(self, plugin, checkpoint, path):
+        self.count += 1
+        if self.count in self.refused:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        self.save(plugin, checkpoint, path)
+
+
+def test_the_run_continues_if_it_cannot_save(tmp_path, monkeypatch):
+    Disk(monkeypatch, 2)
+    saves = SaveCheckpoints()
+    with pytest.warns(UserWarning, match=r"step 4: checkpoint .*last\.ckpt' could not be saved: No space left"):
+        trainer = run(tmp_path, saves, max_epochs=3)
+    assert trainer.global_step == 6
+    assert saves.failure is None
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 2
+
+
+def test_it_tries_again_at_the_end(tmp_path, monkeypatch):
+    disk, saves = Disk(monkeypatch, 3), SaveCheckpoints()
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, saves, max_epochs=3)
+    assert (disk.count, saves.failure) == (4, None)
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 6
+
+
+def test_what_failed_to_the_end_is_known(tmp_path, monkeypatch):
+    Disk(monkeypatch, 3, 4)
+    saves = SaveCheckpoints()
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, saves, max_epochs=3)
+    assert re.fullmatch(r"checkpoint '.*last.ckpt' could not be saved: No space left on device", saves.failure)
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+
+
+def test_it_tries_again_within_the_epoch(tmp_path, monkeypatch):
+    disk, saves = Disk(monkeypatch, 1), SaveCheckpoints()
+    monkeypatch.setattr(module, "RETRY", 0.0)
+    with pytest.warns(UserWarning, match="could not be saved"):
+        run(tmp_path, SavesAt(saves, step=1), saves, max_epochs=1, count=24)
+    assert (disk.count, saves.failure) == (3, None)
+    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 2  # before the epoch's own
+
+
+def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):
+    Disk(monkeypatch, 2)
+    saves = SaveCheckpoints("train/loss")
+    scores = iter([0.5, 0.9, 0.7])
+    task = tiny_task()
+    task.on_train_epoch_end = lambda: task.log("train/loss", next(scores))
+    with pytest.warns(UserWarning, match="could not be saved"):
+        fit(task, tmp_path, callbacks=[saves], enable_checkpointing=True, max_epochs=3)
+    assert saves.best[0].kept == {"best.ckpt": pytest.approx(0.7)}
+    assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 6
+    assert saves.failure is None
+
+
+def test_a_disk_without_room_for_two_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+    with pytest.raises(linvit.UserError, match=r"has 100 kB left, and a checkpoint of this model takes about \d+ kB"):
+        run(tmp_path, SaveCheckpoints())
+
+
+def test_what_a_killed_run_left_unfinished_is_gone(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".last.ckpt.77.tmp").write_bytes(bytes(100))
+    run(tmp_path, SaveCheckpoints())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [".lock", "last.ckpt"]
+
+
+class Scores(LightningModule):
+    """A model with one weight whose epochs score as given."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/score", self.scores[self.current_epoch])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        return [torch.zeros(1)]
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores", "epoch"),
+    [
+        ("max", [0.5, 0.9, 0.9, 0.7], 2),
+        ("max", [0.5, 0.9, 0.9, 0.95, 0.9], 3),
+        ("min", [0.5, 0.1, 0.3, 0.1], 3),
+        ("max", [0.9, 0.8, 0.7], 0),
+        ("max", [math.nan, 0.9, math.nan, 0.8, math.inf], 1),
+    ],
+)
+def test_the_last_of_the_best_epochs_is_kept(mode, scores, epoch):
+    best = Best("val/score", mode, "{epoch}", 1)
+    taken = [i for i, score in enumerate(scores) if best.add({"val/score": score, "epoch": i})[0]]
+    assert taken[-1] == epoch
+    assert best.kept == {f"{epoch}.ckpt": scores[epoch]}
+
+
+def test_several_are_kept():
+    best = Best("val/score", "max", "{epoch}_{val/score:.1f}", 2)
+    found = [best.add({"val/score": score, "epoch": i}) for i, score in enumerate([0.9, 0.7, 0.7, 0.8])]
+    assert found == [(["0_0.9.ckpt"], []), (["1_0.7.ckpt"], []), ([], []), (["3_0.8.ckpt"], ["1_0.7.ckpt"])]
+    assert best.name == "0_0.9.ckpt"
+
+
+def test_weights_that_were_not_validated_get_no_score(tmp_path):
+    """A run of `max_steps` ends within an epoch, and the score of the last validation is still there."""
+    options = {"callbacks": [SaveCheckpoints()], "enable_checkpointing": True, "max_steps": 3}
+    trainer(tmp_path, **options).fit(Scores([0.5, 0.5]), torch.utils.data.DataLoader(torch.zeros(2)))
+    assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 2
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 3
+
+
+def test_a_metric_that_nobody_logs_is_a_user_error(tmp_path):
+    with pytest.raises(linvit.UserError, match=r"checkpoint.monitor must be one of val/score; got 'val/scores'"):
+        trainer(tmp_path, callbacks=[SaveCheckpoints("val/scores")], enable_checkpointing=True, max_epochs=1).fit(
+            Scores([0.5])
+        )
