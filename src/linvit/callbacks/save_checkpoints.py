@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, in_words, is_remote
 from linvit.errors import UserError, check_choice
 from linvit.files import LAST, PREVIOUS, link, lock, publish, remove, sweep, temporary, unlock
-from linvit.weights.sharded import is_sharded
 
 RETRY = 60.0  # seconds
 SAME, REPLACED = "same_files", "replaced_files"
@@ -291,7 +290,7 @@ def name_and_delete(path: Path, same: list[str], replaced: list[str]) -> None:
     for name in same:
         link(path, path.with_name(name))
     for other in {path.with_name(name) for name in replaced if name not in same}:
-        if not other.is_symlink() and (other.is_file() or is_sharded(other)):
+        if not other.is_symlink() and (other.is_file() or (other / ".metadata").is_file()):  # the latter is sharded
             remove(other)
 
 

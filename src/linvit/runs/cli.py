@@ -1,6 +1,5 @@
 """The LightningCLI of `linvit fit | validate | test | predict`."""
 
-import warnings
 from argparse import ArgumentError
 from contextlib import nullcontext
 from functools import partial
@@ -161,11 +160,9 @@ class LinvitCLI(LightningCLI):
             if self.resumed_run is not None:
                 name = f"config_from_step_{self._step}.yaml" if self._step else "config.yaml"
                 self.save_config_kwargs = {"config_filename": name}
-        elif self.checkpoint is not None:
-            warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
-        elif self._untrained:
+        elif self.checkpoint is None and self._untrained:
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
-        elif not self._has_weights:
+        elif self.checkpoint is None and not self._has_weights:
             run = run_of_config(self.configs)
             raise UserError(NO_WEIGHTS.format(self.config.subcommand, shown(run) if run is not None else "RUN"))
 
