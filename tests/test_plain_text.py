@@ -5,7 +5,6 @@ import csv
 import io
 import logging
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +33,7 @@ def test_control_characters_are_written_out():
 
 
 def test_whatever_is_shown_is_printable(capsys):
-    """Errors, names of images, reports of weights, information and warnings of a run."""
+    """Errors, names of images, reports of weights, and information of a run."""
     hide_library_messages()
     said = io.StringIO()
     handler = logging.StreamHandler(said)
@@ -43,7 +42,6 @@ def test_whatever_is_shown_is_printable(capsys):
     logging.getLogger(LOGGER).removeHandler(handler)
     shown = [
         said.getvalue().rstrip("\n"),
-        warnings.formatwarning(ESCAPES, UserWarning, "x.py", 1),
         str(UserError(ESCAPES)),
         name_of({"bytes": None, "path": ESCAPES}, "row 3"),
         str(Report("x", ESCAPES, unexpected=[ESCAPES])),

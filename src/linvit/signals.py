@@ -76,7 +76,8 @@ class StopSignals:
         reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         caught = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-        self._before = {number: signal.signal(number, _nothing) for number in caught}
+        self._before = {number: signal.getsignal(number) for number in caught}
+        self.take_handlers()
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
         if os.environ.pop(END_WITH_STDIN, None):
@@ -86,6 +87,11 @@ class StopSignals:
         finally:
             if self.received is None:
                 self.release()
+
+    def take_handlers(self) -> None:
+        """Handles the signals that are caught, also after a library has set handlers of its own."""
+        for number in self._before:
+            signal.signal(number, _nothing)
 
     def agree(self, by: signal.Signals) -> None:
         """Takes a signal that another rank has received for one that has come to this process."""
@@ -97,8 +103,8 @@ class StopSignals:
         if self._writer is None:
             return
         signal.set_wakeup_fd(self._descriptor)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        while self._before:
+            signal.signal(*self._before.popitem())
         self._writer.close()  # which ends the thread
         self._writer = None
 

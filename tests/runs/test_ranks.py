@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import HashStore, PrefixStore, distributed_c10d
+from torch.distributed import HashStore, PrefixStore
 
 from linvit.runs import ranks
 from linvit.signals import STOP
@@ -119,7 +119,7 @@ class TestOneVoice:
 
     def test_no_thread_is_in_the_store_when_the_interpreter_ends(self, store, monkeypatch):
         """It would be killed in C++ code, which ends the process with SIGABRT."""
-        monkeypatch.setattr(ranks, "_store", lambda: SimpleNamespace(clone=lambda: store))
+        monkeypatch.setattr(ranks, "_connect", lambda trainer: store)
         monkeypatch.setattr(STOP, "tell", None)
         rank, _ = self.rank(store, 0, world=2)
         rank.setup(SimpleNamespace(log_dir=None, global_rank=0), None, "validate")
@@ -135,7 +135,7 @@ class TestOneVoice:
         assert exits == [(143, "ended by a signal to rank 1")]
 
 
-def test_private_names_of_lightning_and_torch():
+def test_private_names_of_lightning():
     assert list(inspect.signature(subprocess_script._launch_process_observer).parameters) == ["child_processes"]
     launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)
     launcher._call_children_scripts = lambda: None
@@ -144,8 +144,6 @@ def test_private_names_of_lightning_and_torch():
         patch.setattr(subprocess_script, "_launch_process_observer", asked.append)
         launcher.launch(lambda: None)
     assert asked == [launcher.procs]
-    with pytest.raises(ValueError, match="has not been initialized"):
-        distributed_c10d._get_default_store()
 
 
 @pytest.mark.slow

@@ -60,18 +60,19 @@ class Best:
             values: All metrics, and `epoch` and `step`.
         """
         value, sign = values[self.monitor], 1 if self.mode == "max" else -1
-        worst = min(self.kept, key=lambda name: sign * self.kept[name], default=None)
         if not math.isfinite(value) or self.save_top_k == 0:
             return [], []
-        full = worst is not None and len(self.kept) == self.save_top_k
-        if full:
+        replaced = []
+        if len(self.kept) == self.save_top_k:
+            worst = min(self.kept, key=lambda name: sign * self.kept[name])
             gain = sign * (value - self.kept[worst])
             if gain < 0 or (gain == 0 and self.save_top_k > 1):
                 return [], []
             del self.kept[worst]
+            replaced = [worst]
         name = f"{self.filename.format_map(defaultdict(float, values))}.ckpt"
         self.kept[name] = value
-        return [name], [worst] if full and worst != name else []
+        return [name], [other for other in replaced if other != name]
 
 
 class SaveCheckpoints(Checkpoint):

@@ -27,13 +27,13 @@ class StopOnSignal(Callback):
         self._stopped: Stopped | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keeps Lightning from handling signals: it would wait for all ranks within the handler of one of them."""
-        trainer._signal_connector.register_signal_handlers = _no_handlers  # type: ignore[method-assign]
+        """Connects the ranks."""
         if stage == "fit" and trainer.world_size > 1:
             self._group = torch.distributed.new_group(backend="gloo")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From now on there is something to save."""
+        """From now on there is something to save, and Lightning, which would wait for all ranks, handles no signal."""
+        STOP.take_handlers()
         self._step = trainer.global_step
         STOP.deferred = True
 
@@ -91,7 +91,3 @@ class StopOnSignal(Callback):
         tensor = torch.tensor(values)
         torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation), group=self._group)
         return [int(value) for value in tensor]
-
-
-def _no_handlers() -> None:
-    """Stands in for Lightning's method that handles signals."""

@@ -3,7 +3,6 @@
 import logging
 import threading
 import warnings
-from typing import Any
 
 from linvit.plain_text import printable
 
@@ -17,25 +16,18 @@ WARNINGS = (
 ADVERTISEMENT = "Tip: For seamless cloud"
 LOGGER = "lightning.pytorch.utilities.rank_zero"
 
-format_warning = warnings.formatwarning
-
 
 def hide_library_messages() -> None:
-    """Hides warnings about libraries' own affairs, and advertisements; makes all others printable."""
+    """Hides warnings about libraries' own affairs, and advertisements."""
     for warning in WARNINGS:
         warnings.filterwarnings("ignore", warning)
     logging.getLogger(LOGGER).addFilter(_shown)
-    warnings.formatwarning = _printable
     threading.excepthook = _say_unless_disk_is_full
 
 
 def _shown(record: logging.LogRecord) -> bool:
     record.msg, record.args = printable(record.getMessage()), ()
     return ADVERTISEMENT not in record.msg
-
-
-def _printable(*arguments: Any, **options: Any) -> str:
-    return printable(format_warning(*arguments, **options))
 
 
 def _say_unless_disk_is_full(error: threading.ExceptHookArgs) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed import Store, TCPStore
 
 from linvit.runs.restart import forget_the_processes_before
 from linvit.runs.summary import how_to_go_on
@@ -29,8 +28,8 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 class Ranks(Callback):
     """Ends all ranks of a run when one has ended, and finds out which it was.
 
-    torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in the store by
-    which torch's processes have found one another, and the others answer from a thread, whatever they wait for. Those
+    torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in a store that
+    all share, and the others answer from a thread, whatever they wait for. Those
     that do not answer have been killed.
 
     Attributes:
@@ -62,8 +61,7 @@ class Ranks(Callback):
         self.run = Path(folder) if folder is not None and stage == "fit" else None
         self.rank = trainer.global_rank
         if self.world > 1:
-            # a connection of its own, since a thread that waits for another rank keeps others off its connection
-            self._connection = store = _store().clone()
+            self._connection = store = _connect(trainer)
             store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
             self._where_rank_0 = store.get("where0").decode()  # the store may end with it
             STOP.tell = lambda code: store.set(f"left{self.rank}", str(code))
@@ -83,21 +81,19 @@ class Ranks(Callback):
         """Says why this rank ends, unless another rank does; `own` is what it has to say of itself."""
         text = f"{self._name(self.rank)}: {own}"
         try:
-            store = self._connection or _store()
-            store.set("failed", "")
-            if lost_contact(error) and (missing := self._missing(store)):
-                for rank in missing:
-                    if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
-                        STOP.leave(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
-                text = self._ended(missing)
-            if store.add("spoken", 1) > 1:
-                return
+            if (store := self._connection) is not None:  # else the ranks have not found one another yet
+                store.set("failed", "")
+                if lost_contact(error) and (missing := self._missing(store)):
+                    for rank in missing:
+                        if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
+                            STOP.leave(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
+                    text = self._ended(missing)
+                if store.add("spoken", 1) > 1:
+                    return
         except RuntimeError:  # the store has ended with rank 0
             if self.rank != 1:
                 return
             text = self._ended([0])
-        except ValueError:  # the ranks have not found one another yet
-            pass
         self.say(text)
 
     def say(self, text: str) -> None:
@@ -175,9 +171,13 @@ class Ranks(Callback):
         return thread
 
 
-def _store() -> PrefixStore:
-    """The store that all ranks share. Raises a `ValueError` before they have found one another."""
-    return PrefixStore("linvit", distributed_c10d._get_default_store())
+def _connect(trainer: Trainer) -> Store:
+    """A store that all ranks share, apart from torch's own, which a thread that waits in it keeps from others."""
+    host, own = os.environ["MASTER_ADDR"], None
+    if trainer.is_global_zero:
+        own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    port = trainer.strategy.broadcast(None if own is None else own.port)
+    return TCPStore(host, port, is_master=False) if own is None else own
 
 
 def lost_contact(error: Exception) -> bool:

@@ -1,5 +1,6 @@
 """The loader that makes batches of a data set."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +16,13 @@ from linvit.signals import outlive_signals
 class TrainLoader(DataLoader[Any]):
     """Batches of training samples, which can continue in the middle of an epoch. Skipped samples are not loaded.
 
+    `seconds_waited` is how long its batches have been waited for so far.
+
     A pass starts when its first batch is asked for. Lightning makes the iterator before it sets the epoch, and a loader
     that started its processes then would have them load the first batches of epoch 0.
     """
 
+    seconds_waited = 0.0
     _passed: EpochProgress | None = None
 
     @property
@@ -31,12 +35,22 @@ class TrainLoader(DataLoader[Any]):
         """Yields the batches of the epoch, or what is left of one that is resumed, and counts them."""
         order = self.order
         if order is None:
-            yield from super().__iter__()
+            yield from self._timed(super().__iter__())
             return
         epoch, samples = int(order.epoch), order.samples_done
-        for batch in super().__iter__():
+        for batch in self._timed(super().__iter__()):
             samples += order.topology.step
             self._passed = EpochProgress(epoch, samples)
+            yield batch
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        end = object()
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, end)
+            self.seconds_waited += time.perf_counter() - started
+            if batch is end:
+                return
             yield batch
 
     @property
