@@ -21,6 +21,7 @@ class Throughput(Callback):
     def __init__(self, window: int = 10) -> None:
         self.window = window
         self._latest: dict[str, float] = {}
+        self._since = self._ended = 0.0  # a validation comes before training, too
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock: a run that is resumed within an epoch does not start one."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
 
 from linvit.runs.restart import forget_the_processes_before
 from linvit.runs.summary import how_to_go_on
@@ -176,7 +176,7 @@ def _connect(trainer: Trainer) -> Store:
     host, own = os.environ["MASTER_ADDR"], None
     if trainer.is_global_zero:
         own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    port = trainer.strategy.broadcast(None if own is None else own.port)
+    port = trainer.strategy.broadcast(0 if own is None else own.port)
     return TCPStore(host, port, is_master=False) if own is None else own
 
 
