@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from linvit.cli.bench.loaders import linvit_loader, timm_loader
 from timm.data import ImageDataset
 from timm.data.auto_augment import AugmentOp
 from timm.data.transforms import RandomResizedCropAndInterpolation
 
 from linvit.cli.bench.data import RECIPE
-from linvit.cli.bench.loaders import linvit_loader, timm_loader
 from linvit.data import ClassificationData, base
 from linvit.data.sources.images import Images
 from linvit.data.sources.read import ImageFile
