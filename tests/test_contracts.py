@@ -1,18 +1,16 @@
-"""linvit's own attentions, backbones and heads keep the contracts: the public kit, one case per name and clause.
+"""linvit's own attentions, backbones and heads keep the contracts: the public kit, one case per name.
 
 A new name is tested by existing. What a mechanism cannot do it declares on its class, and the kit reads it there.
 """
 
 import inspect
-from collections.abc import Callable
 
 import pytest
 
 from linvit import Grid
-from linvit.heads.create import heads_of
 from linvit.registry import attentions, backbones, heads
 from linvit.signatures import parameters_of
-from linvit.testing import Verdict, check_attention, check_backbone, check_head, parametrize_with_checks
+from linvit.testing import Verdict, check_attention, check_backbone, check_head
 from linvit.testing.backbone.images import BackboneSubject
 from tests.families import SIZES, families, kinds, narrow, small
 from tests.helpers import inputs, low_rank, mechanism, own_names
@@ -22,9 +20,10 @@ ATTENTIONS = own_names(attentions)
 builtin = pytest.mark.parametrize("name", ATTENTIONS)
 
 
-@parametrize_with_checks(ATTENTIONS, quick=True)
-def test_attention(check: Callable[[], None]) -> None:
-    check()
+@builtin
+def test_attention(name: str) -> None:
+    report = check_attention(name, quick=True)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.slow
@@ -35,16 +34,11 @@ def test_attention_in_full(name: str) -> None:
     assert report.passed, f"\n{report}"
 
 
-@parametrize_with_checks([narrow(name) for name in heads_of("segmentation")], kind="head", quick=True)
-def test_head(check: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", own_names(heads))
+def test_head(name: str) -> None:
     """With few channels."""
-    check()
-
-
-@parametrize_with_checks([narrow(name) for name in heads_of("detection")], kind="detection_head", quick=True)
-def test_head_of_detection(check: Callable[[], None]) -> None:
-    """With few channels."""
-    check()
+    report = check_head(narrow(name), quick=True)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.slow
@@ -55,10 +49,11 @@ def test_head_in_full(name: str) -> None:
     assert report.passed, f"\n{report}"
 
 
-@parametrize_with_checks([small(name) for name in families().values()], kind="backbone", quick=True)
-def test_family_of_backbones(check: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", families().values(), ids=families())
+def test_family_of_backbones(name: str) -> None:
     """A model with few channels and blocks."""
-    check()
+    report = check_backbone(small(name), quick=True)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.slow
@@ -80,32 +75,31 @@ def test_one_of_every_family_at_its_own_size(name: str) -> None:
 # What linvit asks of its own mechanisms and backbones beyond the contract
 
 
-@pytest.mark.parametrize("name", own_names(backbones))
-def test_every_preset_takes_the_arguments_of_the_contract(name: str) -> None:
-    parameters = parameters_of(backbones.get(name))
-    assert parameters.keys() >= BackboneSubject.arguments.keys()
-    assert BackboneSubject.defaults.items() <= parameters.items()
+def test_every_preset_takes_the_arguments_of_the_contract() -> None:
+    for name in own_names(backbones):
+        parameters = parameters_of(backbones.get(name))
+        assert parameters.keys() >= BackboneSubject.arguments.keys(), name
+        assert BackboneSubject.defaults.items() <= parameters.items(), name
 
 
-@builtin
-def test_options_are_keyword_only(name: str) -> None:
-    parameters = inspect.signature(attentions.get(name)).parameters
-    assert list(parameters)[:3] == ["dim", "num_heads", "grid"]
-    options = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]  # those of the parent
-    assert all(option.kind is inspect.Parameter.KEYWORD_ONLY for option in options[3:])
+def test_options_are_keyword_only() -> None:
+    for name in ATTENTIONS:
+        parameters = inspect.signature(attentions.get(name)).parameters
+        assert list(parameters)[:3] == ["dim", "num_heads", "grid"], name
+        options = [p for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]  # those of the parent
+        assert all(option.kind is inspect.Parameter.KEYWORD_ONLY for option in options[3:]), name
 
 
-@builtin
-def test_file_opens_with_formula_paper_and_cost(name: str) -> None:
-    text = inspect.getmodule(attentions.get(name)).__doc__
-    assert "`" in text.splitlines()[0]
-    assert "Paper:" in text
-    assert "Cost:" in text
+def test_every_file_opens_with_formula_paper_and_cost() -> None:
+    for name in ATTENTIONS:
+        text = inspect.getmodule(attentions.get(name)).__doc__
+        assert "`" in text.splitlines()[0], name
+        assert "Paper:" in text, name
+        assert "Cost:" in text, name
 
 
-@builtin
-def test_complexity_is_declared(name: str) -> None:
-    assert mechanism(name, Grid((6, 8))).complexity is not None
+def test_complexity_is_declared() -> None:
+    assert not [name for name in ATTENTIONS if mechanism(name, Grid((6, 8))).complexity is None]
 
 
 @builtin

@@ -43,20 +43,12 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module", params=ROWS)
-def built(request: pytest.FixtureRequest) -> tuple[str, torch.nn.Module]:
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_and_macs_are_the_published(name: str) -> None:
     with torch.device("meta"):
-        return request.param, linvit.create_backbone(request.param)
-
-
-def test_parameters_are_exactly_the_published(built: tuple[str, torch.nn.Module]) -> None:
-    name, model = built
-    assert num_parameters(model) == model_info()[name].parameters
-
-
-def test_macs_are_the_published(built: tuple[str, torch.nn.Module]) -> None:
-    name, model = built
+        model = linvit.create_backbone(name)
     facts = model_info()[name]
+    assert num_parameters(model) == facts.parameters
     ours = macs(model, facts.img_size) + extra_products_of_soft(model, facts.img_size)
     if any(isinstance(module, SoftNormAttention) for module in model.modules()):
         # The reference halves alpha up to ten times, as its data want, with a product each; we take one for all.
