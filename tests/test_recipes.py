@@ -177,7 +177,9 @@ def configuration(name):
 def task_of(name):
     """The task of a recipe, without memory or numbers."""
     content = configuration(name)
-    arguments = {key: value for key, value in content["model"]["init_args"].items() if key != "num_classes"}
+    arguments = {
+        key: value for key, value in content["model"]["init_args"].items() if key not in ("num_classes", "pretrained")
+    }
     arguments["img_size"] = content["data"]["init_args"]["img_size"]
     with torch.device("meta"):
         return ClassificationTask(**arguments, num_classes=1000)
