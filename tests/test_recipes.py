@@ -221,7 +221,7 @@ def check_batch(name):
 
 
 def check_rates(name):
-    """The published formula, evaluated here for a whole run of ImageNet's length."""
+    """The published formula over a whole run of ImageNet's length: around each end of an epoch, and every 97th step."""
     recipe, content = PUBLISHED[name], configuration(name)
     batch = content["data"]["init_args"]["batch_size"]
     assert batch == recipe.batch
@@ -242,7 +242,8 @@ def check_rates(name):
     schedule = run_schedule(task.optimisation, trainer)
     assert total_batch_size(trainer) == batch * DEVICES
     assert batch_size_warning(task.optimisation, trainer, schedule, before=None) == ""
-    steps = np.arange(epochs * per_epoch)
+    ends = per_epoch * np.arange(1, epochs)
+    steps = np.unique(np.concatenate([np.arange(0, epochs * per_epoch, 97), ends - 1, ends, ends + 1]))
     unit = per_epoch if recipe.per == "step" else 1
     index = np.maximum((steps if recipe.per == "step" else steps // per_epoch) - recipe.lag, 0)
     warmup, cosine = recipe.warmup * unit, recipe.cosine * unit

@@ -130,11 +130,10 @@ def test_equals_the_official_sizes(name: str, first: list[float], total: float, 
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_classes", [1000, 5])
-def test_layout_of_every_size_is_the_official_one(name: str, num_classes: int) -> None:
+def test_layout_of_every_size_is_the_official_one(name: str) -> None:
     with torch.device("meta"):
-        model = linvit.create_backbone(name, num_classes=num_classes)
-    official = MODELS[name](num_classes=num_classes)
+        model = linvit.create_backbone(name, num_classes=5)
+    official = MODELS[name](num_classes=5)
     assert LAYOUT.recognises(official)
     renamed = {LAYOUT.rename(key): shape for key, shape in official.items()}
     assert renamed == {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
@@ -162,27 +161,6 @@ def test_official_projections_fit_a_mechanism_without_keys() -> None:
 
 
 # Variants
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("cswin_tiny", 22_320_552),
-        ("cswin_small", 34_643_304),
-        ("cswin_base", 77_382_184),
-        ("cswin_base_384", 77_382_184),
-        ("cswin_large", 173_262_664),
-        ("cswin_large_384", 173_262_664),
-        ("flatten_cswin_tiny", 21_201_768),
-        ("flatten_cswin_small", 35_451_752),
-        ("flatten_cswin_base", 74_867_032),
-        ("flatten_cswin_base_384", 78_369_112),
-    ],
-)
-def test_parameter_counts(name: str, parameters: int) -> None:
-    with torch.device("meta"):
-        model = linvit.create_backbone(name)
-    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(
@@ -217,28 +195,6 @@ def test_facts_of_the_pyramid() -> None:
 
 
 # Any attention
-
-
-@pytest.mark.parametrize("attention", linvit.list_attentions())
-@pytest.mark.parametrize("size", [(64, 64), (50, 75)])
-def test_any_attention_learns(attention: str, size: tuple[int, int]) -> None:
-    model = small(attention=attention, num_heads=(2, 4, 4, 4)).train()
-    x = image(*size, batch=2, grad=True)
-    logits = model(x)
-    assert logits.shape == (2, 7)
-    (logits * randn(2, 7, dtype=torch.float32)).sum().backward()
-    for name, tensor in {"x": x, **dict(model.named_parameters())}.items():
-        assert tensor.grad is not None, name
-        assert tensor.grad.isfinite().all(), name
-    assert x.grad.abs().max() > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", linvit.list_attentions())
-@torch.no_grad()
-def test_any_attention_at_the_papers_size(attention: str) -> None:
-    model = linvit.create_backbone("cswin_tiny", attention=attention, num_classes=7).eval()
-    assert model(image(224, 224)).isfinite().all()
 
 
 def kinds(model: CSWin) -> list[list[type]]:

@@ -11,13 +11,12 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt_v2 import PVTv2
-from linvit.registry import attentions
 from linvit.weights.layouts import pvt as pvt_v1
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.layouts.pvt_v2 import LAYOUT, TIMM_LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
-from tests.helpers import assert_near, assert_same_gradients, own_names, perturb, randn
+from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 from tests.official import fill, images
 from tests.official.pvt import pvt
 from tests.official.pvt_v2 import VARIANTS, pvt_v2
@@ -160,29 +159,6 @@ def test_official_names_are_all_of_the_models(name: str) -> None:
     assert {key: t.shape for key, t in state.items()} == {key: t.shape for key, t in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("pvt_v2_b0", 3_666_760),
-        ("pvt_v2_b1", 14_009_000),
-        ("pvt_v2_b2", 25_362_856),
-        ("pvt_v2_b3", 45_238_696),
-        ("pvt_v2_b4", 62_556_072),
-        ("pvt_v2_b5", 81_956_008),
-        ("pvt_v2_b2_li", 22_553_512),
-        ("flatten_pvt_v2_b0", 3_594_824),
-        ("flatten_pvt_v2_b1", 12_931_240),
-        ("flatten_pvt_v2_b2", 22_548_264),
-        ("flatten_pvt_v2_b3", 38_273_832),
-        ("flatten_pvt_v2_b4", 51_836_968),
-    ],
-)
-def test_parameter_counts(name: str, parameters: int) -> None:
-    with torch.device("meta"):
-        model = linvit.create_backbone(name)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-
-
 def test_layouts_are_told_from_their_relatives() -> None:
     timms = PyramidVisionTransformerV2(embed_dims=(8, 16, 24, 32), num_heads=(1, 1, 1, 1)).state_dict()
     files = {"v1": pvt(), "v2": pvt_v2(), "flatten": pvt_v2(**VARIANTS["flatten_pvt_v2_b0"]), "timm": timms}
@@ -237,14 +213,10 @@ def transpose(model: PVTv2, name: str, parameter: Tensor) -> Tensor:
 # Attention
 
 
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("attention", own_names(attentions))
-def test_every_attention_trains(attention: str, linear: bool) -> None:
-    model = small(attention=attention, linear=linear).train()
-    x = image(64, 96, dtype=torch.float32, grad=True)
-    model(x).square().sum().backward()
-    assert x.grad.isfinite().all()
-    assert x.grad.abs().max() > 0
+@pytest.mark.parametrize("attention", ["focused", "agent", "linformer"])
+def test_linear_reduction_with_another_attention_trains(attention: str) -> None:
+    model = small(attention=attention, linear=True).train()
+    model(image(64, 96, dtype=torch.float32)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name

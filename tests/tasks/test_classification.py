@@ -33,7 +33,7 @@ def logits_of(task, data):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("attention", linvit.list_attentions())
+@pytest.mark.parametrize("attention", ["softmax", "focused", "soft", "performer"])
 def test_it_trains(tmp_path, attention, precision):
     task = tiny_task(attention=attention, backbone={**TINY, "global_pool": "avg"})  # so that every token matters
     before = [parameter.detach().clone() for parameter in task.parameters()]

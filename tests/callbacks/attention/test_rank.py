@@ -235,7 +235,7 @@ class TestUndisturbed:
     def hooks(self, task):
         return [hook for module in task.modules() for hook in module._forward_pre_hooks.values()]
 
-    @pytest.mark.parametrize("attention", linvit.list_attentions())
+    @pytest.mark.parametrize("attention", ["softmax", "focused", "performer", "nystrom"])  # performer draws and counts
     def test_training_is_bit_identical(self, tmp_path, attention):
         weights = []
         for callbacks in ([], [AttentionRank(1, channel="all", max_share=None)]):

@@ -15,7 +15,7 @@ from linvit.optim import parameter_groups
 from linvit.registry import attentions
 from linvit.tasks.execution import enable_grad_checkpointing
 from tests.families import families, narrow, small
-from tests.helpers import own_names, perturb, randn
+from tests.helpers import perturb, randn
 
 CLASSES = 5
 PVT = {"name": "pvt_v2_b0", "embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 3, 4]}
@@ -57,8 +57,8 @@ def test_every_head_on_every_family(family: str, head: str) -> None:
             assert tensor.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("attention", own_names(attentions))
-def test_every_attention_in_the_skips_of_maresunet(attention: str) -> None:
+@pytest.mark.parametrize("attention", ["softmax", "focused", "hydra", "agent", "mala"])
+def test_another_attention_in_the_skips_of_maresunet(attention: str) -> None:
     model = segmentor(RESNET, {**narrow("maresunet"), "attention": attention, "num_heads": 2}).train()
     assert {type(module) for module in model.head.modules() if isinstance(module, Attention)} == {
         attentions.get(attention)
