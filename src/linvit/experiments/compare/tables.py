@@ -3,12 +3,13 @@
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import AVERAGED, Results, Variant
 from linvit.experiments.compare.statistics import LEAST, Difference
 from linvit.plain_text import CsvWriter, markdown_table, printable
-from linvit.runs.folder import EVALUATED, Score
+from linvit.runs.folder import EVALUATED
 
 BUSY = 0.2  # processors that others take, from which on a latency is said to have been measured under load
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -77,47 +78,36 @@ def latex(results: Results) -> str:
 
 
 def csv_text(results: Results) -> str:
-    """Plain numbers: scores as they were logged, seconds, bytes; an empty cell where there is none."""
+    """Plain numbers: scores as they were logged, seconds, bytes; empty where there is none."""
     file = io.StringIO(newline="")
     writer = CsvWriter(file)
-    seeds = sorted({seed for variant in results.variants for seed in variant.runs} | _troubled(results.variants))
-    writer.writerow(
-        ["variant", "mean", "standard_deviation", "seeds", "raw_mean", "untrained_part"]
-        + ["difference", "interval_low", "interval_high", "pairs", "p", "p_holm", "corrected_low", "corrected_high"]
-        + ["star", "parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load"]
-        + ["rank", "published"]
-        + [f"{what}_seed{seed}" for seed in seeds for what in ("score", "epoch")]
-        + ["trouble"]
-    )
-    differences, untrained = results.differences(), results.untrained()
-    for variant in results.variants:
-        mean, spread, count = results.summary(variant)
-        raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
-        difference = differences.get(variant.name)
-        costs = variant.costs if isinstance(variant.costs, Costs) else None
-        scores = variant.scores(results.score)
-        measured = (
-            [None] * 7
-            if costs is None
-            else [
-                costs.parameters,
-                costs.macs,
-                costs.latency.median,
-                *costs.latency.quartiles,
-                costs.memory,
-                costs.load,
-            ]
-        )
-        apart = [None] * 9 if difference is None else [*difference, int(difference.significant)]
-        numbers = [mean, spread, count, raw, untrained.get(variant.name), *apart, *measured]
-        numbers += [
-            variant.rank(),
-            variant.published,
-            *(value for seed in seeds for value in _of_seed(scores.get(seed))),
-        ]
-        cells = ["" if number is None or number != number else number for number in numbers]
-        writer.writerow([variant.name, *cells, _trouble(variant)])
+    rows = [_numbers(results, variant) for variant in results.variants]
+    writer.writerow([*rows[0]])
+    writer.writerows(["" if number is None or number != number else number for number in row.values()] for row in rows)
     return file.getvalue()
+
+
+def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
+    """A row of the CSV file."""
+    mean, spread, seeds = results.summary(variant)
+    raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
+    row = {"variant": variant.name, "mean": mean, "standard_deviation": spread, "seeds": seeds, "raw_mean": raw}
+    row["untrained_part"] = results.untrained().get(variant.name)
+    difference = results.differences().get(variant.name)
+    names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm", "corrected_low", "corrected_high")
+    row |= dict(zip(names, difference or [None] * len(names), strict=True))
+    row["star"] = None if difference is None else int(difference.significant)
+    names = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load")
+    costs: Any = [None] * len(names)
+    if isinstance(found := variant.costs, Costs):
+        costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory, found.load]
+    row |= dict(zip(names, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
+    scores = variant.scores(results.score)
+    for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
+        score = scores.get(seed)
+        row[f"score_seed{seed}"], row[f"epoch_seed{seed}"] = score and score.value, score and score.epoch
+    trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
+    return row | {"trouble": "; ".join(trouble)}
 
 
 def count(number: float) -> str:
@@ -129,68 +119,35 @@ def count(number: float) -> str:
 
 
 def _row(results: Results, variant: Variant, difference: Difference | None, columns: Sequence[str]) -> list[str]:
-    *_, seeds = results.summary(variant)
-    score = _score(results.summary(variant))
-    if difference is None:
-        apart = "baseline"
-    elif math.isnan(difference.low):
-        apart = "-" if math.isnan(difference.mean) else f"{difference.mean:+.4f}"
-    else:
-        apart = f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
-        apart += " *" if difference.significant else ""
-    raw = [_score(results.summary(variant, EVALUATED)) for _ in _raw(results)]
-    cells = [variant.name, score, *raw, _epochs(results, variant), f"{seeds}{_mark(variant)}", apart]
-    costs = variant.costs
-    if "MACs" in columns:
-        cells += ["-"] * 4 if not isinstance(costs, Costs) else _costs(costs)
-    rank = variant.rank()
+    apart = "baseline" if difference is None else "-" if math.isnan(difference.mean) else f"{difference.mean:+.4f}"
+    if difference is not None and not math.isnan(difference.low):
+        apart += f" [{difference.low:+.4f}, {difference.high:+.4f}]{' *' * difference.significant}"
+    scores = [_score(*results.summary(variant, tag)) for tag in (None, *_raw(results))]
+    epochs = sorted({score.epoch for score in variant.scores(results.score).values()})
+    incomplete = f" ({len(variant.trouble)} incomplete)" if variant.trouble else ""
+    row = [variant.name, *scores, " to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-"]
+    row += [f"{results.summary(variant)[2]}{incomplete}", apart]
+    costs, rank = variant.costs, variant.rank()
+    if "MACs" in columns and isinstance(costs, Costs):
+        load = f" (load {costs.load:.1f})" if (costs.load or 0) >= BUSY else ""
+        row += [count(costs.parameters), count(costs.macs), f"{costs.latency.median * 1e3:.2f}{load}"]
+        row.append(f"{costs.memory / 2**20:.1f}")
+    elif "MACs" in columns:
+        row += ["-"] * 4
     if "rank" in columns:
-        cells.append("-" if rank is None else f"{rank:.1f}")
+        row.append("-" if rank is None else f"{rank:.1f}")
     if "published" in columns:
-        cells.append("-" if variant.published is None else f"{variant.published:g}")
-    return cells
+        row.append("-" if variant.published is None else f"{variant.published:g}")
+    return row
 
 
-def _score(summary: tuple[float, float, int]) -> str:
-    mean, spread, seeds = summary
+def _score(mean: float, spread: float, seeds: int) -> str:
     return "-" if math.isnan(mean) else f"{mean:.4f}" + (f" ± {spread:.4f}" if seeds > 1 else "")
 
 
 def _raw(results: Results) -> list[str]:
     """The column of the trained weights' score, beside that of their moving average."""
     return [EVALUATED] if results.tag == f"{AVERAGED}score" else []
-
-
-def _costs(costs: Costs) -> list[str]:
-    latency, memory = f"{costs.latency.median * 1e3:.2f}", f"{costs.memory / 2**20:.1f}"
-    if (costs.load or 0) >= BUSY:
-        latency += f" (load {costs.load:.1f})"
-    return [count(costs.parameters), count(costs.macs), latency, memory]
-
-
-def _of_seed(score: Score | None) -> tuple[float | None, int | None]:
-    """A score and its epoch."""
-    return (None, None) if score is None else (score.value, score.epoch)
-
-
-def _epochs(results: Results, variant: Variant) -> str:
-    """Of which epochs the scores are."""
-    found = [score.epoch for score in variant.scores(results.score).values()]
-    if not found:
-        return "-"
-    return f"{min(found)}" if min(found) == max(found) else f"{min(found)} to {max(found)}"
-
-
-def _mark(variant: Variant) -> str:
-    return f" ({len(variant.trouble)} incomplete)" if variant.trouble else ""
-
-
-def _trouble(variant: Variant) -> str:
-    return "; ".join(f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
-
-
-def _troubled(variants: Sequence[Variant]) -> set[int]:
-    return {seed for variant in variants for seed in variant.trouble}
 
 
 TEX: dict[str, str | int | None] = {
