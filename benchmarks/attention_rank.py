@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 import linvit
 from linvit.analysis import attention_rank, attention_statistics
-from linvit.analysis.layer_statistics import layer_statistics
-from linvit.analysis.observe import observe
+from linvit.analysis.attention_statistics import layer_statistics
+from linvit.analysis.recorder import observe
 from linvit.callbacks import AttentionMaps, AttentionRank
 from linvit.data import ClassificationData
 from linvit.tasks import ClassificationTask

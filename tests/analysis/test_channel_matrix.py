@@ -8,8 +8,8 @@ import torch
 import linvit
 from linvit import Grid, UserError
 from linvit.analysis import Recorder, channel_matrix
-from linvit.analysis.channel_matrix import CHANNELS, channel_statistics
-from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
+from linvit.analysis.attention_matrix import CHANNELS
+from linvit.analysis.attention_statistics import STATISTICS, channel_statistics, layer_statistics, per_head
 from linvit.analysis.maps import Query, query_map, rollout
 from tests.helpers import inputs, mechanism, randn
 

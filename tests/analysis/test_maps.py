@@ -9,7 +9,7 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.analysis.maps import Query, query_map, rollout
-from linvit.analysis.observe import observable, observe
+from linvit.analysis.recorder import observable, observe
 from linvit.attention.hydra import HydraAttention
 from tests.helpers import perturb, randn, token_mixers
 

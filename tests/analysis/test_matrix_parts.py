@@ -7,7 +7,7 @@ import torch
 
 from linvit import Grid
 from linvit.analysis import attention_matrix, attention_statistics
-from linvit.analysis.matrix_parts import formed_matrix, matrix_parts
+from linvit.analysis.attention_matrix import formed_matrix, matrix_parts
 from linvit.attention.focused import FocusedAttention
 from tests.helpers import assert_near, inputs, mechanism, token_mixers
 

@@ -1,9 +1,7 @@
 """Looking at attention from outside: a mechanism's matrix, rank, entropy and operations, and what a model gave it."""
 
-from linvit.analysis.attention_matrix import attention_matrix
-from linvit.analysis.attention_rank import attention_rank
-from linvit.analysis.attention_statistics import attention_statistics
-from linvit.analysis.channel_matrix import channel_matrix
+from linvit.analysis.attention_matrix import attention_matrix, channel_matrix
+from linvit.analysis.attention_statistics import attention_rank, attention_statistics
 from linvit.analysis.operations import Operations, attention_cost, count_operations, macs, num_parameters
 from linvit.analysis.rank import effective_rank, entropy, rank
 from linvit.analysis.recorder import Call, Recorder

@@ -1,4 +1,4 @@
-"""The equivalent matrix of any mechanism, read off by probing: `o = M v + bias`."""
+"""The equivalent matrix of any mechanism, `o = M v + bias`: probed, or as the sum of its parts; its thin factors."""
 
 import copy
 from collections import OrderedDict
@@ -13,6 +13,8 @@ from linvit.errors import UserError
 
 Channel = int | Literal["mean"]
 PROBE_ELEMENTS = 2**22  # values per forward pass, 32 MiB in float64
+CHANNELS = "channels"
+"""What tables and curves call a channel matrix, beside the parts of matrices over tokens."""
 
 
 @torch.no_grad()
@@ -140,6 +142,54 @@ def attention_factors(
         left, right = (factor.transpose(2, 3).flatten(3) for factor in factors)  # (B, h, N, d r), (B, h, M, d r)
         return left / mechanism.head_dim, right
     return left[:, :, channel], right[:, :, channel]
+
+
+@torch.no_grad()
+def matrix_parts(mechanism: Attention) -> dict[str, Attention]:
+    """The parts of a mechanism's matrix by name, those of a float64 copy in evaluation mode; {} if it is one piece."""
+    return copy_without_hooks(mechanism).double().eval().matrix_parts()
+
+
+@torch.no_grad()
+def formed_matrix(
+    mechanism: Attention,
+    q: Tensor,
+    k: Tensor,
+    grid: Grid,
+    *,
+    v: Tensor | None = None,
+    bias: Tensor | None = None,
+    x: Tensor | None = None,
+    channel: Channel | None = None,
+) -> Tensor:
+    """The same as `attention_matrix`, by the sum of its parts where the mechanism declares some.
+
+    Thin factors of a part are multiplied, and a depthwise convolution is written down; only what is left is probed. For
+    focused attention at N = 197, d = 64 this takes milliseconds, where probing its convolution takes 15 seconds.
+    """
+
+    def of(part: Attention) -> Tensor:
+        extra = {"bias": bias if part.takes_bias else None, "x": x if part.takes_input else None}
+        return attention_matrix(part, q, k, grid, v=v, channel=channel, **extra)
+
+    parts = matrix_parts(mechanism) if mechanism.linear_in_values else {}
+    if not parts:
+        return of(mechanism)
+    found = []
+    for part in parts.values():
+        factors = attention_factors(part, q, k, grid, bias=bias, channel=channel)
+        matrix = of(part) if factors is None else factors[0] @ factors[1].mT
+        each = mechanism.channelwise and channel is None and not part.channelwise
+        found.append(matrix.unsqueeze(2) if each else matrix)  # the same for all channels
+    return torch.stack(torch.broadcast_tensors(*found)).sum(0)
+
+
+@torch.no_grad()
+def channel_matrix(mechanism: Attention, q: Tensor, k: Tensor, grid: Grid) -> Tensor | None:
+    """The matrix A of `o = v A^T` in float64, (B, h, d, d), as of XCiT's attention; None for one that mixes tokens."""
+    if type(mechanism).channel_matrix is Attention.channel_matrix:
+        return None  # without a copy
+    return copy_without_hooks(mechanism).double().eval().channel_matrix(q.double(), k.double(), grid)
 
 
 def copy_without_hooks(mechanism: Attention) -> Attention:

@@ -1,23 +1,71 @@
-"""All that can be said of a mechanism's equivalent matrix in numbers, computed in the cheapest way that it offers."""
+"""Numbers of a mechanism's equivalent matrix, computed in the cheapest way that it offers, and those of a layer."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from linvit.analysis.attention_matrix import Channel, attention_factors
-from linvit.analysis.matrix_parts import formed_matrix
+from linvit.analysis.attention_matrix import (
+    CHANNELS,
+    Channel,
+    attention_factors,
+    channel_matrix,
+    formed_matrix,
+    matrix_parts,
+)
 from linvit.analysis.rank import (
     effective_rank_of,
+    rank,
     rank_of,
     rank_tolerance,
     singular_values,
     singular_values_of_product,
     stable_rank_of,
 )
-from linvit.analysis.rows import TOP, row_statistics
+from linvit.analysis.recorder import Call
+from linvit.analysis.rows import ROW_STATISTICS, TOP, row_statistics
 from linvit.attention.base import Attention, Grid
 
 SPECTRAL = ("rank", "effective_rank", "stable_rank", "spectral_norm")
+STATISTICS = (*SPECTRAL, *ROW_STATISTICS)
+"""What `layer_statistics` gives, in the order of tables."""
 ROWS = 256
+
+
+def attention_rank(
+    mechanism: Attention,
+    q: Tensor,
+    k: Tensor,
+    grid: Grid,
+    *,
+    v: Tensor | None = None,
+    bias: Tensor | None = None,
+    x: Tensor | None = None,
+    rtol: float | None = None,
+) -> Tensor:
+    """Rank of the matrix that a mechanism applies to its values, from its thin factors where it has any.
+
+    These take O((N + M) r^2), milliseconds at thousands of tokens. Without them the singular value decomposition of
+    the matrix takes O(N M min(N, M)), seconds per head at 3,136 tokens.
+
+    Args:
+        mechanism: The mechanism.
+        q: Queries (B, h, N, dk) as the mechanism receives them.
+        k: Keys (B, h, M, dk).
+        grid: Their grid.
+        v: Values (B, h, M, d), as in `attention_matrix`.
+        bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
+        x: The layer's input (B, N, C) for a mechanism that takes it.
+        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(N, M)`.
+
+    Returns:
+        (B, h) in float64, or (B, h, d) if the mechanism is `channelwise`; NaN for a non-finite matrix.
+    """
+    rtol = rank_tolerance(grid.num_queries, grid.num_keys) if rtol is None else rtol
+    factors = attention_factors(mechanism, q, k, grid, bias=bias)
+    if factors is None:
+        return rank(formed_matrix(mechanism, q, k, grid, v=v, bias=bias, x=x), rtol)
+    return rank_of(singular_values_of_product(*factors), rtol)
 
 
 @torch.no_grad()
@@ -42,15 +90,15 @@ def attention_statistics(
     O(N M min(N, M)), where not (`formed_matrix`). The rows are formed from the factors, or are those of the matrix.
 
     Args:
-        mechanism: The mechanism.
-        q: Queries (B, h, N, dk) as the mechanism receives them.
-        k: Keys (B, h, M, dk).
+        mechanism: The mechanism; it and the next seven are as in `attention_matrix`.
+        q: Queries.
+        k: Keys.
         grid: Their grid.
-        v: Values (B, h, M, d), as in `attention_matrix`.
-        bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
-        x: The layer's input (B, N, C) for a mechanism that takes it.
-        channel: Of a `channelwise` mechanism the index of one channel, or "mean" for the mean matrix; None is each.
-        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(N, M)`.
+        v: Values.
+        bias: Position bias.
+        x: The layer's input.
+        channel: Of a `channelwise` mechanism.
+        rtol: As in `attention_rank`.
         top: k of the share of the k largest weights.
         max_rows: Rows, evenly spread over all, that stand for the others where there are more.
         max_tokens: With more queries or keys than this no matrix is formed: where there are no factors either, nothing
@@ -86,3 +134,66 @@ def spectral_statistics(spectrum: Tensor, rtol: float) -> dict[str, Tensor]:
     """`SPECTRAL` by name, from singular values (..., r) in descending order."""
     numbers = (rank_of(spectrum, rtol), effective_rank_of(spectrum), stable_rank_of(spectrum), spectrum[..., 0])
     return dict(zip(SPECTRAL, numbers, strict=True))
+
+
+def channel_statistics(matrix: Tensor, rtol: float | None = None) -> dict[str, Tensor]:
+    """Those of `attention_statistics`, (B, h) each, of channel matrices (B, h, d, d); distances in the image are NaN.
+
+    Args:
+        matrix: The matrices.
+        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(d, d)`.
+    """
+    channels = matrix.shape[-1]
+    rtol = rank_tolerance(channels, channels) if rtol is None else rtol
+    rows = row_statistics(matrix, torch.arange(channels, device=matrix.device), Grid((1, channels)))
+    nowhere = torch.full(matrix.shape[:-2], torch.nan, dtype=matrix.dtype, device=matrix.device)
+    found = spectral_statistics(singular_values(matrix), rtol) | rows
+    return found | {"centroid_distance": nowhere, "attention_distance": nowhere}
+
+
+def layer_statistics(
+    calls: Sequence[Call], *, channel: Channel | None, rtol: float | None = None, max_tokens: int | None = None
+) -> dict[str, dict[str, Tensor]]:
+    """Statistics of the whole matrix under the name "", and of each part; see `attention_statistics`.
+
+    Of a mechanism that mixes channels and no tokens there are those of its channel matrix alone, under the name
+    `CHANNELS`.
+
+    Args:
+        calls: What the layer received for each image; of windows the first one is measured.
+        channel: Of a mechanism whose matrix differs per channel: the index of one, "mean", or None for each.
+        rtol: Relative tolerance of the rank; None is max(N, M) times the float64 epsilon.
+        max_tokens: With more queries or keys and without thin factors a part is left out.
+
+    Returns:
+        (images, h) by part and name, on the CPU, or (images, h, d).
+    """
+    found: dict[str, dict[str, list[Tensor]]] = {}
+    for call in (call.first() for call in calls):
+        mixing = channel_matrix(call.mechanism, call.q, call.k, call.grid)
+        if mixing is not None:
+            for name, value in channel_statistics(mixing, rtol).items():
+                found.setdefault(CHANNELS, {}).setdefault(name, []).append(value.cpu())
+            continue
+        for part, mechanism in {"": call.mechanism, **matrix_parts(call.mechanism)}.items():
+            numbers = attention_statistics(
+                mechanism,
+                call.q,
+                call.k,
+                call.grid,
+                v=call.v,
+                bias=call.bias if mechanism.takes_bias else None,
+                x=call.x if mechanism.takes_input else None,
+                channel=channel,
+                rtol=rtol,
+                max_tokens=max_tokens,
+            )
+            for name, value in numbers.items():
+                found.setdefault(part, {}).setdefault(name, []).append(value.cpu())
+    return {part: {name: torch.cat(each) for name, each in numbers.items()} for part, numbers in found.items()}
+
+
+def per_head(numbers: dict[str, Tensor]) -> list[list[float]]:
+    """The numbers of each head in the order of `STATISTICS`, means over images and channels."""
+    heads = [numbers[name].movedim(1, 0).flatten(1).nanmean(1).tolist() for name in STATISTICS]
+    return [list(values) for values in zip(*heads, strict=True)]

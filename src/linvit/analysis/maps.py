@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linvit.analysis.attention_matrix import attention_matrix, copy_without_hooks
-from linvit.analysis.matrix_parts import formed_matrix
+from linvit.analysis.attention_matrix import attention_matrix, copy_without_hooks, formed_matrix
 from linvit.analysis.recorder import Call
 from linvit.errors import UserError
 

@@ -1,12 +1,17 @@
 """What each mechanism of a model received in a forward pass, for its matrix and rank afterwards."""
 
-from collections.abc import Callable
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from linvit.analysis.attention_matrix import attention_factors, attention_matrix
 from linvit.attention.base import Attention, Grid
+from linvit.backbones.replace_attention import replace_attention
 from linvit.errors import UserError
 from linvit.layers.stripes import StripeBranch
 from linvit.layers.windows import WindowAttention
@@ -135,6 +140,51 @@ def mechanisms(model: nn.Module) -> dict[str, Attention]:
         for name, module in model.named_modules()
         if isinstance(module, Attention)
     }
+
+
+def observable(network: nn.Module, img_size: int | Sequence[int]) -> nn.Module:
+    """A copy to record from: in evaluation mode, not compiled, without hooks of others, with the network's own weights.
+
+    Parameters and buffers are shared and not copied. Where the network has no mechanism of linvit, the attention of its
+    timm model is replaced by linvit's softmax, which computes the same from the same projections.
+
+    Args:
+        network: A backbone, ours or timm's, or a network with a `backbone`.
+        img_size: Side, or (H, W), of the images.
+
+    Raises:
+        UserError: If the network has neither; it names what mixes the tokens there.
+    """
+    memo: dict[int, object] = {id(tensor): tensor for tensor in chain(network.parameters(), network.buffers())}
+    for module in network.modules():
+        for name, hooks in vars(module).items():
+            if name.endswith("_hooks"):  # the model's own, which tell a timm model its grid, are copied with it
+                own = {key: hook for key, hook in hooks.items() if type(hook).__module__.startswith("linvit.backbones")}
+                memo[id(hooks)] = OrderedDict(copy.deepcopy(own, memo))
+    copied = copy.deepcopy(network, memo).eval()
+    if not mechanisms(copied):
+        backbone = getattr(copied, "backbone", copied)
+        replace_attention(backbone, "softmax", img_size)
+        backbone.eval()
+    return copied
+
+
+@torch.no_grad()
+def observe(network: nn.Module, image: Tensor) -> dict[str, Call]:
+    """What each attention layer receives for one image (1, 3, H, W), by the layer's name.
+
+    Raises:
+        UserError: As `observable`.
+    """
+    copied = observable(network, tuple(image.shape[-2:]))
+    with Recorder(copied, samples=None) as recorder:
+        copied(image)
+    return {layer_name(layer): call for layer, call in recorder.calls.items()}
+
+
+def layer_name(layer: str) -> str:
+    """The name of a layer in curves and tables, the same within a network and for the backbone alone."""
+    return layer.removeprefix("network.").removeprefix("backbone.")
 
 
 def _kept(value: Any, samples: int | None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.layer_statistics import STATISTICS
+from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
 from linvit.callbacks.attention.heat_map import DARK

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from linvit.errors import UserError
 from linvit.registry import Registry, attentions, backbones, heads
@@ -64,6 +66,21 @@ def why_not(registry: Registry, name: str, timeout: float) -> str | None:
     except (ValueError, IndexError, KeyError, TypeError):
         return f"its import {ending}"
     return reason
+
+
+def check_plugins(
+    registries: Iterable[Registry], timeout: float, pattern: str = "*"
+) -> list[tuple[Registry, str, str, str | None]]:
+    """What third parties have registered, a few imported at a time: registry, name, owners, and why it is broken."""
+    foreign = [
+        (registry, name, " / ".join(entry.owner for entry in registry.entries()[name]))
+        for registry in registries
+        for name in registry.names(pattern)
+        if any(entry.owner != "linvit" for entry in registry.entries()[name])
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reasons = pool.map(lambda plugin: why_not(plugin[0], plugin[1], timeout), foreign)
+        return [(*plugin, reason) for plugin, reason in zip(foreign, reasons, strict=True)]
 
 
 def check_import(registry: Registry, name: str, timeout: float) -> None:

@@ -1,14 +1,12 @@
 """`linvit list`: the names that a configuration can use, who owns them, and which of them are broken."""
 
 import inspect
-import os
 import shlex
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from linvit import source
-from linvit.cli.import_check import TIMEOUT, why_not
+from linvit.cli.import_check import TIMEOUT, check_plugins
 from linvit.cli.list_configs import one, overview
 from linvit.entries import Entry
 from linvit.errors import UserError, check_choice, check_number
@@ -80,7 +78,7 @@ def main(argv: list[str]) -> int:
         return 0
     chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
     print("\n\n".join("\n".join(_section(kind, registry, args.filter)) for kind, registry in chosen.items()))
-    return _check(chosen, args.filter, args.timeout) if args.check else 0
+    return _check(chosen.values(), args.filter, args.timeout) if args.check else 0
 
 
 def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
@@ -162,23 +160,16 @@ def _published(name: str) -> Iterator[str]:
         yield reflow(f"  {facts.top1_source}")
 
 
-def _check(chosen: dict[str, Registry], pattern: str, timeout: float) -> int:
-    """Imports what third parties offer, a few at a time, and reports."""
-    foreign = [
-        (kind, name, _owners(registry.entries()[name]))
-        for kind, registry in chosen.items()
-        for name in registry.names(pattern)
-        if any(entry.owner != "linvit" for entry in registry.entries()[name])
-    ]
+def _check(chosen: Iterable[Registry], pattern: str, timeout: float) -> int:
+    """Imports what third parties offer, and reports."""
+    plugins = check_plugins(chosen, timeout, pattern)
     print("\ncheck")
-    if not foreign:
+    if not plugins:
         print("  no plug-ins to check: all names are linvit's own")
         return 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = list(pool.map(lambda plugin: why_not(REGISTRIES[plugin[0]], plugin[1], timeout), foreign))
     rows = [
-        (f"  {REGISTRIES[kind].kind} {name}", owners, f"broken: {reason}" if reason else "ok")
-        for (kind, name, owners), reason in zip(foreign, reasons, strict=True)
+        (f"  {registry.kind} {name}", owners, f"broken: {reason}" if reason else "ok")
+        for registry, name, owners, reason in plugins
     ]
     print("\n".join(table(rows)))
-    return int(any(reasons))
+    return int(any(reason for *_, reason in plugins))

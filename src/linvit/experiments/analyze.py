@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from linvit.analysis.channel_matrix import CHANNELS
-from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
+from linvit.analysis.attention_matrix import CHANNELS
+from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.maps import Query
-from linvit.analysis.observe import observe
+from linvit.analysis.recorder import observe
 from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
 from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
 from linvit.callbacks.dense.colours import legend, overlay

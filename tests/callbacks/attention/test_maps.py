@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from linvit import UserError
 from linvit.analysis.maps import Query
-from linvit.analysis.observe import observe
+from linvit.analysis.recorder import observe
 from linvit.callbacks import AttentionMaps
 from linvit.callbacks.attention.heat_map import colours
 from linvit.callbacks.attention.pictures import SIDE, attention_maps, gallery, marked, over

@@ -11,8 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from linvit.analysis.observe import observable, observe
-from linvit.analysis.recorder import Call
+from linvit.analysis.recorder import Call, observable, observe
 from linvit.errors import UserError, check_number
 
 

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch import Tensor
 
-from linvit.analysis.channel_matrix import CHANNELS
-from linvit.analysis.layer_statistics import STATISTICS, layer_statistics, per_head
+from linvit.analysis.attention_matrix import CHANNELS
+from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.measurement import Measurement

@@ -6,7 +6,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from packaging.version import Version
 from linvit import entries, machine
 from linvit.cli.doctor import probe
 from linvit.cli.doctor.probe import Problem, Report
-from linvit.cli.import_check import REGISTRIES, TIMEOUT, why_not
+from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.runs.paths import check_writable
@@ -138,20 +137,13 @@ def _devices(report: Report) -> None:
 
 def _plugins(timeout: float) -> Iterator[Problem]:
     """Shows what third parties offer, each imported in a process of its own; finds what cannot be used."""
-    foreign = [
-        (registry, name, " and ".join(entry.owner for entry in owners))
-        for registry in REGISTRIES.values()
-        for name, owners in registry.entries().items()
-        if any(entry.owner != "linvit" for entry in owners)
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = list(pool.map(lambda plugin: why_not(plugin[0], plugin[1], timeout), foreign))
-    for number, ((registry, name, owner), reason) in enumerate(zip(foreign, reasons, strict=True)):
+    plugins = check_plugins(REGISTRIES.values(), timeout)
+    for number, (registry, name, owner, reason) in enumerate(plugins):
         state = "broken, see below" if reason else "ok"
         _show("" if number else "plug-ins", f"{registry.kind} {name} ({owner}): {state}")
         if reason:
             yield Problem(f"{registry.kind} '{name}' of {owner}: {reason}", f"fix or uninstall {owner}")
-    if not foreign:
+    if not plugins:
         _show("plug-ins", "none")
     for where in sorted(entries.malformed):
         yield Problem(f"the entry_points.txt of {where} is malformed", "install that package again, or uninstall it")
