@@ -97,11 +97,11 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm", "corrected_low", "corrected_high")
     row |= dict(zip(names, difference or [None] * len(names), strict=True))
     row["star"] = None if difference is None else int(difference.significant)
-    names = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load")
-    costs: Any = [None] * len(names)
+    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load")
+    costs: Any = [None] * len(columns)
     if isinstance(found := variant.costs, Costs):
         costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory, found.load]
-    row |= dict(zip(names, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
+    row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
     scores = variant.scores(results.score)
     for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
         score = scores.get(seed)
