@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,8 +10,10 @@ from torch import nn
 from linvit.errors import UserError
 from linvit.registry import Spec
 
+T = TypeVar("T", bound=Spec | None)
 
-def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> list[Spec]:
+
+def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> list[Spec | T]:
     """Returns one attention spec per block, given one for all, one per stage, or one per block.
 
     Args:
@@ -34,7 +36,9 @@ def specs_per_block(attention: Spec | Sequence[Spec], depths: Sequence[int]) -> 
     )
 
 
-def specs_per_layer(attention: Spec | Sequence[Spec], network: nn.Module, names: Collection[str]) -> list[Spec]:
+def specs_per_layer(
+    attention: Spec | Sequence[Spec | None], network: nn.Module, names: Collection[str]
+) -> list[Spec | None]:
     """Returns one spec per attention layer of a model that is already built; see `specs_per_block`.
 
     Args:

@@ -15,7 +15,7 @@ from linvit.registry import Spec
 
 
 def replace_attention(
-    model: nn.Module, attention: Spec | Sequence[Spec], img_size: int | Sequence[int] = 224
+    model: nn.Module, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int] = 224
 ) -> nn.Module:
     """Replaces the attention of a model, in place, and keeps all weights that another mechanism can use.
 
@@ -29,7 +29,7 @@ def replace_attention(
     Args:
         model: A backbone of linvit, any model of linvit's attention layers, or timm's ViT, DeiT, BEiT, EVA without
             rotary positions, PVTv2 or Swin, and what is built of the same modules.
-        attention: One spec, or a list with one per stage or per block.
+        attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm model that takes
             any size. A model of linvit knows its own.
 
@@ -51,6 +51,8 @@ def replace_attention(
         replace_timm_attention(network, attention, img_size)
         return model
     for (name, layer), spec in zip(layers.items(), specs_per_layer(attention, network, layers), strict=True):
+        if spec is None:
+            continue
         if layer.like.func is not type(layer):
             raise UserError(
                 f"{name} is a {type(layer).__name__} and has no way to build another like it; set `self.like` in its "

@@ -25,7 +25,7 @@ REPLACEABLE: tuple[type[nn.Module], ...] = (*PLAIN, pvt_v2.Attention, swin_trans
 
 
 def replace_timm_attention(
-    network: nn.Module, attention: Spec | Sequence[Spec], img_size: int | Sequence[int] = 224
+    network: nn.Module, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int] = 224
 ) -> None:
     """Replaces the attention of a timm model, in place, and keeps its projections; see `linvit.replace_attention`.
 
@@ -36,11 +36,14 @@ def replace_timm_attention(
     found = {name: module for name, module in network.named_modules() if type(module) in REPLACEABLE}
     if not found:
         raise UserError(_nothing_to_replace(network))
+    specs = dict(zip(found, specs_per_layer(attention, network, found), strict=True))
+    found = {name: module for name, module in found.items() if specs[name] is not None}
     for module in found.values():
         check_replaceable(network, module)
     patches = patch_grid(network, img_size) if any(isinstance(module, PLAIN) for module in found.values()) else None
     levels: list[dict[str, Any]] = list(network.feature_info)  # type: ignore[arg-type]
-    for (name, source), spec in zip(found.items(), specs_per_layer(attention, network, found), strict=True):
+    for name, source in found.items():
+        spec: Spec = specs[name]  # type: ignore[assignment]
         new: ReplacedAttention
         if isinstance(source, swin_transformer.WindowAttention):
             new = ReplacedSwinAttention(source, spec)

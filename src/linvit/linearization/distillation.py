@@ -1,0 +1,279 @@
+"""The distance of a student to its teacher: attention by attention, block by block, last features and logits.
+
+Sources: attention transfer of LoLCATs (Zhang et al. 2025, equation 7); "Copy the same, distill the difference" (2026),
+one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the last features.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linvit.backbones.timm.hosts import ReplacedAttention
+from linvit.errors import UserError, check_choice, check_number
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.stripes import StripeAttention
+
+HOSTS = (AttentionLayer, StripeAttention, ReplacedAttention)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What of a student is matched to its teacher, and how much each part counts.
+
+    Args:
+        attention_weight: Weight of the mean over blocks of the mean squared error of attention outputs.
+        block_weight: The same of the outputs of whole blocks.
+        feature_weight: Of the mean squared error of the last features, behind the network's final norm if it has one.
+        logit_weight: Of the Kullback-Leibler divergence of the logits, times the square of the temperature (Hinton et
+            al. 2015). Logits are (B, K) or (B, K, H, W).
+        temperature: Divides the logits of both.
+        attention_at: Attention outputs before ("mixed": heads side by side, behind gate and norm) or behind
+            ("projected") the output projection. Where a mechanism widens its output, it is always behind.
+        attention_tokens: "all", or "patches" without class and register tokens.
+        attention_inputs: What a block's attention gets: the "student"'s own tokens, or the "teacher"'s. With the
+            teacher's no error adds up, each block learns alone, and only attention layers get gradients.
+    """
+
+    attention_weight: float = 50.0
+    block_weight: float = 0.0
+    feature_weight: float = 0.0
+    logit_weight: float = 0.0
+    temperature: float = 1.0
+    attention_at: Literal["mixed", "projected"] = "mixed"
+    attention_tokens: Literal["all", "patches"] = "all"
+    attention_inputs: Literal["student", "teacher"] = "student"
+
+    def __post_init__(self) -> None:
+        for name in ("attention_weight", "block_weight", "feature_weight", "logit_weight"):
+            check_number(name, getattr(self, name), at_least=0)
+        check_number("temperature", self.temperature, above=0)
+        check_choice("attention_at", self.attention_at, ["mixed", "projected"])
+        check_choice("attention_tokens", self.attention_tokens, ["all", "patches"])
+        check_choice("attention_inputs", self.attention_inputs, ["student", "teacher"])
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights by the part that they are of."""
+        return {
+            "attention": self.attention_weight,
+            "blocks": self.block_weight,
+            "features": self.feature_weight,
+            "logits": self.logit_weight,
+        }
+
+
+class Distillation:
+    """Measures the distance of a student to its teacher in every forward pass of the student in training mode.
+
+    Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare what
+    both make of them. `loss()` then returns the weighted sum. The teacher is no part of the student: it is in none of
+    its state dicts and gets no gradients.
+
+    Args:
+        teacher: The trained network. Its parameters are frozen, in place.
+        student: The same network with another attention, as `linvit.linearize` makes it.
+        matching: What is matched; None is attention outputs alone, with the weight 50.
+
+    Attributes:
+        layers: Names of the attention layers that are matched: those whose mechanism differs; all, if none does.
+
+    Raises:
+        UserError: If the two networks do not have the same layers.
+
+    Example:
+        >>> student = linvit.linearize(teacher, "focused").train()
+        >>> distillation = linvit.Distillation(teacher, student)
+        >>> for images, labels in loader:
+        ...     loss = F.cross_entropy(student(images), labels) + distillation.loss()
+    """
+
+    def __init__(self, teacher: nn.Module, student: nn.Module, matching: Matching | None = None) -> None:
+        self.teacher, self.student = teacher.eval().requires_grad_(False), student
+        self.matching = matching or Matching()
+        self.layers = matched_layers(teacher, student)
+        self._active = True
+        self._of_teacher: dict[tuple[str, str], Tensor] = {}  # by part and module
+        self._of_student: dict[tuple[str, str], Tensor] = {}
+        self._inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # of the teacher's attention layers
+        self._hooks: list[Any] = []
+        with_logits = self.matching.logit_weight > 0
+        self._run: Callable[..., Any] = teacher if with_logits else getattr(teacher, "feature_maps", teacher)
+        if self.matching.attention_inputs == "teacher":
+            self._force_inputs()
+        self._watch_attention()
+        if self.matching.block_weight:
+            self._watch("blocks", [name.rpartition(".")[0] for name in self.layers])
+        if self.matching.feature_weight:
+            self._watch("features", [last_features(teacher)])
+        if with_logits:
+            self._watch("logits", [""])
+        self._hooks.append(student.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
+
+    def errors(self) -> dict[str, dict[str, Tensor]]:
+        """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module.
+
+        Raises:
+            UserError: If there was none.
+        """
+        if not self._of_student:
+            raise UserError(
+                "the student has not been called in training mode since the last loss; call student.train() and give "
+                "it images first"
+            )
+        errors: dict[str, dict[str, Tensor]] = {}
+        for (part, name), own in self._of_student.items():
+            errors.setdefault(part, {})[name] = self._error(part, own, self._of_teacher.pop((part, name)))
+        self._of_student.clear()
+        return errors
+
+    def parts(self) -> dict[str, Tensor]:
+        """The unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
+        return {part: torch.stack(list(found.values())).mean() for part, found in self.errors().items()}
+
+    def loss(self) -> Tensor:
+        """The weighted sum of the parts, a scalar."""
+        return self.weighted(self.parts())
+
+    def weighted(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The sum of losses, each times its weight."""
+        weights = self.matching.weights
+        return torch.stack([weights[part] * loss for part, loss in parts.items()]).sum()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this context the student is called as if it had no teacher."""
+        self._active = False
+        try:
+            yield
+        finally:
+            self._active = True
+
+    def close(self) -> None:
+        """Removes all hooks from both networks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _forget(self) -> None:
+        for kept in (self._of_teacher, self._of_student, self._inputs):
+            kept.clear()  # type: ignore[attr-defined]
+
+    @torch.compiler.disable(recursive=False)
+    def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Runs the teacher on what the student is about to get."""
+        self._forget()
+        if not (self._active and student.training):
+            return
+        with torch.no_grad():
+            self._run(*args[:1])
+
+    def _watch(self, part: str, names: list[str]) -> None:
+        """Compares the outputs of modules of these names."""
+        for name in names:
+            self._compare(part, name, *(network.get_submodule(name) for network in (self.teacher, self.student)))
+
+    def _watch_attention(self) -> None:
+        for name in self.layers:
+            pair = [network.get_submodule(name) for network in (self.teacher, self.student)]
+            projections: list[Any] = [layer.proj for layer in pair]
+            same_width = projections[0].in_features == projections[1].in_features
+            if self.matching.attention_at == "mixed" and same_width:
+                self._compare("attention", name, *projections, inputs=True)
+            else:
+                self._compare("attention", name, *projections)
+
+    def _compare(
+        self, part: str, name: str, of_teacher: nn.Module, of_student: nn.Module, *, inputs: bool = False
+    ) -> None:
+        key = (part, name)
+
+        def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+            self._of_teacher[key] = _tensor(args if inputs else output)
+
+        def compare(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+            if key in self._of_teacher:  # not where a checkpointed block is computed again in backward
+                self._of_student[key] = _tensor(args if inputs else output)
+
+        if inputs:
+            self._hooks += [of_teacher.register_forward_pre_hook(keep), of_student.register_forward_pre_hook(compare)]
+        else:
+            self._hooks += [of_teacher.register_forward_hook(keep), of_student.register_forward_hook(compare)]
+
+    def _error(self, part: str, own: Tensor, target: Tensor) -> Tensor:
+        own, target = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (own, target))
+        if part == "logits":
+            temperature = self.matching.temperature
+            log_p, log_q = ((logits / temperature).log_softmax(1) for logits in (target, own))
+            divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1).mean()
+            return divergence * temperature**2
+        if part == "attention" and self.matching.attention_tokens == "patches":
+            prefix = getattr(getattr(self.student, "backbone", self.student), "num_prefix_tokens", 0)
+            own, target = own[:, prefix:], target[:, prefix:]
+        return F.mse_loss(own, target)
+
+    def _force_inputs(self) -> None:
+        """Gives each attention layer of the student the inputs and, to what follows, the outputs of the teacher's."""
+        for name in self.layers:
+            self._force(name, *(network.get_submodule(name) for network in (self.teacher, self.student)))
+
+    def _force(self, name: str, of_teacher: nn.Module, of_student: nn.Module) -> None:
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            self._inputs[name] = args, kwargs
+            self._of_teacher["output", name] = output
+
+        def give(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._inputs.get(name)
+
+        def replace(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            return self._of_teacher.get(("output", name))
+
+        self._hooks += [
+            of_teacher.register_forward_hook(keep, with_kwargs=True),
+            of_student.register_forward_pre_hook(give, with_kwargs=True),
+            of_student.register_forward_hook(replace),
+        ]
+
+
+def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
+    """Names of the attention layers whose mechanism differs between two networks; of all, if none does.
+
+    Raises:
+        UserError: If the student has no attention layers of linvit, or the teacher has others.
+    """
+    of_student = {name: layer for name, layer in student.named_modules() if isinstance(layer, HOSTS)}
+    of_teacher = dict(teacher.named_modules())
+    missing = [name for name in of_student if not hasattr(of_teacher.get(name), "proj")]
+    if not of_student or missing:
+        what = f"has no attention layer {missing[0]}" if missing else f"is the teacher of a {type(student).__name__}"
+        raise UserError(
+            f"{type(teacher).__name__} {what}; the student must be a copy of its teacher with another attention, as "
+            f"linvit.linearize makes it"
+        )
+    differing = [name for name, layer in of_student.items() if _kind(layer) != _kind(of_teacher[name])]
+    return differing or list(of_student)
+
+
+def last_features(network: nn.Module) -> str:
+    """The name of the module that makes a network's last features: the final norm, or else the last stage or block."""
+    prefix, backbone = ("backbone.", network.backbone) if hasattr(network, "backbone") else ("", network)
+    norm = getattr(backbone, "norm", None)
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+        return f"{prefix}norm"
+    info: Any = getattr(backbone, "feature_info", None)
+    if not info:
+        raise UserError(f"{type(backbone).__name__} does not say where its last features are; set feature_weight: 0")
+    return f"{prefix}{info[-1]['module']}"
+
+
+def _kind(layer: Any) -> list[type[nn.Module]]:
+    """The mechanisms of a layer, which is one itself in a model of timm."""
+    return [type(module) for name, module in layer.named_modules() if name.endswith("mechanism")] or [type(layer)]
+
+
+def _tensor(values: Any) -> Tensor:
+    """The tensor, or the first of several."""
+    return values if isinstance(values, Tensor) else values[0]  # type: ignore[no-any-return]

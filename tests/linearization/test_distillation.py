@@ -1,0 +1,233 @@
+"""The distance of a student to its teacher, against LoLCATs' own functions and by what it must not touch."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from linvit import Attention, Grid, UserError, create_backbone, list_attentions
+from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.block import Block
+from linvit.layers.mlp import Mlp
+from linvit.linearization.distillation import Distillation, Matching
+from linvit.linearization.student import linearize
+from tests.golden_files import load
+
+GRID = Grid((3, 5), num_prefix=1)
+
+
+class LearnedSoftmaxFeatures(Attention):
+    """LoLCATs' attention: features softmax(x W) and softmax(-x W), with a W per head for q and one for k."""
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, key_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, grid, key_dim=key_dim)
+        self.of_q = nn.Parameter(torch.zeros(num_heads, self.head_dim, self.head_dim))
+        self.of_k = nn.Parameter(torch.zeros(num_heads, self.head_dim, self.head_dim))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        q, k = (
+            torch.cat([mapped.softmax(-1), (-mapped).softmax(-1)], dim=-1).clamp(min=1e-12)
+            for mapped in (q @ self.of_q, k @ self.of_k)
+        )
+        weights = q @ k.mT
+        return weights / weights.sum(-1, keepdim=True) @ v
+
+
+class Tokens(nn.Module):
+    """Two blocks on tokens."""
+
+    num_prefix_tokens = 1
+
+    def __init__(self, attention: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            Block(16, AttentionLayer(16, 2, GRID, attention=attention), Mlp(16, 32), 0.0, 1e-6) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, GRID)
+        return x
+
+
+OPTIONS = {
+    "mixed_all": Matching(attention_inputs="teacher"),
+    "mixed_patches": Matching(attention_inputs="teacher", attention_tokens="patches"),
+    "projected_patches": Matching(attention_inputs="teacher", attention_at="projected", attention_tokens="patches"),
+    "own_inputs": Matching(attention_tokens="patches"),
+    "copied_qkv": Matching(attention_inputs="teacher", attention_tokens="patches"),
+    "lolcats": Matching(attention_inputs="teacher", attention_weight=1000.0),
+}
+
+
+@pytest.mark.parametrize("variant", OPTIONS)
+def test_it_is_the_loss_of_lolcats(variant: str) -> None:
+    vector = load(f"distil_{variant}")
+    given = vector.parameters()
+    teacher, student = Tokens("softmax").double(), Tokens(f"{__name__}:LearnedSoftmaxFeatures").double()
+    for network, of_student in ((teacher, False), (student, True)):
+        for i, block in enumerate(network.blocks):
+            load_block(block, given, i, of_student)
+    distillation = Distillation(teacher, student.train(), OPTIONS[variant])
+    (tokens,) = vector.inputs(torch.float64)
+    student(tokens.detach())
+    errors = distillation.errors()["attention"]
+    vector.check("output.block_loss", torch.stack(list(errors.values())))
+    loss = torch.stack(list(errors.values())).mean() * vector.meta["options"]["factor"]
+    vector.check("output.loss", loss)
+    student(tokens.detach())
+    loss = distillation.loss() * vector.meta["options"]["factor"] / OPTIONS[variant].attention_weight
+    loss.backward()
+    for name in [name for name in vector.tensors if name.startswith("grad_param.student")]:
+        _, _, i, rest = name.split(".", 3)
+        layer = student.blocks[int(i)].attn
+        own = {
+            "feature_map_q.mlp.layer": layer.mechanism.of_q,
+            "feature_map_k.mlp.layer": layer.mechanism.of_k,
+            "qkv.weight": layer.qkv.weight,
+            "qkv.bias": layer.qkv.bias,
+        }[rest]
+        vector.check(name, own.grad)
+
+
+def load_block(block: nn.Module, given: dict[str, Tensor], i: int, of_student: bool) -> None:
+    """Loads the teacher's weights, and over them those that the student has of its own."""
+    renamed = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+    maps = {"feature_map_q.mlp.layer": "attn.mechanism.of_q", "feature_map_k.mlp.layer": "attn.mechanism.of_k"}
+    for owner in ("teacher", "student")[: 1 + of_student]:
+        start = f"{owner}.{i}."
+        for name, tensor in given.items():
+            if name.startswith(start):
+                name = name.removeprefix(start)
+                layer, _, leaf = name.partition(".")
+                block.load_state_dict({maps.get(name, f"{renamed.get(layer, layer)}.{leaf}"): tensor}, strict=False)
+
+
+PARTS = Matching(block_weight=1.0, feature_weight=1.0, logit_weight=1.0, temperature=2.0)
+
+
+def images(batch: int = 2, side: int = 32) -> Tensor:
+    return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_softmax_is_no_distance_from_itself() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10).eval()
+    student = linearize(teacher, "softmax").train()
+    distillation = Distillation(teacher, student, PARTS)
+    assert torch.equal(student(images()), teacher(images()))
+    assert {part: loss.item() for part, loss in distillation.parts().items()} == {
+        "attention": 0.0, "blocks": 0.0, "features": 0.0, "logits": 0.0,
+    }  # fmt: skip
+
+
+def test_the_parts_are_what_a_reader_computes_by_hand() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, ["linear", None, "hydra", None]).double().train()
+    distillation = Distillation(teacher.double(), student, PARTS)
+    assert distillation.layers == ["blocks.0.attn", "blocks.2.attn"]
+    logits = student(images().double())
+    found = distillation.parts()
+    kept: dict[str, list[Tensor]] = {}
+    distillation.close()
+    for network in (teacher, student):
+        for name, module in network.named_modules():
+            module.register_forward_hook(
+                lambda _, args, out, name=name: kept.setdefault(name, []).extend([args[0], out])
+            )
+        network(images().double())
+
+    def distance(name: str, at: int) -> Tensor:
+        return (kept[name][at] - kept[name][2 + at]).square().mean()
+
+    p, q = ((kept[""][at] / 2).softmax(1) for at in (1, 3))
+    torch.testing.assert_close(logits, kept[""][3])
+    wanted = {
+        "attention": (distance("blocks.0.attn.proj", 0) + distance("blocks.2.attn.proj", 0)) / 2,
+        "blocks": (distance("blocks.0", 1) + distance("blocks.2", 1)) / 2,
+        "features": distance("norm", 1),
+        "logits": 4 * (p * (p / q).log()).sum(1).mean(),
+    }
+    torch.testing.assert_close(found, wanted)
+    weighted = 50 * wanted["attention"] + wanted["blocks"] + wanted["features"] + wanted["logits"]
+    torch.testing.assert_close(distillation.weighted(found), weighted)
+
+
+def test_with_the_inputs_of_the_teacher_attention_alone_is_trained() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, "focused").train()
+    distillation = Distillation(teacher, student, Matching(attention_inputs="teacher"))
+    logits = student(images())
+    assert torch.equal(logits, teacher(images()))  # what follows gets the teacher's attention
+    distillation.loss().backward()
+    trained = {name for name, parameter in student.named_parameters() if parameter.grad is not None}
+    assert trained
+    assert all(".attn." in name and ".attn.proj" not in name for name in trained)
+
+
+def test_the_teacher_is_left_alone_and_no_part_of_the_student() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10).train()
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    student = linearize(teacher, "linear")
+    names = set(student.state_dict())
+    distillation = Distillation(teacher, student, PARTS)
+    assert set(student.state_dict()) == names
+    assert not teacher.training
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    student(images())
+    distillation.loss().backward()
+    optimizer.step()
+    assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_in_evaluation_and_while_paused_the_teacher_rests() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, "linear").train()
+    distillation = Distillation(teacher, student)
+    calls = []
+    teacher.register_forward_hook(lambda *_: calls.append(1))
+    with distillation.paused():
+        student(images())
+    student.eval()(images())
+    assert not calls
+    with pytest.raises(UserError, match=r"call student.train\(\)"):
+        distillation.loss()
+    student.train()(images())
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("inputs", ["student", "teacher"])
+def test_checkpointed_blocks_get_the_same_gradients(inputs: Literal["student", "teacher"]) -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student, gradients = linearize(teacher, "focused").train(), []
+    for checkpointed in (False, True):
+        student.set_grad_checkpointing(checkpointed)
+        student.zero_grad()
+        distillation = Distillation(teacher, student, replace(PARTS, attention_inputs=inputs))
+        student(images())
+        distillation.loss().backward()
+        gradients.append([parameter.grad for parameter in student.parameters() if parameter.grad is not None])
+        distillation.close()
+    torch.testing.assert_close(*gradients)
+
+
+def test_another_network_is_no_teacher() -> None:
+    with pytest.raises(UserError, match=r"has no attention layer blocks\.4\.attn"):
+        Distillation(
+            create_backbone("deit_nano"),
+            create_backbone({"name": "deit_nano", "depth": 5}, attention="linear"),
+        )
+
+
+@pytest.mark.parametrize("attention", list_attentions())
+def test_every_attention_can_be_a_student(attention: str) -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, attention).train()
+    distillation = Distillation(teacher, student, replace(PARTS, attention_inputs="student"))
+    student(images(4))
+    distillation.loss().backward()
+    silent = [name for name, parameter in student.named_parameters() if parameter.grad is None]
+    assert not silent
+    assert all(parameter.grad.isfinite().all() for parameter in student.parameters() if parameter.grad is not None)
