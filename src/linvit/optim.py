@@ -1,6 +1,6 @@
 """Parameter groups: which parameters are decayed, and their learning rates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timm.models import group_parameters
@@ -15,6 +15,7 @@ def parameter_groups(
     layer_decay: float | None = None,
     backbone_lr_scale: float = 1.0,
     no_decay: Sequence[str] | None = None,
+    lr_scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: with and without weight decay, for each learning rate.
 
@@ -34,6 +35,7 @@ def parameter_groups(
         backbone_lr_scale: Factor on the peak learning rate of all parameters but the classifier's.
         no_decay: Parameters whose names contain one of these are not decayed, and all others are, vectors too, as in
             mmsegmentation's recipes; None is the rule above.
+        lr_scales: Factors on the peak learning rate of parameters, by their names in the model.
     """
     named: set[str] = set()
     scales: dict[str, float] = {}
@@ -53,6 +55,8 @@ def parameter_groups(
                 for name, parameter in module.named_parameters()
                 if id(parameter) not in head
             }
+    for name, factor in (lr_scales or {}).items():
+        peaks[name] = peaks.get(name, 1.0) * factor
     groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

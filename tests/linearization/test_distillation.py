@@ -180,6 +180,7 @@ def test_the_teacher_is_left_alone_and_no_part_of_the_student() -> None:
     optimizer.step()
     assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
     assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(parameter.requires_grad for parameter in linearize(teacher, "hydra").parameters())
 
 
 def test_in_evaluation_and_while_paused_the_teacher_rests() -> None:

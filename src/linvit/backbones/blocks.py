@@ -29,7 +29,10 @@ def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> lis
     if len(attention) == total:
         return list(attention)
     if len(attention) == len(depths):
-        return [spec for spec, depth in zip(attention, depths, strict=True) for _ in range(depth)]
+        found: list[Spec | T] = []
+        for spec, depth in zip(attention, depths, strict=True):
+            found += [spec] * depth
+        return found
     raise UserError(
         f"attention lists {len(attention)} specs, but this backbone has {total} block(s) in {len(depths)} stage(s). "
         f"Give one spec for all, {len(depths)} (one per stage), or {total} (one per block)"

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from linvit.backbones.replace_attention import replace_attention
 from linvit.errors import UserError
 from linvit.registry import Spec, backbones
 from linvit.signatures import takes
@@ -13,7 +14,7 @@ from linvit.signatures import takes
 
 def create_backbone(
     spec: Spec,
-    attention: Spec | Sequence[Spec] | None = None,
+    attention: Spec | Sequence[Spec | None] | None = None,
     *,
     num_classes: int | None = None,
     img_size: int | Sequence[int] | None = None,
@@ -25,7 +26,8 @@ def create_backbone(
 
     Args:
         spec: A name, or a mapping with `name` and options of the backbone.
-        attention: What replaces the backbone's attention: one spec, or a list with one per stage or per block.
+        attention: What replaces the backbone's attention: one spec, or a list with one per stage or per block, in which
+            None keeps that of a stage or block.
         num_classes: Classes; 0 for features.
         img_size: Side or (H, W) of the images (B, in_chans, H, W) that it is built for.
         in_chans: Image channels.
@@ -46,6 +48,9 @@ def create_backbone(
             raise UserError(
                 f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; set attention to null"
             )
+        if isinstance(attention, list | tuple) and None in attention:
+            built = cast("nn.Module", backbones.create(spec, **options))
+            return replace_attention(built, attention, 224 if img_size is None else img_size)
         options["attention"] = attention
     return cast("nn.Module", backbones.create(spec, **options))
 

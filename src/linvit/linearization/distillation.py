@@ -4,7 +4,7 @@ Sources: attention transfer of LoLCATs (Zhang et al. 2025, equation 7); "Copy th
 one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the last features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,7 +75,7 @@ class Distillation:
     its state dicts and gets no gradients.
 
     Args:
-        teacher: The trained network. Its parameters are frozen, in place.
+        teacher: The trained network. It is put into evaluation mode.
         student: The same network with another attention, as `linvit.linearize` makes it.
         matching: What is matched; None is attention outputs alone, with the weight 50.
 
@@ -93,7 +93,7 @@ class Distillation:
     """
 
     def __init__(self, teacher: nn.Module, student: nn.Module, matching: Matching | None = None) -> None:
-        self.teacher, self.student = teacher.eval().requires_grad_(False), student
+        self.teacher, self.student = teacher.eval(), student
         self.matching = matching or Matching()
         self.layers = matched_layers(teacher, student)
         self._active = True
@@ -102,7 +102,6 @@ class Distillation:
         self._inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # of the teacher's attention layers
         self._hooks: list[Any] = []
         with_logits = self.matching.logit_weight > 0
-        self._run: Callable[..., Any] = teacher if with_logits else getattr(teacher, "feature_maps", teacher)
         if self.matching.attention_inputs == "teacher":
             self._force_inputs()
         self._watch_attention()
@@ -113,6 +112,14 @@ class Distillation:
         if with_logits:
             self._watch("logits", [""])
         self._hooks.append(student.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
+
+    def run(self, images: Any) -> None:
+        """Gives images to the student and its teacher, without the head of a dense task."""
+        if hasattr(self.student, "feature_maps"):
+            self._start(self.student, (images,), {})
+            self.student.feature_maps(images)  # type: ignore[operator]
+        else:
+            self.student(images)
 
     def errors(self) -> dict[str, dict[str, Tensor]]:
         """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module.
@@ -160,16 +167,19 @@ class Distillation:
 
     def _forget(self) -> None:
         for kept in (self._of_teacher, self._of_student, self._inputs):
-            kept.clear()  # type: ignore[attr-defined]
+            kept.clear()
 
-    @torch.compiler.disable(recursive=False)
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
         self._forget()
         if not (self._active and student.training):
             return
         with torch.no_grad():
-            self._run(*args[:1])
+            if self.matching.logit_weight or not hasattr(self.teacher, "feature_maps"):
+                self.teacher(*args, **kwargs)
+            else:  # without the head of a dense task
+                self.teacher.feature_maps(args[0])  # type: ignore[operator]
 
     def _watch(self, part: str, names: list[str]) -> None:
         """Compares the outputs of modules of these names."""
@@ -276,4 +286,4 @@ def _kind(layer: Any) -> list[type[nn.Module]]:
 
 def _tensor(values: Any) -> Tensor:
     """The tensor, or the first of several."""
-    return values if isinstance(values, Tensor) else values[0]  # type: ignore[no-any-return]
+    return values if isinstance(values, Tensor) else values[0]

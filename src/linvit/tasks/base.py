@@ -20,6 +20,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
+from linvit.linearization.distillation import Distillation
 from linvit.optim import adamw, parameter_groups
 from linvit.tasks.execution import (
     enable_grad_checkpointing,
@@ -27,12 +28,14 @@ from linvit.tasks.execution import (
     pause_buffer_broadcasts,
     resume_buffer_broadcasts,
 )
+from linvit.tasks.freeze import frozen
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import Published
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
+from linvit.tasks.teacher import Teacher, fingerprint, learn_from, new_parameters
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 SET_BY_DATA = (
@@ -56,8 +59,8 @@ class Task(LightningModule):
 
     Args:
         backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
-        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null is the backbone's
-            own. See `linvit list attentions`.
+        attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null, also in a list,
+            is the backbone's own. See `linvit list attentions`.
         num_classes: Classes. The command line takes it from the data.
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
@@ -66,6 +69,10 @@ class Task(LightningModule):
         pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
             for a moving average.
+        teacher: A trained network of which this one is a copy with another attention: a file, `hf-hub:owner/name`, or
+            `{source: ..., attention_weight: 50, ...}` with the options of `linvit.tasks.teacher.Teacher`.
+        freeze: Parameters of the network that are not trained, by patterns of their names such as "backbone.*" or
+            "*.mlp.*". Modules that are frozen whole stay in evaluation mode.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.
         predict_with: Weights of `forward` in evaluation mode: "raw", or "ema" (moving average). Scores name both.
@@ -97,13 +104,15 @@ class Task(LightningModule):
     def __init__(
         self,
         backbone: str | dict[str, Any] = "deit_tiny",
-        attention: str | dict[str, Any] | list[str | dict[str, Any]] | None = None,
+        attention: str | dict[str, Any] | list[str | dict[str, Any] | None] | None = None,
         num_classes: int = 1000,
         class_names: list[str] | None = None,
         img_size: int | Sequence[int] = 224,
         in_chans: int = 3,
         drop_path_rate: float = 0.0,
         pretrained: str | dict[str, Any] | None = None,
+        teacher: str | dict[str, Any] | None = None,
+        freeze: list[str] | None = None,
         ema_decay: float | None = None,
         predict_with: Literal["raw", "ema"] = "raw",
         compile: bool = False,
@@ -118,10 +127,12 @@ class Task(LightningModule):
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         self.optimisation = Optimisation(**optimisation)
+        self.teacher = None if teacher is None else Teacher.of(teacher)
         self.save_hyperparameters()
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
+        self._frozen = frozen(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
@@ -136,6 +147,7 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
+        self._distillation: Distillation | None = None
 
     def configure_network(self) -> nn.Module:
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
@@ -191,8 +203,18 @@ class Task(LightningModule):
         return (self.network if self.training else self.predicting)(images)  # type: ignore[no-any-return]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """Returns and logs the loss."""
-        loss = self.training_loss(batch)
+        """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
+        if self._distillation is None or self.teacher is None:
+            loss = self.training_loss(batch)
+        else:
+            losses = []
+            if self.teacher.task_weight:
+                losses = [self.teacher.task_weight * self.training_loss(batch)]
+            else:
+                self._distillation.run(batch["image"])
+            parts = self._distillation.parts()
+            self.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
+            loss = sum(losses, self._distillation.weighted(parts))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -241,6 +263,7 @@ class Task(LightningModule):
             layer_decay=settings.layer_decay,
             backbone_lr_scale=settings.backbone_lr_scale,
             no_decay=settings.no_decay,
+            lr_scales=self._lr_scales(),
         )
         betas = (settings.betas[0], settings.betas[1])
         fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
@@ -265,6 +288,36 @@ class Task(LightningModule):
         guard(self.trainer.strategy, self)
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
+        if stage == "fit" and self.teacher is not None:
+            self._distillation = learn_from(self, self.teacher)
+            self._teacher_sha256 = fingerprint(self._distillation.teacher)
+
+    def on_fit_start(self) -> None:
+        """Moves the teacher to the device."""
+        if self._distillation is not None:
+            self._distillation.teacher.to(self.device)
+
+    def teardown(self, stage: str) -> None:
+        """Lets the teacher go."""
+        if stage == "fit" and self._distillation is not None:
+            self._distillation.close()
+            self._distillation = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches to training or evaluation mode; modules that are frozen whole stay in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen:
+            module.eval()
+        return self
+
+    def _lr_scales(self) -> dict[str, float]:
+        """The factors on the learning rate of parameters that the teacher does not have."""
+        scale = self.optimisation.new_lr_scale
+        if scale == 1:
+            return {}
+        if self._distillation is None:
+            raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
+        return {f"network.{name}": scale for name in new_parameters(self._distillation.teacher, self.network)}
 
     def on_validation_start(self) -> None:
         """Prepares DDP for ranks with unequal numbers of batches."""
@@ -288,12 +341,19 @@ class Task(LightningModule):
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
+        if self._distillation is not None:
+            checkpoint["teacher_sha256"] = self._teacher_sha256
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes over what `on_save_checkpoint` added."""
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
+        if self._distillation is not None and checkpoint.get("teacher_sha256") != self._teacher_sha256:
+            raise UserError(
+                f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
+                f"--model.teacher to the one that it had, or start a new run"
+            )
 
     @classmethod
     def load_from_checkpoint(

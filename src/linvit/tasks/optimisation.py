@@ -43,6 +43,7 @@ class Optimisation:
         layer_decay: Factor on the learning rate per layer down from the last, for fine-tuning; null is none.
         backbone_lr_scale: Factor on `lr` for all parameters but the classifier's, for fine-tuning with a new
             classifier; `min_lr` stays.
+        new_lr_scale: Factor on `lr` for the parameters that a student does not have from its `teacher`.
 
     Raises:
         UserError: If a value is out of bounds.
@@ -70,6 +71,7 @@ class Optimisation:
     published_batch_size: int | None = None
     layer_decay: float | None = None
     backbone_lr_scale: float = 1.0
+    new_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_number("lr", self.lr, above=0)
@@ -105,3 +107,4 @@ class Optimisation:
         if self.layer_decay is not None:
             check_number("layer_decay", self.layer_decay, above=0, at_most=1, note=", such as 0.75, or null for none")
         check_number("backbone_lr_scale", self.backbone_lr_scale, above=0)
+        check_number("new_lr_scale", self.new_lr_scale, above=0)

@@ -43,7 +43,7 @@ def replace_timm_attention(
     patches = patch_grid(network, img_size) if any(isinstance(module, PLAIN) for module in found.values()) else None
     levels: list[dict[str, Any]] = list(network.feature_info)  # type: ignore[arg-type]
     for name, source in found.items():
-        spec: Spec = specs[name]  # type: ignore[assignment]
+        spec = specs[name]
         new: ReplacedAttention
         if isinstance(source, swin_transformer.WindowAttention):
             new = ReplacedSwinAttention(source, spec)

@@ -67,14 +67,16 @@ class Detector(nn.Module):
         check_images(images)
         given = [(image.shape[-2], image.shape[-1]) for image in images]
         original = given if sizes is None else check_sizes(sizes, len(images))
-        padded = [(_padded(height), _padded(width)) for height, width in given]
-        shapes = [ImageShape(*each) for each in zip(given, padded, original, strict=True)]
+        shapes = [ImageShape(*each) for each in zip(given, padded_sizes(images), original, strict=True)]
         truth = None
         if self.training:
             checked = check_targets(targets, shapes, self.num_classes, self.with_masks)
             truth = [usable(target, image) for target, image in zip(checked, shapes, strict=True)]
-        features = self._feature_maps(self.backbone, pad_and_stack(images, padded), self.pyramid.indices)
-        return self.head(features, shapes, truth)  # type: ignore[no-any-return]
+        return self.head(self.feature_maps(images), shapes, truth)  # type: ignore[no-any-return]
+
+    def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """What the head gets of images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
+        return self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices)  # type: ignore[no-any-return]
 
     def compile(self, **options: Any) -> None:
         """Lets torch compile the backbone, in place: what follows has sizes that depend on what is in the images.
@@ -89,14 +91,15 @@ class Detector(nn.Module):
         return {**super().__getstate__(), "_feature_maps": feature_maps}  # type: ignore[no-untyped-call]
 
 
-def pad_and_stack(images: Sequence[Tensor], padded: Sequence[tuple[int, int]]) -> Tensor:
+def pad_and_stack(images: Sequence[Tensor]) -> Tensor:
     """Returns images (3, h, w) as one batch (B, 3, H, W), with zeros to the right and below."""
-    height, width = (max(sides) for sides in zip(*padded, strict=True))
+    height, width = (max(sides) for sides in zip(*padded_sizes(images), strict=True))
     return torch.stack([F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2])) for x in images])
 
 
-def _padded(side: int) -> int:
-    return -(-side // DIVISOR) * DIVISOR
+def padded_sizes(images: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The sizes (H, W) to which images (3, h, w) are padded."""
+    return [(-(-x.shape[-2] // DIVISOR) * DIVISOR, -(-x.shape[-1] // DIVISOR) * DIVISOR) for x in images]
 
 
 def create_detector(

@@ -48,7 +48,7 @@ class Segmentor(nn.Module):
             full_size: Resize logits to the size of the images (bilinear). Otherwise they are as the head makes them,
                 at a quarter of each side for most heads: with many classes, large images are too large for memory.
         """
-        features = feature_maps(self.backbone, images, self.pyramid.indices)
+        features = self.feature_maps(images)
         if auxiliary:
             logits, others = self.head.with_auxiliary(features)
         else:
@@ -56,6 +56,10 @@ class Segmentor(nn.Module):
         if full_size:
             logits, *others = (resize(maps, images.shape[-2:]) for maps in (logits, *others))
         return (logits, others) if auxiliary else logits
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """What the head gets of images (B, 3, H, W): maps (B, C, H', W')."""
+        return feature_maps(self.backbone, images, self.pyramid.indices)
 
 
 def create_segmentor(

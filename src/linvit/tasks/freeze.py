@@ -1,0 +1,45 @@
+"""Parameters that a task does not train."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+
+from linvit.errors import UserError
+
+
+def frozen(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Freezes the parameters whose names match one of the patterns.
+
+    Args:
+        network: Whose parameters are frozen, in place.
+        patterns: Shell patterns of names, such as "backbone.*".
+
+    Returns:
+        The modules of which all parameters are frozen, in evaluation mode.
+
+    Raises:
+        UserError: If a pattern matches no parameter, or if none is left to train.
+    """
+    parameters = dict(network.named_parameters())
+    for pattern in patterns:
+        matched = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matched:
+            names = ", ".join(list(parameters)[:: max(1, len(parameters) // 4)])
+            raise UserError(f"freeze: no parameter of the network is called {pattern!r}. Names are like {names}")
+        for name in matched:
+            parameters[name].requires_grad_(False)
+    left = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    if not left:
+        raise UserError(f"freeze: {list(patterns)} leave no parameter to train")
+    if patterns:
+        rank_zero_info(f"frozen: {len(parameters) - len(left)} of {len(parameters)} tensors of parameters")
+    whole = [
+        module
+        for module in network.modules()
+        if list(module.parameters()) and not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+    for module in whole:
+        module.eval()  # BatchNorm keeps its statistics, dropout is off
+    return whole

@@ -1,0 +1,181 @@
+"""A task that learns from a teacher: what it copies, matches, saves, and refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from linvit import UserError
+from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
+from linvit.tasks.teacher import Teacher, learn_from
+from tests.training import CLASSES, SIDE, TINY, Memory, batches, fit, tiny_task, trainer
+
+STUDENT: dict[str, Any] = {"attention": "linear", "warmup_epochs": 0}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A checkpoint of a task with softmax, after two steps."""
+    task = tiny_task(ema_decay=0.5, predict_with="ema")
+    runner = fit(task, tmp_path_factory.mktemp("teacher"))
+    path = tmp_path_factory.getbasetemp() / "teacher.ckpt"
+    runner.save_checkpoint(path)
+    return str(path)
+
+
+def started(task, folder):
+    """A task as a run starts it, without a step."""
+    runner = trainer(folder, max_steps=0, max_epochs=1)
+    runner.fit(task, batches(8))
+    return task
+
+
+@pytest.mark.parametrize("copied", ["all", "attention", "mlp", "nothing"])
+def test_the_student_starts_with_what_is_copied_of_the_weights_that_predict(teacher, tmp_path, copied):
+    mine = tiny_task(**STUDENT, ema_decay=0.9, teacher={"source": teacher, "copied": copied})
+    before = {name: value.clone() for name, value in mine.network.state_dict().items()}
+    theirs = ClassificationTask.load_from_checkpoint(teacher).ema.network.state_dict()
+    started(mine, tmp_path)
+    for name, value in mine.network.state_dict().items():
+        taken = copied == "all" or copied == ("attention" if ".attn." in name else "mlp")
+        assert torch.equal(value, theirs[name] if taken else before[name]), name
+        assert torch.equal(mine.ema.network.state_dict()[name], value)
+
+
+def test_the_loss_is_the_weighted_sum_and_its_parts_are_logged(teacher, tmp_path):
+    weights = {"attention_weight": 3.0, "block_weight": 2.0, "feature_weight": 0.5, "logit_weight": 0.25}
+    task = tiny_task(**STUDENT, teacher={"source": teacher, "task_weight": 0.1, **weights})
+    seen, memory = [], Memory()
+    plain = task.training_loss
+    task.training_loss = lambda batch: seen.append(plain(batch)) or seen[-1]
+    fit(task, tmp_path, logger=memory)
+    logged = {tag: [value for _, value in values] for tag, values in memory.values.items()}
+    for step, loss in enumerate(logged["train/loss"]):
+        parts = [logged[f"train/teacher_{part}"][step] for part in ("attention", "blocks", "features", "logits")]
+        assert all(part > 0 for part in parts)
+        expected = 0.1 * seen[step].item() + sum(w * part for w, part in zip(weights.values(), parts, strict=True))
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_teacher_stays_as_it_is_and_outside(teacher, tmp_path):
+    task = tiny_task(**STUDENT, teacher=teacher)
+    alone = tiny_task(**STUDENT)
+    found = {}
+
+    def look(*_):
+        network = task._distillation.teacher
+        found.setdefault("weights", {name: value.clone() for name, value in network.state_dict().items()})
+        found["same"] = all(torch.equal(found["weights"][n], value) for n, value in network.state_dict().items())
+        found["trained"] = sum(len(group["params"]) for group in task.optimizers().param_groups)
+
+    task.on_train_batch_end = look
+    runner = fit(task, tmp_path)
+    assert found["same"]
+    assert found["trained"] == len(list(alone.parameters()))
+    runner.save_checkpoint(tmp_path / "student.ckpt")
+    assert torch.load(tmp_path / "student.ckpt", weights_only=True)["state_dict"].keys() == alone.state_dict().keys()
+    loaded = ClassificationTask.load_from_checkpoint(tmp_path / "student.ckpt").eval()  # without the teacher's file
+    images = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(loaded(images), task.eval()(images))
+
+
+def test_a_resumed_run_wants_the_teacher_that_it_had(teacher, tmp_path):
+    def run(source=teacher, **options):
+        task = tiny_task(**STUDENT, lr=1e-2, teacher=source)
+        kept = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+        runner = trainer(tmp_path, max_epochs=2, enable_checkpointing=True, callbacks=[kept])
+        runner.fit(task, batches(16), **options)
+        return task.network.state_dict()
+
+    whole, half = run(), {"ckpt_path": tmp_path / "epoch=0.ckpt", "weights_only": True}
+    torch.testing.assert_close(run(**half), whole, rtol=0, atol=0)
+    other = fit(tiny_task(lr=0.1), tmp_path)
+    other.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="learned from another teacher"):
+        run(str(tmp_path / "other.ckpt"), **half)
+
+
+def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
+    option = {"source": teacher, "task_weight": 0, "attention_inputs": "teacher"}
+    task = started(tiny_task(**STUDENT, teacher=option), tmp_path)
+    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    task = tiny_task(**STUDENT, lr=0.1, teacher=option)
+    task.training_loss = None
+    fit(task, tmp_path)
+    changed = {n for n, value in task.network.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == {"blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias"}
+
+
+def test_new_parameters_have_a_learning_rate_of_their_own(teacher, tmp_path):
+    task = tiny_task(attention="focused", lr=1e-3, new_lr_scale=20.0, warmup_epochs=0, teacher=teacher)
+    peaks = {}
+    task.on_train_batch_start = lambda *_: peaks.update(
+        {id(p): group["peak_scale"] for group in task.optimizers().param_groups for p in group["params"]}
+    )
+    fit(task, tmp_path)
+    ratio = {name: peaks[id(p)] for name, p in task.network.named_parameters()}
+    new = {name for name, value in ratio.items() if value == pytest.approx(20)}
+    assert new == {name for name in ratio if ".mechanism." in name}
+    assert all(value == pytest.approx(1) for name, value in ratio.items() if name not in new)
+    with pytest.raises(UserError, match=r"set --model\.teacher"):
+        fit(tiny_task(new_lr_scale=2.0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": None}, r"needs another attention than its teacher's: set --model\.attention"),
+        ({"teacher": {"source": "missing.ckpt"}}, r"there is no checkpoint at 'missing\.ckpt'"),
+        ({"backbone": {**TINY, "depth": 2}}, r"supplies .* of the backbone, less than min_fraction"),
+        ({"num_classes": CLASSES + 1, "teacher": {"logit_weight": 1.0}}, r"has no logits to match .*logit_weight: 0"),
+    ],
+)
+def test_what_is_no_teacher_is_refused_in_one_sentence(teacher, tmp_path, options, message):
+    given = {"source": teacher, **options.pop("teacher", {})}
+    with pytest.raises(UserError, match=message):
+        started(tiny_task(**{**STUDENT, **options}, teacher=given), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"weight": 3}, r"an option of teacher .*'weight'"),
+        ({"copied": "some"}, "copied"),
+        ({"attention_weight": -1}, "attention_weight"),
+        ({"task_weight": 0, "attention_weight": 0}, "nothing is learned"),
+    ],
+)
+def test_options_are_checked(option, message):
+    with pytest.raises(UserError, match=message):
+        Teacher.of(option)
+
+
+DENSE = {"backbone": {"name": "pvt_v2_b0", "embed_dims": [8, 8, 8, 8], "num_heads": [1, 1, 1, 1], "depths": [1] * 4}}
+DENSE |= {"num_classes": 3, "img_size": 64}
+PIXELS = {"image": torch.randn(2, 3, 64, 64), "mask": torch.ones(2, 64, 64, dtype=torch.uint8)}
+BOXES = {
+    "image": [torch.randn(3, 64, 64), torch.randn(3, 50, 40)],
+    "boxes": [torch.tensor([[4.0, 4.0, 30.0, 30.0]])] * 2,
+    "labels": [torch.tensor([1])] * 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "batch"), [(SegmentationTask, "semantic_fpn", PIXELS), (DetectionTask, "retinanet", BOXES)]
+)
+def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, batch):
+    trained = kind(**DENSE, head=head)
+    torch.save({"state_dict": trained.network.state_dict()}, tmp_path / "teacher.pth")
+    for task_weight in (1.0, 0.0):
+        option = {"source": str(tmp_path / "teacher.pth"), "feature_weight": 1.0, "task_weight": task_weight}
+        student = kind(**DENSE, head=head, attention="linear", teacher=option)
+        distillation = learn_from(student, student.teacher)
+        assert len(distillation.layers) == 4
+        if task_weight:
+            assert student.training_loss(batch).isfinite()
+        else:
+            distillation.run(batch["image"])
+        parts = distillation.parts()
+        assert parts.keys() == {"attention", "features"}
+        assert all(value > 0 for value in parts.values())
