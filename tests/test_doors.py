@@ -9,7 +9,7 @@ ROOT = Path(linvit.__file__).parent
 DOORS = {  # what opens something: the files that may call it
     "torch.load": {"weights/torch_file.py", "weights/sharded.py"},
     "pickle.load": set(),
-    "pickle.loads": {"testing/attention/behaviour.py", "testing/backbone/behaviour.py"},  # what they have just pickled
+    "pickle.loads": {"testing/behaviour.py"},  # what they have just pickled
     "Image.open": {"data/transforms/decode.py"},
     "fsspec.open": {"data/sources/read.py", "data/sources/shards.py", "tasks/safe_loading.py"},
     "jsonargparse.get_loader": {"yaml_text.py"},

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from linvit.heads.segmentation.base import SegmentationHead
     from linvit.heads.segmentation.segmentor import create_segmentor
     from linvit.layers.attention_layer import AttentionLayer
+    from linvit.linearization.distillation import Distillation, Matching
+    from linvit.linearization.student import linearize
     from linvit.weights.load import load_pretrained
 
 __version__ = version("linvit")
@@ -37,7 +39,9 @@ _LAZY = {
     "AttentionLayer": "linvit.layers.attention_layer",
     "Backbone": "linvit.backbones.base",
     "DetectionHead": "linvit.heads.detection.base",
+    "Distillation": "linvit.linearization.distillation",
     "Grid": "linvit.attention.base",
+    "Matching": "linvit.linearization.distillation",
     "SegmentationHead": "linvit.heads.segmentation.base",
     "create_attention": "linvit.attention.create",
     "create_backbone": "linvit.backbones.create",
@@ -45,6 +49,7 @@ _LAZY = {
     "create_head": "linvit.heads.create",
     "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.precision",
+    "linearize": "linvit.linearization.student",
     "load_pretrained": "linvit.weights.load",
     "recomputed": "linvit.attention.ops.recompute",
     "replace_attention": "linvit.backbones.replace_attention",
@@ -55,7 +60,9 @@ __all__ = [
     "AttentionLayer",
     "Backbone",
     "DetectionHead",
+    "Distillation",
     "Grid",
+    "Matching",
     "SegmentationHead",
     "UserError",
     "create_attention",
@@ -64,6 +71,7 @@ __all__ = [
     "create_head",
     "create_segmentor",
     "full_precision",
+    "linearize",
     "list_attentions",
     "list_backbones",
     "list_heads",

@@ -1,5 +1,7 @@
 """A task that learns from a teacher: what it copies, matches, saves, and refuses."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from linvit import UserError
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
-from linvit.tasks.teacher import Teacher, learn_from
+from linvit.tasks.teacher import Teacher, best_of_run, learn_from
 from tests.training import CLASSES, SIDE, TINY, Memory, batches, fit, tiny_task, trainer
 
 STUDENT: dict[str, Any] = {"attention": "linear", "warmup_epochs": 0}
@@ -22,6 +24,22 @@ def teacher(tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "teacher.ckpt"
     runner.save_checkpoint(path)
     return str(path)
+
+
+@pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])
+def test_a_folder_is_its_newest_run_with_the_best_weights_that_predict(teacher, tmp_path, names):
+    for name in names:
+        kept = tmp_path / name / "checkpoints"
+        kept.mkdir(parents=True)
+        shutil.copy(teacher, kept / "best.ckpt")
+    shutil.copy(teacher, kept / "best_ema.ckpt")
+    source = str(tmp_path / Path(names[-1]).parts[0])
+    assert best_of_run(source) == str(kept / "best.ckpt")
+    started(task := tiny_task(**STUDENT, teacher=source), tmp_path)
+    theirs = ClassificationTask.load_from_checkpoint(teacher).ema.network.state_dict()
+    assert torch.equal(task.network.state_dict()["head.weight"], theirs["head.weight"])
+    with pytest.raises(UserError, match="without a run"):
+        best_of_run(str(kept))
 
 
 def started(task, folder):

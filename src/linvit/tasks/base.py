@@ -70,7 +70,7 @@ class Task(LightningModule):
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
             for a moving average.
         teacher: A trained network of which this one is a copy with another attention: a file, `hf-hub:owner/name`, or
-            `{source: ..., attention_weight: 50, ...}` with the options of `linvit.tasks.teacher.Teacher`.
+            `{source: ..., attention_weight: 50, ...}` with the options of `linvit.tasks.Teacher`.
         freeze: Parameters of the network that are not trained, by patterns of their names such as "backbone.*" or
             "*.mlp.*". Modules that are frozen whole stay in evaluation mode.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from linvit.errors import UserError, check_choice, check_number
 from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
 from linvit.tasks.safe_loading import opened
+from linvit.weights import torch_file
 from linvit.weights.load import load_pretrained
 
 if TYPE_CHECKING:
@@ -24,9 +26,9 @@ class Teacher(Matching):
     """The option `teacher` of a task, as a mapping of these; a string is its `source`.
 
     Args:
-        source: The teacher's weights: a checkpoint of linvit, another file, or `hf-hub:owner/name`. Of a checkpoint of
-            linvit the weights that predict are taken, and its own options of the model. None: the weights that the
-            backbone brings, such as `{name: timm, model: ..., pretrained: true}`.
+        source: The teacher's weights: a run's folder, a checkpoint, or a source of `linvit.load_pretrained`. Of a run
+            the best weights that predict are taken, and its attention; of a folder of runs the newest. None: the
+            weights that the backbone brings, such as `{name: timm, model: ..., pretrained: true}`.
         copied: What the student starts from: "all" of the teacher that it has a place for; only its "attention"
             layers; "mlp", all but these; or "nothing".
         task_weight: Weight of the task's own loss. 0 needs no labels, and trains what is matched alone.
@@ -88,18 +90,32 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     options |= {"predict_with": "raw", "compile": False, "grad_checkpointing": False}
     if teacher.source is None:
         return type(task)(**options).network
-    ema = None
-    if teacher.source.endswith(".ckpt"):
-        with opened(teacher.source) as file:
-            given = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["hyper_parameters"]
+    source, ema = best_of_run(teacher.source), None
+    if source.endswith(".ckpt"):
+        with opened(source) as file:
+            given = torch_file.load(file, objects=False)["hyper_parameters"]
         options["attention"], ema = given.get("attention"), given.get("predict_with") == "ema"
+        if ema and (average := Path(source).with_name("best_ema.ckpt")).is_file() and source != teacher.source:
+            source = str(average)
     network = type(task)(**options).network
-    report = load_pretrained(network, teacher.source, ema=ema)
+    report = load_pretrained(network, source, ema=ema)
     if report.initialised and teacher.logit_weight:
         name, reason = next(iter(report.initialised.items()))
-        raise UserError(f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0")
+        raise UserError(f"the teacher {source} has no logits to match ({name}: {reason}); set logit_weight: 0")
     rank_zero_info(str(report))
     return network
+
+
+def best_of_run(source: str) -> str:
+    """The best checkpoint of a run's folder, or of the newest run in a folder of several; another source as it is."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    runs = sorted(folder.glob("version_*"), key=lambda run: int(run.name.rpartition("_")[2]))
+    found = [path for run in [folder, *runs] if (path := run / "checkpoints" / "best.ckpt").is_file()]
+    if not found:
+        raise UserError(f"the teacher '{source}' is a folder without a run that has saved its best checkpoint")
+    return str(found[-1])
 
 
 def new_parameters(teacher: nn.Module, student: nn.Module) -> list[str]:
