@@ -29,7 +29,7 @@ def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> lis
     if len(attention) == total:
         return list(attention)
     if len(attention) == len(depths):
-        found: list[Spec | T] = []
+        found: list[Any] = []
         for spec, depth in zip(attention, depths, strict=True):
             found += [spec] * depth
         return found
