@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from linvit.cli.compare import grid_of
-from linvit.cli.compare.resolve import Resolver
+from linvit.cli.compare.resolve import resolve
 from linvit.experiments.compare.grid import SweepSpec
 from linvit.runs.configs import find
 from tests.test_configs import GRIDS, ROOT, heading
@@ -47,4 +47,4 @@ def test_it_says_paper_commands_and_what_is_published(name):
 def test_all_of_its_cells_can_be_run(name):
     for command in commands(name):
         grid = grid_of(shlex.split(command)[2:])[0].grid()
-        assert list(Resolver(grid.configs).resolve(grid)) == list(grid.variants)
+        assert list(resolve(grid)) == list(grid.variants)

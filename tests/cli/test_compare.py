@@ -4,7 +4,7 @@ import pytest
 
 from linvit import UserError
 from linvit.cli import compare
-from linvit.cli.compare.resolve import Resolver
+from linvit.cli.compare.resolve import resolve
 from linvit.experiments.compare.grid import SweepSpec
 from linvit.registry import attentions
 from tests.cli.runs import linvit
@@ -82,11 +82,6 @@ def test_what_makes_no_sense_is_refused(argv, message):
         compare.main(argv)
 
 
-@pytest.fixture(scope="module")
-def resolver():
-    return Resolver(("quickstart",))
-
-
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
@@ -97,16 +92,16 @@ def resolver():
         ({"model.lr": [0.001, "1e-3"]}, "the variants 'lr0.001' and '1e-3' are the same run"),
     ],
 )
-def test_a_wrong_cell_is_named_before_the_first_starts(resolver, vary, message):
+def test_a_wrong_cell_is_named_before_the_first_starts(vary, message):
     with pytest.raises(UserError, match=message):
-        resolver.resolve(SweepSpec(config="quickstart", vary=vary).grid())
+        resolve(SweepSpec(config="quickstart", vary=vary).grid())
 
 
-def test_complete_configurations_differ_only_in_the_keys_of_the_grid(resolver):
+def test_complete_configurations_differ_only_in_the_keys_of_the_grid():
     spec = SweepSpec(
         config="quickstart", set={"model.backbone.depth": 1}, vary={"model.attention.focusing_factor": [2, 3]}
     )
-    two, three = resolver.resolve(spec.grid()).values()
+    two, three = resolve(spec.grid()).values()
     assert two["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 2}
     assert three["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 3}
     assert two == three

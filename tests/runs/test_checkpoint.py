@@ -10,7 +10,7 @@ from torch import nn
 
 import linvit
 from linvit.runs.checkpoint import check_same_model, read_checkpoint
-from linvit.runs.trained import read_settings, trained
+from linvit.runs.run import Run
 from tests.cli.runs import QUICKSTART, tiny
 from tests.cli.runs import linvit as command
 
@@ -214,9 +214,8 @@ def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, me
 )
 def test_options_of_other_kinds_are_refused_where_the_model_is_built(run, tmp_path, options, message):
     path = changed(run, tmp_path, options)
-    settings = read_settings("linvit analyze", ["--config", str(run.config)])
     with pytest.raises(linvit.UserError) as error:
-        trained(path, settings, None)
+        Run("predict", ["--config", str(run.config), f"--ckpt_path={path}"]).trained()
     assert message in str(error.value)
     assert "\n" not in str(error.value).partition("\nTo start")[0]
 
@@ -243,7 +242,7 @@ class TestWhatAFileHoldsIsNotBuilt:
 
     def test_by_analyze(self, evil, run):
         with pytest.raises(linvit.UserError, match="build no model: TypeError"):
-            trained(evil, read_settings("linvit analyze", ["--config", str(run.config)]), None)
+            Run("predict", ["--config", str(run.config), f"--ckpt_path={evil}"]).trained()
         assert not Path("PWNED").exists()
 
 

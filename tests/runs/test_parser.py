@@ -2,7 +2,7 @@
 
 import pytest
 
-from linvit.runs.parser import readable
+from linvit.runs.parse_errors import readable
 from tests.cli.runs import QUICKSTART, linvit
 
 

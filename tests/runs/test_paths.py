@@ -8,7 +8,7 @@ import pytest
 
 import linvit
 from linvit.runs.configs import FOLDER
-from linvit.runs.paths import check_writable, run_name, run_of_checkpoint
+from linvit.runs.folder import check_writable, run_name, run_of_checkpoint
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
 from linvit.errors import UserError
-from linvit.runs.paths import claim_version
+from linvit.runs.folder import claim_version
 from linvit.runs.resume import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny

@@ -36,9 +36,8 @@ from linvit.experiments.analyze import (
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.plain_text import printable
 from linvit.registry import backbones
-from linvit.runs.checkpoint import checkpoint_in
-from linvit.runs.paths import check_writable, run_of_checkpoint, shown
-from linvit.runs.trained import data_of, read_settings, trained
+from linvit.runs.folder import check_writable, run_of_checkpoint, shown
+from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
 from linvit.weights.load import load_pretrained
 
@@ -155,20 +154,20 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
 
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
-    run = run_of_checkpoint(args.ckpt_path[0])
-    config = args.config or (run and run / "config.yaml")
+    folder = run_of_checkpoint(args.ckpt_path[0])
+    config = args.config or (folder and folder / "config.yaml")
     if config is None or (args.config is None and not Path(config).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
     options = [] if args.images is None else [f"--data.predict_path={args.images}"]
-    settings = read_settings(PROGRAM, ["--config", str(config), *options, "--data.num_workers=0"])
-    data = data_of(settings)
-    classes = data.num_classes if args.images is None else None
-    averaged = settings.model.init_args.get("predict_with") == "ema"
-    paths = [checkpoint_in(path, ["best_ema.ckpt"] * averaged + ["best.ckpt"]) for path in args.ckpt_path]
+    options += ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]
+    verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
+    runs = [Run(verb, [*options, f"--ckpt_path={path}"], quiet=True) for path in args.ckpt_path]
+    paths, data = [Path(run.settings.ckpt_path) for run in runs], runs[0].data
     names = [_name(path) for path in paths]
     subjects = []
-    for name, path in zip(names, paths, strict=True):
-        task = trained(path, settings, classes)
+    for name, path, run in zip(names, paths, runs, strict=True):
+        run.data = data
+        task = run.trained()
         average = task.average
         network: nn.Module = task.network if average is None else average.network
         about = {

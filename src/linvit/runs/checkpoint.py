@@ -16,7 +16,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.files import LAST, PREVIOUS
 from linvit.finite import not_finite
-from linvit.runs.paths import CHECKPOINTS, run_of_checkpoint
+from linvit.runs.folder import CHECKPOINTS, run_of_checkpoint
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
 from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early

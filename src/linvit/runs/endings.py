@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.errors import UserError, find_user_error
-from linvit.runs.paths import shown
+from linvit.runs.folder import shown
 from linvit.runs.ranks import Ranks, lost_contact
 from linvit.runs.summary import how_to_go_on
 from linvit.signals import STOP, Stopped, name

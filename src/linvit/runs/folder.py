@@ -1,9 +1,12 @@
-"""Reading the files of a training run: its configuration, its hyper-parameters and its curves."""
+"""The folder of a run, `checkpoints/CONFIG_NAME/version_N`: its files by name, and what they say of the run."""
 
 import csv
 import math
+import re
 import shlex
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +16,11 @@ import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError
+from linvit.runs.configs import FOLDER
+from linvit.runs.configs import find as find_config
 
-CONFIG, CURVES, HPARAMS = "config.yaml", "metrics.csv", "hparams.yaml"
+CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
+VERSION = re.compile(r"version_\d+")
 EVALUATED = "val/score"
 """The curve that every evaluation adds to."""
 PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
@@ -36,7 +42,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run that has begun to train.
 
     Attributes:
@@ -47,9 +53,8 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The complete configuration, of a resumed run that with which it went on last."""
-        newest = max(self.folder.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns)
-        return read_yaml(newest)
+        """The complete configuration, of a resumed run that with which it was resumed last."""
+        return read_yaml(run_config(self.folder))
 
     @cached_property
     def hparams(self) -> dict[str, Any]:
@@ -181,25 +186,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def newest(folder: Path) -> Run | None:
+def newest(folder: Path) -> RunFolder | None:
     """The newest run `version_N` in a folder."""
-    found = [path.parent for path in folder.glob(f"version_*/{CONFIG}")]
-    numbered = [path for path in found if path.name.removeprefix("version_").isdigit()]
-    return max(map(Run, numbered), key=lambda run: int(run.folder.name.removeprefix("version_")), default=None)
+    return next((RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists()), None)
 
 
-def find(folders: Iterable[Path]) -> list[Run]:
+def find(folders: Iterable[Path]) -> list[RunFolder]:
     """The runs in folders: each is the folder of a run, or has such folders below it.
 
     Raises:
         UserError: If a folder has none.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunFolder] = {}
     for folder in folders:
         configs = sorted(folder.rglob(CONFIG))
         if not configs:
             raise UserError(f"there is no run in '{folder}': a run's folder has a {CONFIG}, such as NAME/version_0")
-        found |= {path.parent.resolve(): Run(path.parent) for path in configs}
+        found |= {path.parent.resolve(): RunFolder(path.parent) for path in configs}
     return list(found.values())
 
 
@@ -215,32 +218,88 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def differing(options: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options in which configurations differ, with the value of each configuration; `None` where it has none."""
-    every = list(options)
-    names = dict.fromkeys(name for one in every for name in one)
-    values = {name: [one.get(name) for one in every] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+def run_name(configs: Sequence[str | Path]) -> str:
+    """The name of a run: that of its last configuration, whose values win.
+
+    linvit's parts of configurations (`base/...`), which are added to any, give no name. A configuration that lies in
+    the folder of a run gives the name of that run.
+    """
+    if not configs:
+        return "unnamed"
+    parts = FOLDER / "base"
+    last = next((c for c in reversed(configs) if not _file(c).is_relative_to(parts)), configs[-1])
+    folder = Path(last).absolute().parent
+    return folder.parent.name if VERSION.fullmatch(folder.name) else Path(last).stem
 
 
-def covered(name: str, keys: Iterable[str]) -> bool:
-    """Whether an option is one of `keys`, or a part of one, or has one as a part."""
-    return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
+def run_of_config(configs: Sequence[str | Path]) -> Path | None:
+    """The run folder that the last configuration lies in, or None if it lies elsewhere."""
+    folder = Path(configs[-1]).absolute().parent if configs else Path()
+    return folder if VERSION.fullmatch(folder.name) else None
 
 
-def outermost(names: Iterable[str]) -> list[str]:
-    """Names of options without those that are a part of another one: `model.attention`, not `model.attention.name`."""
-    every = list(dict.fromkeys(names))
-    return [name for name in every if not any(name.startswith(f"{other}.") for other in every)]
+def versions(folder: Path) -> list[Path]:
+    """The run folders `version_N` in a folder, by number."""
+    found = [path for path in folder.glob("version_*") if VERSION.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_number)
 
 
-def shown(options: Mapping[str, Any], name: str) -> str:
-    """The value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
-    parts = {key[len(name) + 1 :]: value for key, value in options.items() if key.startswith(f"{name}.")}
-    own = [str(parts.pop("name"))] if "name" in parts else []
-    return ", ".join([*own, *(f"{part}={value}" for part, value in parts.items())]) or (
-        "-" if options.get(name) is None else str(options[name])
+def next_version(folder: Path) -> int:
+    """The number of the next run in a folder."""
+    return max(map(_number, versions(folder)), default=-1) + 1
+
+
+def claim_version(folder: Path) -> int:
+    """Makes the folder of the next run, which no other process that starts at the same moment gets; its number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = next_version(folder)
+        with suppress(FileExistsError):
+            (folder / f"version_{number}").mkdir()
+            return number
+
+
+def _number(version: Path) -> int:
+    return int(version.name.removeprefix("version_"))
+
+
+def _file(config: str | Path) -> Path:
+    """Where a configuration lies, as far as that is known."""
+    return (find_config(str(config)) or Path(config)).resolve()
+
+
+def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
+    """The run folder `.../NAME/version_N` that a checkpoint is or lies in, or None if it lies elsewhere."""
+    path = Path(checkpoint).absolute()
+    folder = path if (path / CHECKPOINTS).is_dir() else path.parent.parent
+    return folder if VERSION.fullmatch(folder.name) else None
+
+
+def run_config(run: Path) -> Path:
+    """The configuration that a run was started with, or resumed with last."""
+    return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / CONFIG)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises a `UserError` unless files can be made in `folder`, which is not created yet."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):  # what the file system allows, and not only the mode of the folder
+            return
+    except NotADirectoryError:
+        reason = "is a file"
+    except OSError as error:
+        reason = f"may not be written to ({error.strerror})"
+    raise UserError(
+        f"cannot write to the output folder '{folder}': '{existing}' {reason}. "
+        f"Choose another one with --trainer.default_root_dir"
     )
+
+
+def shown(path: Path) -> Path:
+    """A path relative to the current folder if it lies in it."""
+    absolute = path.absolute()
+    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from linvit.errors import UserError, check_choice
 from linvit.files import sync
 from linvit.runs.csv_logger import CsvLogger
-from linvit.runs.paths import claim_version, next_version
+from linvit.runs.folder import claim_version, next_version
 
 KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}

@@ -1,60 +1,39 @@
-"""Reading configurations: exact option names only, and errors one can read."""
+"""Reads command lines and configurations, by LightningCLI."""
 
-import difflib
 import inspect
 import pkgutil
 import re
-from collections.abc import Sequence
-from typing import Any
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
-from linvit.errors import UserError, did_you_mean
-from linvit.runs.options import options_of, subclasses
+from linvit.errors import UserError
+from linvit.runs.bases import configs, with_bases
+from linvit.runs.loggers import Loggers
+from linvit.runs.parse_errors import readable
+from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.safe_loading import not_plain
 from linvit.terminal import reflow
 
-# Lines in which jsonargparse explains its types rather than the user's mistake.
-NOISE = re.compile(
-    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (\[?Namespace|NestedArg|\{)|"
-    r"Subclass types expect|a class path \(str\)|a dict with|"
-    r"Expected a <class 'NoneType'>|See .*--help)"
-)
 NONE = re.compile(r"^(--[\w.]+)=None$")
 USAGE = "linvit VERB [--option=value ...]"  # a list of all options would be wider than the terminal
-TOP = ("config", "base", "resume", "seed_everything", "ckpt_path", "requeue_exit_code", "print_config", "model", "data")
-CLOSE = 0.7  # of two names, as difflib counts
-OTHER_NAMES = {  # what other programs call our options
-    "seed": "seed_everything",
-    "epochs": "trainer.max_epochs",
-    "workers": "data.num_workers",
-    "output": "trainer.default_root_dir",
-    "gpus": "trainer.devices",
-    "amp": "trainer.precision",
-}
-UNKNOWN = re.compile(
-    r"(?:Option '([\w.-]+)' is not accepted|accept option '([\w.-]+)'|unrecognized arguments: --([\w.-]+))"
+NO_CONFIG = (
+    "linvit {0} needs a configuration, which names the model and the data: linvit {0} --config {1}. "
+    "linvit list configs names those that come with linvit"
 )
-CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
-
-
-TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "dict": "a mapping, {name: value, ...}",
-    "collections.abc.Mapping": "a mapping, {name: value, ...}",
-    **dict.fromkeys(("list", "tuple", "set", "collections.abc.Sequence"), "a list, [...]"),
-}
-CLASS = re.compile(r"(?:an? )?<class '([\w.]+)'>")
-LITERAL = re.compile(r"(?:an? )?typing\.Literal\[([^]]*)\]")
+PRINT_CONFIG = (
+    "a precision of null is chosen when the run starts, and the effective peak learning rate scales with its batch: "
+    "the run prints both at its start, and writes them to config.yaml (trainer.precision) and hparams.yaml (peak_lr)"
+)
 
 
 class Parser(LightningArgumentParser):
@@ -73,6 +52,122 @@ class Parser(LightningArgumentParser):
             args = [NONE.sub(r"\1=null", argument) if isinstance(argument, str) else argument for argument in args]
         parsed: Namespace = super().parse_args(args, *others, **options)
         return parsed
+
+
+class TrainerOptions(Trainer):
+    """Lightning's Trainer with types of options as the parser needs them.
+
+    Its own types of `int | float` reach the parser as `float | int`, since typing keeps one order for both, and
+    `limit_val_batches=1` would mean all batches. A logger can be a key, such as `wandb`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
+def _typed(parameter: inspect.Parameter) -> inspect.Parameter:
+    ordered = {int | float: int | float, int | float | None: int | float | None}  # the keys equal both orders
+    kind = Loggers if parameter.name == "logger" else ordered.get(parameter.annotation, parameter.annotation)
+    return parameter.replace(annotation=kind)
+
+
+_signature = inspect.signature(Trainer.__init__)
+TrainerOptions.__init__.__doc__ = Trainer.__init__.__doc__
+TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr-defined]
+    parameters=[_typed(parameter) for parameter in _signature.parameters.values()]
+)
+
+
+class CommandLine(LightningCLI):
+    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds what they describe.
+
+    Args:
+        verb: The verb.
+        options: Of the command line, without the verb.
+
+    Raises:
+        UserError: If something is wrong with them.
+    """
+
+    def __init__(self, verb: str, options: Sequence[str]) -> None:
+        self.verb = verb
+        super().__init__(
+            Task,
+            ImageData,
+            save_config_callback=None,
+            trainer_class=TrainerOptions,
+            seed_everything_default=0,
+            parser_kwargs={"prog": "linvit"},
+            parser_class=Parser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=list(options),
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds our options and those of the verb, and links the facts of the data to the model."""
+        parser.add_argument(
+            "--base",
+            type=str | list[str] | None,
+            help="In a configuration: files or names that it starts from.",
+        )
+        parser.add_argument(
+            "--resume",
+            type=Literal["auto"] | None,
+            help="Of fit: auto resumes the newest run of this configuration, or starts one.",
+        )
+        parser.add_argument(
+            "--requeue_exit_code",
+            type=int,
+            default=STOP.requeue_exit_code,
+            help="Exit code of a run under SLURM that a signal other than Ctrl-C has ended, for it to be queued again.",
+        )
+        parser.add_lightning_class_args(SaveCheckpoints, "checkpoint")
+        parser.add_lightning_class_args(NonFiniteGuard, "non_finite")
+        for name in SET_BY_DATA:  # no options of the model: see `Run.task`
+            parser.link_arguments("data", f"model.init_args.{name}", _fact(name), apply_on="instantiate")
+        parser.add_method_arguments(Trainer, self.verb, skip=set(self.subcommands()[self.verb]))
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Reads the options."""
+        options = cast("list[str]", args)
+        if any(option.startswith("--print_config") for option in options):
+            rank_zero_info(PRINT_CONFIG)
+        try:
+            self.config = parser.parse_args(with_bases(options))
+        except ArgumentError as error:
+            files = configs(with_bases(options))
+            if not files and "are required" in error.message:
+                example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"
+                raise UserError(NO_CONFIG.format(self.verb, example)) from error
+            message = readable(error.message).replace("parsing config", f"parsing config {', '.join(files)}")
+            raise UserError(f"{message}\nSee linvit {self.verb} --help") from error
+
+    def instantiate_classes(self) -> None:
+        """Builds nothing."""
+
+
+def _fact(name: str) -> Callable[[ImageData], Any]:
+    def fact(data: ImageData) -> Any:
+        return getattr(data, name)
+
+    fact.__name__ = name  # which the help has
+    return fact
+
+
+def instantiate(settings: Namespace, **classes: type) -> Namespace:
+    """Instances of sections of a configuration, such as `data=ImageData`; of the trainer's, those of its options."""
+    parser = Parser()
+    for section, owner in classes.items():
+        parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
+    try:
+        built: Namespace = parser.instantiate(Namespace({section: settings[section] for section in classes}))
+    except ValueError as error:  # jsonargparse's has the whole configuration in it
+        raise (error.__cause__ or error) from (error.__cause__ and error.__cause__.__cause__)
+    return built
 
 
 def build_task(model: Namespace, **facts: Any) -> Task:
@@ -95,72 +190,3 @@ def build_task(model: Namespace, **facts: Any) -> Task:
         if reason := not_plain(value):
             raise UserError(f"--model.{name} holds {reason}. It takes text, numbers, lists and mappings of them")
     return task(**options)
-
-
-def readable(message: str) -> str:
-    """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
-    lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
-    text = "\n".join(_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip()))
-    unknown = UNKNOWN.search(message)
-    if unknown is None:
-        return text
-    given = next(group for group in unknown.groups() if group).replace("-", "_").replace("init_args.", "")
-    given = given.removesuffix(".class_path")
-    owner = pkgutil.resolve_name(owners[-1]) if (owners := CLASS_PATH.findall(message)) else None
-    return f"{text}.{_suggestion(given, owner if isinstance(owner, type) else None)}"
-
-
-def _suggestion(given: str, owner: type | None) -> str:
-    """The option to type in place of one that does not exist, as a sentence; empty if none is near.
-
-    Args:
-        given: Without dashes. Its section is missing where a class has refused it.
-        owner: The class that has refused it, if one has.
-    """
-    tasks, data = subclasses(Task), subclasses(ImageData)
-    if owner is not None and issubclass(owner, Task):
-        given, tasks = f"model.{given}", iter([owner])
-    elif owner is not None and issubclass(owner, ImageData):
-        given, data = f"data.{given}", iter([owner])
-    elif owner is not None:  # a callback in a list, whose options no flag sets
-        return did_you_mean(given, options_of(owner))
-    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [SaveCheckpoints]}
-    known = {name: name for name in TOP} | {
-        f"{part}.{option}": option.rpartition(".")[2]
-        for part, owners in {**parts, "non_finite": [NonFiniteGuard]}.items()
-        for owner in owners
-        for option in options_of(owner)
-        if part != "model" or option not in SET_BY_DATA
-    }
-    section, leaf = given.partition(".")[0] if "." in given else "", given.rpartition(".")[2]
-    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1)
-    own = [name for option, name in known.items() if near and option.startswith(f"{near[0]}.")]
-    hits = difflib.get_close_matches(leaf, own, 1, CLOSE) or difflib.get_close_matches(leaf, known.values(), 1, CLOSE)
-    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else "".join(hits))
-    options = [option for option in known if name in (option, known[option])]
-    nearest = max(options, key=lambda option: difflib.SequenceMatcher(None, option, given).ratio(), default=None)
-    return f" Did you mean --{nearest}?" if nearest else ""
-
-
-def _in_words(line: str) -> str:
-    """A line with types of Python in words."""
-    line = CLASS.sub(lambda match: TYPES.get(match[1], match[1]), line)
-    line = LITERAL.sub(lambda match: f"one of {match[1].replace(chr(39), '')}", line)
-    line = re.sub(
-        r"Expected a path but \S+ either not accessible or invalid", "Expected a file, and there is none", line
-    )
-    return line.replace("a dot import path string", "the path of a class, package.module.Class")
-
-
-def integers_first(trainer: type[Trainer]) -> None:
-    """Makes `--trainer.limit_val_batches=1` mean one batch.
-
-    The Trainer's arguments of type `int | float` reach the parser as `float | int`, since typing keeps one order for
-    both, and 1.0 means all batches. A union written with | keeps its order.
-    """
-    for function in (trainer.__init__, inspect.unwrap(trainer.__init__)):
-        for name, kind in list(function.__annotations__.items()):
-            if kind == int | float:
-                function.__annotations__[name] = int | float
-            elif kind == int | float | None:
-                function.__annotations__[name] = int | float | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,8 +12,7 @@ from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.files import LAST, PREVIOUS
 from linvit.runs.checkpoint import Checkpoint
-from linvit.runs.folder import CONFIG, Run
-from linvit.runs.paths import run_name, run_of_config, shown, versions
+from linvit.runs.folder import CONFIG, RunFolder, run_name, run_of_config, shown, versions
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_RUN
 
@@ -80,7 +80,7 @@ def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bo
     """
     if not (run / CONFIG).exists():
         return True
-    found = Run(run)
+    found = RunFolder(run)
     logger = found.config["trainer"].get("logger")
     others = any(isinstance(part, dict) for part in (logger if isinstance(logger, list) else [logger]))
     epochs = None if 0 <= max_steps <= checkpoint.step else checkpoint.epochs
@@ -104,20 +104,34 @@ def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
     return max(older, key=lambda other: (other.step, Path(other.path).name == PREVIOUS))
 
 
-def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path | None, Checkpoint | None]:
-    """The run to go on with and its checkpoint; either may be None. Ends the program if there is nothing left to do."""
+class Found(NamedTuple):
+    """The run to resume and its checkpoint, either of which may be None, and whether it is finished already."""
+
+    folder: Path | None = None
+    checkpoint: Checkpoint | None = None
+    finished: bool = False
+
+
+def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
+    """The run that a command line resumes, which is said.
+
+    Args:
+        configs: The configurations of the command line.
+        root: Where run folders go.
+        settings: What the command line amounts to.
+    """
     run, trainer = run_to_resume(configs, root, settings), settings.trainer
     if run is None:
         rank_zero_info(
             f"--resume=auto: there is no such run of '{run_name(configs)}' in {shown(root)} yet, a new one starts"
         )
-        return None, None
+        return Found()
     checkpoint = newest_checkpoint(run)
     if checkpoint is not None:
         checkpoint.complete()
     if checkpoint is None and any((run / "checkpoints").glob("*.ckpt")):
         rank_zero_warn(f"--resume=auto: no checkpoint of {shown(run)} can be used, so a new run starts")
-        return None, None
+        return Found()
     if checkpoint is None:
         rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
     elif not is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
@@ -133,15 +147,15 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> tuple[Path 
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
             f"To train it for longer, raise --trainer.max_epochs; to start anew, leave --resume out"
         )
-        raise SystemExit(0)
-    return run, checkpoint
+        return Found(run, checkpoint, finished=True)
+    return Found(run, checkpoint)
 
 
 class SameCheckpoint(Callback):
     """Makes sure that all ranks have found what rank 0 has found: file systems of several machines may lag behind."""
 
-    def __init__(self, found: tuple[Path | None, Checkpoint | None]) -> None:
-        run, checkpoint = found
+    def __init__(self, found: Found) -> None:
+        run, checkpoint, _ = found
         self.found = str(run), checkpoint and str(checkpoint.path), checkpoint and checkpoint.step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

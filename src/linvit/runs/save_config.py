@@ -7,7 +7,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from linvit import yaml_text
 from linvit.errors import UserError
-from linvit.runs.summary import run_config
+from linvit.runs.folder import run_config
 
 
 class SaveRunConfig(SaveConfigCallback):

@@ -4,7 +4,7 @@ from pathlib import Path
 from shlex import quote
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
-from linvit.runs.paths import shown
+from linvit.runs.folder import run_config, shown
 
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
@@ -36,8 +36,3 @@ def how_to_go_on(run: Path) -> str:
     """What a run prints that something has ended: how to go on with it, be there a checkpoint yet or not."""
     config = run_config(run)
     return f"go on with\n  linvit fit --config {quote(str(shown(config)))} --resume=auto" if config.exists() else ""
-
-
-def run_config(run: Path) -> Path:
-    """The configuration that a run was started with, or went on with last."""
-    return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / "config.yaml")

@@ -4,7 +4,7 @@ import sys
 
 import linvit
 from linvit.experiments.compare.costs import Costs, _with_images, measure
-from linvit.runs.folder import Run
+from linvit.runs.folder import RunFolder
 from tests.experiments.compare.runs import write_run
 from tests.families import narrow, small
 
@@ -19,9 +19,9 @@ class Fails(linvit.Attention):
 def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     own = f"{__name__}:Fails"
     runs = {
-        "softmax": Run(write_run(tmp_path / "softmax-seed0/version_0")),
-        "fails": Run(write_run(tmp_path / "fails-seed0/version_0", attention=own)),
-        "unknown": Run(write_run(tmp_path / "unknown-seed0/version_0", attention="nothing")),
+        "softmax": RunFolder(write_run(tmp_path / "softmax-seed0/version_0")),
+        "fails": RunFolder(write_run(tmp_path / "fails-seed0/version_0", attention=own)),
+        "unknown": RunFolder(write_run(tmp_path / "unknown-seed0/version_0", attention="nothing")),
     }
     found = measure(runs, budget=0.05, device="cpu")
     assert "not enough" in found["fails"]
@@ -51,9 +51,9 @@ def test_a_report_of_other_peoples_runs_imports_and_calls_nothing(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     hub = {"repo_or_dir": str(tmp_path), "model": "x", "source": "local"}
     runs = {
-        "import": Run(write_run(tmp_path / "a/version_0", task="module_of_a_run.Mine")),
-        "call": Run(write_run(tmp_path / "b/version_0", task="torch.hub.load", **hub)),
-        "attention": Run(write_run(tmp_path / "c/version_0", attention="module_of_a_run:Mine")),
+        "import": RunFolder(write_run(tmp_path / "a/version_0", task="module_of_a_run.Mine")),
+        "call": RunFolder(write_run(tmp_path / "b/version_0", task="torch.hub.load", **hub)),
+        "attention": RunFolder(write_run(tmp_path / "c/version_0", attention="module_of_a_run:Mine")),
     }
     found = measure(runs, budget=0.05, device="cpu", imports=False)
     assert "not a task that is imported already" in found["import"]

@@ -16,7 +16,7 @@ from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
 from linvit.experiments.measure import Timing
-from linvit.runs.folder import Run, find
+from linvit.runs.folder import RunFolder, find
 from linvit.tasks.published import Published
 from tests.experiments.compare.runs import write_run
 
@@ -82,7 +82,7 @@ def test_runs_of_one_name_are_told_apart_by_what_differs(tmp_path):
 def test_a_run_is_complete_with_its_last_evaluation(tmp_path, trainer, rows, complete):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
     (tmp_path / "metrics.csv").write_text("\n".join(["step,epoch,val/score", *rows]))
-    assert Run(tmp_path).complete == complete
+    assert RunFolder(tmp_path).complete == complete
 
 
 def test_what_differs_besides_is_said(folder):
@@ -208,4 +208,4 @@ def test_a_row_that_a_kill_cut_off_is_passed_over(tmp_path):
     folder = write_run(tmp_path / "a/version_0")
     with (folder / "metrics.csv").open("a") as file:
         file.write("2")
-    assert Run(folder).curves["val/score"] == [(9, 0.5), (19, 0.75)]
+    assert RunFolder(folder).curves["val/score"] == [(9, 0.5), (19, 0.75)]

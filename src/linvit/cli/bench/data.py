@@ -16,7 +16,7 @@ from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, TrainTransform
 from linvit.data.transforms.rand_augment import THREE_AUGMENT
 from linvit.errors import UserError, check_number
-from linvit.runs.trained import data_of, read_settings
+from linvit.runs.run import Run
 from linvit.terminal import argument_parser
 
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25)
@@ -62,7 +62,7 @@ def _measure(args: argparse.Namespace) -> None:
     data: Any = ClassificationData(args.source or "", augmentation=RECIPE)
     if args.config is not None:  # a set that takes the place of the configuration's has classes of its own
         given = [] if args.source is None else [f"--data.source={args.source}", "--data.num_classes=null"]
-        data = data_of(read_settings("linvit bench data", ["--config", args.config, *given]))
+        data = Run("fit", ["--config", args.config, *given]).data
     if not isinstance(data, ClassificationData):
         raise UserError(f"linvit bench data measures ClassificationData; the configuration has {type(data).__name__}")
     data.num_workers = 0

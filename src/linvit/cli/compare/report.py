@@ -13,9 +13,9 @@ from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.experiment import FILE, Experiment
 from linvit.experiments.compare.on_tensorboard import write_summary
+from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
-from linvit.runs.folder import differing, find
-from linvit.runs.paths import shown
+from linvit.runs.folder import find, shown
 from linvit.terminal import reflow
 
 BUDGET = 2.0  # seconds of timing for each variant

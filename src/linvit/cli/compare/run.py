@@ -10,14 +10,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.cli.compare.report import finish
-from linvit.cli.compare.resolve import Resolver
+from linvit.cli.compare.resolve import resolve
 from linvit.errors import UserError
 from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import SweepSpec
 from linvit.experiments.compare.progress import Progress
-from linvit.runs.paths import check_writable, shown
+from linvit.runs.folder import check_writable, shown
 from linvit.signals import STOP, name
 from linvit.terminal import table
 
@@ -45,7 +45,7 @@ def run(spec: SweepSpec, title: str, args: argparse.Namespace, command: str) -> 
             "nothing differs between the runs: vary an option, such as --model.attention=softmax,linear, or "
             "several seeds, such as --seeds=3. linvit fit trains a single run"
         )
-    configs = Resolver(grid.configs).resolve(grid)
+    configs = resolve(grid)
     root = Path(next(iter(configs.values()))["trainer"].get("default_root_dir") or "checkpoints") / "compare" / title
     check_writable(root)
     experiment = Experiment(root.absolute(), grid)

@@ -19,7 +19,7 @@ from linvit.cli.doctor.probe import Problem, Report
 from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
-from linvit.runs.paths import check_writable
+from linvit.runs.folder import check_writable
 from linvit.terminal import argument_parser, entry
 
 GIB = 2**30

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import yaml
 
 from linvit.errors import UserError
+from linvit.experiments.compare.options import differing
 from linvit.files import replacing
-from linvit.runs import folder as runs
+from linvit.runs.folder import RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
 State = Literal["waiting", "stopped", "failed", "finished"]
@@ -52,9 +53,9 @@ class Cell:
         return self.folder / "log.txt"
 
     @property
-    def run(self) -> runs.Run | None:
+    def run(self) -> RunFolder | None:
         """The run, if it has begun."""
-        return runs.newest(self.folder)
+        return newest(self.folder)
 
     @property
     def command(self) -> list[str]:
@@ -88,7 +89,7 @@ class Cell:
         """
         config = {**config, "seed_everything": self.seed}
         if self.config.exists():
-            different = runs.differing([runs.flat(runs.read_yaml(self.config)), runs.flat(config)])
+            different = differing([flat(read_yaml(self.config)), flat(config)])
             if different:
                 key, (before, now) = next(iter(different.items()))
                 more = f" and {len(different) - 1} more options" if len(different) > 1 else ""

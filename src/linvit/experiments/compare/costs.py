@@ -16,7 +16,7 @@ from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
-from linvit.runs.folder import Run
+from linvit.runs.folder import RunFolder
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import skip_pretrained
@@ -45,7 +45,7 @@ class Costs(NamedTuple):
     published: Published | None
 
 
-def measure(runs: Mapping[str, Run], budget: float, device: str, imports: bool = True) -> dict[str, Costs | str]:
+def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: bool = True) -> dict[str, Costs | str]:
     """Builds the network of each run and measures it on a random image of the run's size; weights are random, too.
 
     Args:
@@ -75,7 +75,7 @@ def measure(runs: Mapping[str, Run], budget: float, device: str, imports: bool =
     return found | {cost.name: _costs(cost, load.processors, published[cost.name]) for cost in measured}
 
 
-def _network(run: Run, imports: bool) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
+def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
     """The network of a run, the size of its images, the published scores, and the channels of its images."""
     path = run.config["model"]["class_path"]
     module, _, name = path.rpartition(".")

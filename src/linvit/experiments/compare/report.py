@@ -9,11 +9,12 @@ from linvit.callbacks.attention import maps, rank
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
+from linvit.experiments.compare.options import outermost, shown
 from linvit.experiments.compare.result_plots import costs_plots, curve_plots
 from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.page import Page
 from linvit.files import replacing
-from linvit.runs.folder import Run, outermost, shown
+from linvit.runs.folder import RunFolder
 
 MOST_MAPS = 12  # pictures of a run
 PAGE, RANKS = "report.html", "ranks.png"
@@ -122,7 +123,7 @@ def _trouble(page: Page, results: Results) -> None:
         page.table(["variant", "seed", "why"], rows)
 
 
-def _first(variant: Variant) -> Run | None:
+def _first(variant: Variant) -> RunFolder | None:
     return variant.runs[min(variant.runs)] if variant.runs else None
 
 

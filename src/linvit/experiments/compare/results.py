@@ -8,9 +8,10 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.options import covered, differing, outermost, shown
 from linvit.experiments.compare.statistics import Difference, paired_differences, spread
 from linvit.plain_text import printable
-from linvit.runs.folder import Run, Score, covered, differing, flat, outermost, shown
+from linvit.runs.folder import RunFolder, Score, flat
 
 AVERAGED = "val/ema_"
 """How curves of a moving average's scores begin."""
@@ -30,13 +31,13 @@ class Variant:
     """
 
     name: str
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: dict[int, RunFolder] = field(default_factory=dict)
     trouble: dict[int, str] = field(default_factory=dict)
     published: float | None = None
     costs: Costs | str | None = None
 
     @property
-    def finished(self) -> dict[int, Run]:
+    def finished(self) -> dict[int, RunFolder]:
         """The runs that were trained and evaluated to their end, by seed."""
         return {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
 
@@ -140,7 +141,7 @@ def is_rank(tag: str) -> bool:
     return tag.startswith("rank/") and (tag.count("/") == 1 or tag.endswith("/mean"))
 
 
-def group(runs: Iterable[Run]) -> list[Variant]:
+def group(runs: Iterable[RunFolder]) -> list[Variant]:
     """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs.
 
     Raises:
@@ -176,7 +177,7 @@ def check_comparable(variants: Sequence[Variant]) -> None:
         raise UserError(f"these runs cannot be compared, since their tasks differ: {', '.join(sorted(tasks))}")
 
 
-def _name(run: Run, options: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _name(run: RunFolder, options: Mapping[str, Any], keys: Sequence[str]) -> str:
     """`focused` of a folder `focused-seed0/version_0`, or else the values that differ."""
     stem, seed, _ = run.folder.parent.name.rpartition("-seed")
     if seed:

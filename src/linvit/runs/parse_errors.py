@@ -1,0 +1,103 @@
+"""What is wrong with a configuration, out of jsonargparse's messages."""
+
+import difflib
+import pkgutil
+import re
+
+from lightning.pytorch import Trainer
+
+from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
+from linvit.data.base import ImageData
+from linvit.errors import did_you_mean
+from linvit.runs.options import options_of, subclasses
+from linvit.tasks import Task
+from linvit.tasks.base import SET_BY_DATA
+
+# Lines in which jsonargparse explains its types rather than the user's mistake.
+NOISE = re.compile(
+    r"(Does not validate|Subtypes|Errors|Given value type|Given value: (\[?Namespace|NestedArg|\{)|"
+    r"Subclass types expect|a class path \(str\)|a dict with|"
+    r"Expected a <class 'NoneType'>|See .*--help)"
+)
+TOP = ("config", "base", "resume", "seed_everything", "ckpt_path", "requeue_exit_code", "print_config", "model", "data")
+CLOSE = 0.7  # of two names, as difflib counts
+OTHER_NAMES = {  # what other programs call our options
+    "seed": "seed_everything",
+    "epochs": "trainer.max_epochs",
+    "workers": "data.num_workers",
+    "output": "trainer.default_root_dir",
+    "gpus": "trainer.devices",
+    "amp": "trainer.precision",
+}
+UNKNOWN = re.compile(
+    r"(?:Option '([\w.-]+)' is not accepted|accept option '([\w.-]+)'|unrecognized arguments: --([\w.-]+))"
+)
+CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
+
+
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "dict": "a mapping, {name: value, ...}",
+    "collections.abc.Mapping": "a mapping, {name: value, ...}",
+    **dict.fromkeys(("list", "tuple", "set", "collections.abc.Sequence"), "a list, [...]"),
+}
+CLASS = re.compile(r"(?:an? )?<class '([\w.]+)'>")
+LITERAL = re.compile(r"(?:an? )?typing\.Literal\[([^]]*)\]")
+
+
+def readable(message: str) -> str:
+    """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
+    lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
+    text = "\n".join(_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip()))
+    unknown = UNKNOWN.search(message)
+    if unknown is None:
+        return text
+    given = next(group for group in unknown.groups() if group).replace("-", "_").replace("init_args.", "")
+    given = given.removesuffix(".class_path")
+    owner = pkgutil.resolve_name(owners[-1]) if (owners := CLASS_PATH.findall(message)) else None
+    return f"{text}.{_suggestion(given, owner if isinstance(owner, type) else None)}"
+
+
+def _suggestion(given: str, owner: type | None) -> str:
+    """The option to type in place of one that does not exist, as a sentence; empty if none is near.
+
+    Args:
+        given: Without dashes. Its section is missing where a class has refused it.
+        owner: The class that has refused it, if one has.
+    """
+    tasks, data = subclasses(Task), subclasses(ImageData)
+    if owner is not None and issubclass(owner, Task):
+        given, tasks = f"model.{given}", iter([owner])
+    elif owner is not None and issubclass(owner, ImageData):
+        given, data = f"data.{given}", iter([owner])
+    elif owner is not None:  # a callback in a list, whose options no flag sets
+        return did_you_mean(given, options_of(owner))
+    parts = {"model": tasks, "data": data, "trainer": [Trainer], "checkpoint": [SaveCheckpoints]}
+    known = {name: name for name in TOP} | {
+        f"{part}.{option}": option.rpartition(".")[2]
+        for part, owners in {**parts, "non_finite": [NonFiniteGuard]}.items()
+        for owner in owners
+        for option in options_of(owner)
+        if part != "model" or option not in SET_BY_DATA
+    }
+    section, leaf = given.partition(".")[0] if "." in given else "", given.rpartition(".")[2]
+    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1)
+    own = [name for option, name in known.items() if near and option.startswith(f"{near[0]}.")]
+    hits = difflib.get_close_matches(leaf, own, 1, CLOSE) or difflib.get_close_matches(leaf, known.values(), 1, CLOSE)
+    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else "".join(hits))
+    options = [option for option in known if name in (option, known[option])]
+    nearest = max(options, key=lambda option: difflib.SequenceMatcher(None, option, given).ratio(), default=None)
+    return f" Did you mean --{nearest}?" if nearest else ""
+
+
+def _in_words(line: str) -> str:
+    """A line with types of Python in words."""
+    line = CLASS.sub(lambda match: TYPES.get(match[1], match[1]), line)
+    line = LITERAL.sub(lambda match: f"one of {match[1].replace(chr(39), '')}", line)
+    line = re.sub(
+        r"Expected a path but \S+ either not accessible or invalid", "Expected a file, and there is none", line
+    )
+    return line.replace("a dot import path string", "the path of a class, package.module.Class")

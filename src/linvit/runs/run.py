@@ -1,0 +1,332 @@
+"""A run: read from a command line, from its folder or from a checkpoint, and built when it is asked for."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from linvit import yaml_text
+from linvit.callbacks import ImageCount, NonFiniteGuard
+from linvit.data.base import ImageData
+from linvit.errors import UserError, check_number
+from linvit.files import LAST
+from linvit.runs.bases import configs
+from linvit.runs.callbacks import default_callbacks, with_progress_bar
+from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from linvit.runs.endings import in_words, unsaved
+from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint, run_of_config, shown
+from linvit.runs.loggers import check_loggers, run_loggers
+from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
+from linvit.runs.precision import default_precision
+from linvit.runs.ranks import Ranks
+from linvit.runs.resume import Found, SameCheckpoint, find
+from linvit.runs.save_config import SaveRunConfig
+from linvit.runs.score_table import score_table
+from linvit.runs.summary import run_summary
+from linvit.runs.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
+from linvit.signals import STOP
+from linvit.tasks.base import SET_BY_DATA, Task
+
+UNTRAINED = "--untrained"
+NO_WEIGHTS = (
+    "linvit {0} needs weights: those of a run, --ckpt_path {1}, or of a file, --model.pretrained=FILE. To use the "
+    "random ones of a new model, say so: --untrained"
+)
+
+
+class Run:
+    """A run, which is trained, scored or resumed. It is read at once; data, task and trainer are built on first use.
+
+    Args:
+        verb: fit, validate, test or predict.
+        options: Those of `linvit VERB`.
+        quiet: Whether it is not said which options the checkpoint overrides.
+
+    Attributes:
+        settings: The complete configuration, as the parser has it; a checkpoint has decided the model.
+        configs: The configurations that the options name.
+        checkpoint: The checkpoint that is resumed or scored, or None.
+        folder: The folder of the run that is resumed or scored, or None.
+        finished: Whether `--resume=auto` has found a run that has nothing left to do.
+
+    Raises:
+        UserError: If an option is wrong, or the checkpoint cannot be used.
+    """
+
+    checkpoint: Checkpoint | None = None
+    folder: Path | None = None
+    finished = False
+    _found: Found | None = None
+
+    def __init__(self, verb: str, options: Sequence[str], *, quiet: bool = False) -> None:
+        self.verb, self._given = verb, list(options)
+        self.options = [option for option in options if option != UNTRAINED or verb == "fit"]
+        self.configs = configs(self.options)
+        line = CommandLine(verb, self.options)
+        self.settings, self.parser = line.config, line.parser
+        self._named = self.settings.model.as_dict()  # as the user gave them
+        if self.settings.resume:
+            self._find()
+        if self.checkpoint is None and self.settings.ckpt_path:
+            self.settings.ckpt_path = self._file_of(self.settings.ckpt_path)
+            self.checkpoint = Checkpoint(self.settings.ckpt_path, resumed=self._fits)
+        if self.checkpoint is not None and not self.finished:
+            if self._fits:
+                self.checkpoint.check_epochs(self.settings.trainer.max_epochs)
+            self.folder = self.folder or self.checkpoint.run
+            self.checkpoint.decide(self.settings.model, told=not quiet)
+
+    @classmethod
+    def read(cls, source: Sequence[str] | str | Path, verb: str = "fit") -> "Run":
+        """The run of a command line, or of a folder or checkpoint that a run has left.
+
+        Args:
+            source: A command line, such as `["fit", "--config", "quickstart"]`; or the folder of a run, of which `fit`
+                takes the last checkpoint and the other verbs the best; or one of its checkpoints.
+            verb: What to do with a folder or checkpoint: fit, validate, test or predict.
+
+        Raises:
+            UserError: If it cannot be read.
+        """
+        if not isinstance(source, str | Path):
+            return cls(source[0], source[1:])
+        folder = run_of_checkpoint(source)
+        if folder is None:
+            raise UserError(f"'{source}' is neither the folder of a run, NAME/version_N, nor a checkpoint in one")
+        return cls(verb, ["--config", str(run_config(folder)), f"--ckpt_path={source}"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The complete configuration, as `--print_config` prints it."""
+        config: dict[str, Any] = yaml_text.load(self.parser.dump(self.settings, skip_unset=False), "the configuration")
+        return config
+
+    @cached_property
+    def data(self) -> ImageData:
+        """The data module."""
+        data: ImageData = instantiate(self.settings, data=ImageData).data
+        return data
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The arguments of the task that the data sets, or the checkpoint in its place."""
+        return {name: self._fact(name) for name in SET_BY_DATA if name in self.settings.model.init_args}
+
+    @cached_property
+    def task(self) -> Task:
+        """The task, with what the data says of itself; refuses a checkpoint whose weights do not fit it.
+
+        The weights of a checkpoint are loaded by Lightning, or by `trained`.
+        """
+        facts = self.facts
+        with nullcontext() if self.checkpoint is None else self.checkpoint.building(self._named):
+            task = build_task(self.settings.model, **facts)
+        if self.checkpoint is not None:
+            self.checkpoint.check_weights(task)
+        return task
+
+    def trained(self) -> Task:
+        """The task with the weights of the checkpoint, in evaluation mode.
+
+        Raises:
+            UserError: If only the strategy that wrote the checkpoint can read it.
+        """
+        path = Path(self.settings.ckpt_path)
+        if path.is_dir():
+            raise UserError(f"'{path}' is a sharded checkpoint, which only its strategy can read; save whole weights")
+        content = read_checkpoint(path)
+        self.task.on_load_checkpoint(content)
+        self.task.load_state_dict(content["state_dict"])
+        return self.task.eval()
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The trainer, with the callbacks and loggers of the run; data and task are built before it.
+
+        Raises:
+            UserError: If its options do not go together, or the run has no weights to score, or no place to write to.
+        """
+        self._check()
+        try:
+            return self._trainer(self.data, self.task)
+        except MisconfigurationException as error:
+            raise UserError(f"these options do not go together or do not exist: {error}") from error
+
+    def start(self) -> None:
+        """Does what its verb says."""
+        getattr(self, self.verb)()
+
+    def fit(self) -> None:
+        """Trains, from the beginning or from the checkpoint; says how it went and how to resume it."""
+        run = self._as("fit")
+        if not run.finished:
+            run._run()
+
+    def validate(self) -> None:
+        """Scores on the validation split, and prints the scores."""
+        self._as("validate")._run()
+
+    def test(self) -> None:
+        """Scores on the test split, and prints the scores."""
+        self._as("test")._run()
+
+    def predict(self) -> None:
+        """Writes predictions beside the run."""
+        self._as("predict")._run()
+
+    def _as(self, verb: str) -> "Run":
+        return self if verb == self.verb else Run(verb, self._given)
+
+    def _run(self) -> None:
+        """Runs the verb; says in words what ends it."""
+        names = ("ckpt_path", "weights_only", "verbose", "return_predictions")
+        trainer, given = self.trainer, {name: self.settings[name] for name in names if name in self.settings}
+        with in_words(trainer, self._ranks):
+            getattr(trainer, self.verb)(self.task, datamodule=self.data, **given)
+            if self._fits:
+                self._say_how_it_went()
+            elif self.verb != "predict" and trainer.is_global_zero:
+                scores = {tag: value.item() for tag, value in trainer.callback_metrics.items()}
+                (counter,) = (part for part in self._callbacks if isinstance(part, ImageCount))
+                print(score_table(scores, counter.images, self.task.published()))
+
+    def _say_how_it_went(self) -> None:
+        length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
+        for saves in self.trainer.checkpoint_callbacks:
+            if isinstance(saves, SaveCheckpoints):
+                weights, run = self.task.hparams["predict_with"], Path(str(self.trainer.log_dir))
+                rank_zero_info(run_summary(saves, weights, run, length))
+        if missing := unsaved(self.trainer):
+            raise UserError(missing)
+
+    @property
+    def _fits(self) -> bool:
+        return self.verb == "fit"
+
+    @property
+    def _root(self) -> Path:
+        """Where the folders of runs go."""
+        return Path(self.settings.trainer.default_root_dir or "checkpoints").absolute()
+
+    @property
+    def _step(self) -> int:
+        """The step from which its folder is continued."""
+        return 0 if self.checkpoint is None or self.checkpoint.run != self.folder else self.checkpoint.step
+
+    def _find(self) -> None:
+        """Finds the run that `--resume=auto` resumes; a `ckpt_path` in a configuration is for a new run."""
+        if not self._fits:
+            raise UserError(f"--resume is for linvit fit; name the checkpoint of linvit {self.verb}")
+        if any(option.partition("=")[0] == "--ckpt_path" for option in self.options):
+            raise UserError("--resume=auto finds the checkpoint itself: leave --ckpt_path out, or --resume")
+        self._found = find(self.configs, self._root, self.settings)
+        self.folder, self.checkpoint, self.finished = self._found
+        self.settings.resume = None  # the saved configuration names a run, and not what to do with it
+        if self.checkpoint is not None:
+            self.settings.ckpt_path = str(self.checkpoint.path)
+
+    def _file_of(self, path: str) -> str:
+        """The checkpoint that `--ckpt_path` names: of a run's folder its last to resume it, otherwise its best."""
+        if self._fits:
+            return str(checkpoint_in(path, [LAST]))
+        best, average = self.settings.checkpoint.filename, self.settings.model.init_args.get("predict_with") == "ema"
+        return str(checkpoint_in(path, [f"{best}_ema.ckpt"] * average + [f"{best}.ckpt"]))
+
+    def _fact(self, name: str) -> Any:
+        """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""
+        data = self.data
+        if self.checkpoint is not None:
+            must_agree = name == "num_classes" and self.verb != "predict"
+            return self.checkpoint.from_data(name, data.num_classes if must_agree else None, data.in_chans)
+        value = getattr(data, name)
+        if value is None and name == "num_classes":
+            way = data.how_to_count or data.how_to_label
+            raise UserError(
+                f"the data does not say how many classes there are. To train, {way}; to predict, set --data.num_classes"
+            )
+        return value
+
+    def _check(self) -> None:
+        """Checks what would fail after data and task are built; settles the precision."""
+        settings = self.settings
+        settings.weights_only = True
+        check_number("requeue_exit_code", settings.requeue_exit_code, at_least=1, at_most=255, whole=True)
+        STOP.requeue_exit_code = settings.requeue_exit_code
+        check_loggers(settings.trainer.logger)
+        if settings.trainer.precision is None:  # written down, so that a resumed run keeps it
+            settings.trainer.precision = default_precision(settings.trainer.accelerator)
+        if self.verb in ("validate", "test"):
+            settings.verbose = False  # our table is printed instead
+        if self._fits:
+            check_writable(self.folder or self._root / run_name(self.configs))
+        elif self.checkpoint is None and len(self.options) < len(self._given):
+            rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
+        elif self.checkpoint is None and not self._has_weights:
+            run = run_of_config(self.configs)
+            raise UserError(NO_WEIGHTS.format(self.verb, shown(run) if run is not None else "RUN"))
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the model or its backbone starts from weights that were trained."""
+        model = self.settings.model.as_dict()["init_args"]
+        backbone = model.get("backbone")
+        return bool(model.get("pretrained") or (isinstance(backbone, dict) and backbone.get("pretrained")))
+
+    def _trainer(self, data: ImageData, task: Task) -> Trainer:
+        """Training logs to the folder of the run; the other verbs make no folder of their own."""
+        built = instantiate(
+            self.settings, trainer=TrainerOptions, checkpoint=SaveCheckpoints, non_finite=NonFiniteGuard
+        )
+        options = dict(built.trainer)
+        saves = options["enable_checkpointing"] is not False
+        callbacks = options["callbacks"] or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if options["enable_progress_bar"] is not False:
+            callbacks = with_progress_bar(callbacks)
+        callbacks = [*callbacks, built.checkpoint, built.non_finite, *default_callbacks()]
+        if self._fits and options["logger"] is not False:
+            options["logger"] = run_loggers(options["logger"], *self._version)
+        elif self.settings.trainer.logger is None:
+            options["logger"] = False
+        if not saves:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, CheckpointCallback)]
+        if options["logger"] is False:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, LearningRateMonitor)]
+        if not options["fast_dev_run"]:
+            name = f"config_from_step_{self._step}.yaml" if self.folder is not None and self._step else "config.yaml"
+            callbacks.append(SaveRunConfig(self.parser, self.settings, config_filename=name))
+        if self._found is not None:
+            callbacks.append(SameCheckpoint(self._found))
+        if options["sync_batchnorm"]:
+            options["plugins"] = with_sync_batch_norm(options["plugins"])
+        try:
+            trainer = Trainer(**{**options, "callbacks": callbacks})
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
+        if options["sync_batchnorm"]:
+            check_sync_batch_norm(trainer)
+        self._ranks = Ranks(trainer)
+        if not self._fits:
+            anywhere = self.checkpoint is not None or self.verb == "predict"
+            task.report_folder = self.folder or (Path() if anywhere else None)
+        return trainer
+
+    @property
+    def _callbacks(self) -> list[Callback]:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks
+
+    @property
+    def _version(self) -> tuple[Path, str | None, int | None]:
+        """Where versions lie, the one that is resumed, and the step from which its curves continue."""
+        if self.folder is None:
+            return self._root / run_name(self.configs), None, None
+        purge_step = self.checkpoint.purge_step if self.checkpoint is not None and self._step else self._step
+        return self.folder.parent, self.folder.name, purge_step
