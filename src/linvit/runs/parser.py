@@ -164,7 +164,8 @@ def instantiate(settings: Namespace, **classes: type) -> Namespace:
     for section, owner in classes.items():
         parser.add_lightning_class_args(owner, section, subclass_mode=owner is ImageData)
     try:
-        built: Namespace = parser.instantiate(Namespace({section: settings[section] for section in classes}))
+        given = Namespace({section: settings[section] for section in classes})  # type: ignore[no-untyped-call]
+        built: Namespace = parser.instantiate(given)
     except ValueError as error:  # jsonargparse's has the whole configuration in it
         raise (error.__cause__ or error) from (error.__cause__ and error.__cause__.__cause__)
     return built

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
-from linvit.callbacks import ImageCount, NonFiniteGuard
+from linvit.callbacks import ImageCount, NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.files import LAST
