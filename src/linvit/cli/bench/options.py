@@ -13,7 +13,7 @@ import torch
 
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.conditions import conditions, cpu_load
-from linvit.experiments.bench.costs import Cost, Progress
+from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
 from linvit.runs.memory import keep_memory
@@ -141,15 +141,12 @@ class ProgressLine:
         self.last = 0.0
         self.live = sys.stderr.isatty()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, text: str) -> None:
         """Prints, in a terminal at most ten times a second."""
         now = time.monotonic()
-        if now - self.last < (0.1 if self.live else EVERY):
-            return
-        self.last = now
-        left = "" if progress.left is None else f", {progress.left:.0f} s left"
-        text = f"{progress.part:4.0%} {progress.doing}{left}"
-        print(f"\r{text:<79.79}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+        if now - self.last >= (0.1 if self.live else EVERY):
+            self.last = now
+            print(f"\r{text:<79.79}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Clears the line."""

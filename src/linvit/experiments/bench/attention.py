@@ -1,6 +1,5 @@
 """What attention mechanisms cost over the number of tokens, beside softmax attention."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
-from linvit.experiments.bench.costs import Cost, Progress, measure_costs
+from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.registry import Spec, attentions
@@ -51,9 +50,7 @@ def attention_costs(
     dim: int = 96,
     num_heads: int = 3,
     layer: bool = False,
-    budget: float = 60.0,
-    clock: Callable[[], float] = time.perf_counter,
-    report: Callable[[Progress], None] = lambda progress: None,
+    **measuring: Any,
 ) -> tuple[list[Cost], bool]:
     """Measures mechanisms and the baselines at every grid; see `measure_costs`.
 
@@ -67,9 +64,7 @@ def attention_costs(
         num_heads: Heads h, unless a mechanism chooses its own.
         layer: Measure `AttentionLayer`s, with the projections of queries, keys, values and output, and not mechanisms
             alone.
-        budget: Seconds for all timing.
-        clock: See `measure_costs`.
-        report: Is told how far it is.
+        measuring: `budget`, `clock` and `report` of `measure_costs`.
 
     Returns:
         The costs, baselines last and not without recomputing, and whether Ctrl-C ended the measurement.
@@ -77,7 +72,7 @@ def attention_costs(
     Raises:
         UserError: If a mechanism is unknown or refuses its options; or all grids.
     """
-    named = {label(spec): spec for spec in specs} | dict(BASELINES)
+    named = {spec_label(spec): spec for spec in specs} | dict(BASELINES)
     build = _layer if layer else _mechanism
     builders = {name: partial(build, spec, dim, num_heads, settings) for name, spec in named.items()}
     for builder in builders.values():
@@ -89,15 +84,15 @@ def attention_costs(
         for mode in settings.modes
         if not (name in BASELINES and mode == "no recompute")
     ]
-    return measure_costs(candidates, settings, budget=budget, clock=clock, report=report)
+    return measure_costs(candidates, settings, **measuring)
 
 
-def label(spec: Spec) -> str:
+def spec_label(spec: Spec) -> str:
     """A spec as it stands in tables: the name, and options in braces."""
     if isinstance(spec, str):
         return spec.rpartition(":")[2]
     options = ", ".join(f"{key}: {value}" for key, value in spec.items() if key != "name")
-    name = label(str(spec.get("name")))
+    name = spec_label(str(spec.get("name")))
     return f"{name} {{{options}}}" if options else name
 
 

@@ -1,6 +1,5 @@
 """What whole backbones cost over the size of the image, and their accuracy beside it."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +8,8 @@ import torch
 from torch import nn
 
 from linvit.backbones.create import create_backbone
-from linvit.experiments.bench.attention import check_builds, label
-from linvit.experiments.bench.costs import Cost, Progress, measure_costs
+from linvit.experiments.bench.attention import check_builds, spec_label
+from linvit.experiments.bench.costs import Cost, format_size, measure_costs
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.experiments.plots import Axis, Series, scatter_plot
@@ -24,9 +23,9 @@ def backbone_costs(
     settings: Settings,
     *,
     attention: Spec | Sequence[Spec] | None = None,
-    budget: float = 60.0,
-    clock: Callable[[], float] = time.perf_counter,
-    report: Callable[[Progress], None] = lambda progress: None,
+    budget: float,
+    report: Callable[[str], None],
+    **measuring: Any,
 ) -> tuple[list[Cost], bool]:
     """Measures backbones with their classifier at every image size; see `measure_costs`.
 
@@ -38,8 +37,8 @@ def backbone_costs(
         settings: How they run.
         attention: What replaces the attention of all of them, as in a configuration; None leaves their own.
         budget: Seconds for all timing.
-        clock: See `measure_costs`.
-        report: Is told how far it is.
+        report: Is told how far it is, in words.
+        measuring: `clock` of `measure_costs`.
 
     Returns:
         The costs, and whether Ctrl-C ended the measurement.
@@ -52,25 +51,22 @@ def backbone_costs(
         check_builds(builder, sizes)
     costs: list[Cost] = []
     interrupted = False
-    for done, size in enumerate(sorted(sizes, key=lambda size: size[0] * size[1])):
+    for size in sorted(sizes, key=lambda size: size[0] * size[1]):
         candidates = [
             Candidate(name, size, size[0] * size[1], builder, mode)
             for name, builder in builders.items()
             for mode in settings.modes
         ]
-
-        def overall(progress: Progress, done: int = done) -> None:
-            part = (done + progress.part) / len(sizes)
-            later = budget / len(sizes) * (len(sizes) - done - 1)
-            report(Progress(progress.doing, part, None if progress.left is None else progress.left + later))
-
-        found, interrupted = measure_costs(
-            candidates, settings, budget=budget / len(sizes), clock=clock, report=overall
-        )
+        told = partial(_of_size, report, format_size(size))
+        found, interrupted = measure_costs(candidates, settings, budget=budget / len(sizes), report=told, **measuring)
         costs += found
         if interrupted:
             break
     return costs, interrupted
+
+
+def _of_size(report: Callable[[str], None], size: str, text: str) -> None:
+    report(f"{size}: {text}")
 
 
 def published(report: CostReport) -> dict[str, float]:
@@ -106,7 +102,7 @@ def accuracy_plot(report: CostReport, scores: Mapping[str, float], what: str) ->
 def backbone_label(spec: Spec) -> str:
     """A spec as it stands in tables."""
     name, options = backbones.parse(spec)
-    return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else label(spec)
+    return f"timm {options['model']}" if name == "timm" and set(options) == {"model"} else spec_label(spec)
 
 
 def _backbone(

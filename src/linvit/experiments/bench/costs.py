@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,27 +61,13 @@ class Cost:
         return self.name if self.mode == "eager" else f"{self.name}, {self.mode}"
 
 
-class Progress(NamedTuple):
-    """How far `measure_costs` is.
-
-    Attributes:
-        doing: What it does.
-        part: How much of this is done, from 0 to 1.
-        left: Estimate of the seconds until it ends; None while that is unknown.
-    """
-
-    doing: str
-    part: float
-    left: float | None = None
-
-
 def measure_costs(
     candidates: Sequence[Candidate],
     settings: Settings,
     *,
     budget: float,
     clock: Callable[[], float] = time.perf_counter,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[str], None] = lambda progress: None,
 ) -> tuple[list[Cost], bool]:
     """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
 
@@ -94,7 +80,7 @@ def measure_costs(
         settings: How it runs.
         budget: Seconds for all timing; see `interleaved`. Operations and memory take time of their own.
         clock: `time.perf_counter`; or `time.process_time` for one thread on a CPU that has other work, too.
-        report: Is told how far it is.
+        report: Is told how far it is, in words.
 
     Returns:
         The costs in the order of the candidates, and whether Ctrl-C ended the measurement.
@@ -109,7 +95,7 @@ def measure_costs(
     with limit, suppress(KeyboardInterrupt):
         for done, i in enumerate(by_size):
             what = "compiling" if costs[i].mode == "compiled" else "memory"
-            report(Progress(f"{what}: {costs[i].label}, {format_size(costs[i].size)}", done / len(by_size)))
+            report(f"{done / len(by_size):4.0%} {what}: {costs[i].label}, {format_size(costs[i].size)}")
             try:
                 runners[i] = Runner(*candidates[i].build(costs[i].size), settings, costs[i].mode)
                 _memory(costs[i], runners[i])
@@ -118,13 +104,9 @@ def measure_costs(
                 costs[i].note += f"{'; ' * bool(costs[i].note)}{_reason(error)}"
             for name in costs[i].peak:
                 works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name))
-        report(Progress("timing", 0.0, budget))
-        longest = budget
 
         def on_sample(left: float) -> None:
-            nonlocal longest
-            longest = max(longest, left)
-            report(Progress("timing", 1 - left / longest, left))
+            report(f"timing, {left:.0f} s left")
 
         interleaved(works, budget=budget, device=settings.device, times=times, on_sample=on_sample, clock=clock)
         interrupted = False
