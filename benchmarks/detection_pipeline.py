@@ -91,7 +91,7 @@ def main(folder: Path, images: int, rounds: int, masks: bool, multiscale: bool) 
     torch.set_num_threads(1)
     augmentation = DetectionAugmentation(0.5, SIDES, (400, 500, 600)) if multiscale else DetectionAugmentation()
     data = DetectionData(
-        str(folder), masks=masks, limits=(1333, 800), augmentation=augmentation, empty_classes=True, min_side=0
+        str(folder), masks=masks, resize_limits=(1333, 800), augmentation=augmentation, empty_classes=True, min_side=0
     )
     data.setup("fit")
     found = annotations(folder / "annotations" / "instances_train2017.json")

@@ -21,7 +21,6 @@ from torchvision.transforms.v2 import functional as v2
 from linvit.data import SegmentationData
 from linvit.data.base import IMAGENET_MEAN, IMAGENET_STD
 from linvit.data.loading.seeds import SeededIndex, sample_seed
-from linvit.data.sources.images import collate
 
 BATCH, SIDE = 8, 512
 
@@ -77,7 +76,12 @@ def main(folder: Path, images: int, rounds: int) -> None:
     """Prints the images per second of both, and their ratio."""
     torch.set_num_threads(1)
     data = SegmentationData(
-        str(folder), num_classes=150, reduce_zero_label=True, limits=(2048, SIDE), img_size=SIDE, exif_orientation=False
+        str(folder),
+        num_classes=150,
+        reduce_zero_label=True,
+        resize_limits=(2048, SIDE),
+        img_size=SIDE,
+        exif_orientation=False,
     )
     data.setup("fit")
     files = sorted((folder / "images" / "training").iterdir())[:images]
@@ -85,7 +89,7 @@ def main(folder: Path, images: int, rounds: int) -> None:
 
     def ours(rows: range, turn: int) -> None:
         samples = [data.train_set[SeededIndex(row, sample_seed(0, turn, row))] for row in rows]
-        data.finish(collate(samples, data.ragged, data.mixed))
+        data.finish(data.collate(samples))
 
     def theirs(rows: range, turn: int) -> None:
         samples = [torchvision_sample(*pairs[row]) for row in rows]

@@ -28,7 +28,7 @@ REMOTE_SENSING = [name for name in EXPERIMENTS if name.startswith("configs/remot
 SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu", trainer__devices=1)
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
-BOXES = flags(data__source="digit_scenes", data__img_size=64, data__limits="[64, 64]")
+BOXES = flags(data__source="digit_scenes", data__img_size=64, data__resize_limits="[64, 64]")
 SMALLEST = {
     "pvt_v2_b0_retinanet_1x",
     "maresunet_vaihingen",

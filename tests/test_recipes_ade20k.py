@@ -83,7 +83,7 @@ def test_it_is_the_published_recipe(name, tmp_path):
     assert DEVICES * data["batch_size"] == want.batch == model["published_batch_size"]
     assert model["drop_path_rate"] == want.drop_path
     assert (model["loss_average"], model["auxiliary_weight"]) == ("all", 0.4)
-    assert (data["img_size"], data["limits"], data["reduce_zero_label"]) == (512, [2048, 512], True)
+    assert (data["img_size"], data["resize_limits"], data["reduce_zero_label"]) == (512, [2048, 512], True)
     assert data["multiple"] == (1 if want.warmup else 32)
     assert trainer["sync_batchnorm"]
 

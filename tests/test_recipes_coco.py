@@ -100,6 +100,6 @@ def test_it_is_the_published_recipe(key):
         assert (augmentation["sides"], augmentation["crop_sides"]) == (SIDES, [400, 500, 600])
         assert augmentation["crop_size"] == [384, 600]
     assert augmentation.get("hflip", 0.5) == 0.5
-    assert data["limits"] == [1333, 800]
+    assert data["resize_limits"] == [1333, 800]
     assert data.get("masks", False) == (key[1] != "retinanet")
     assert trainer.get("sync_batchnorm", False) == (key[1] == "cascade_mask_rcnn")

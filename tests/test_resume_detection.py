@@ -44,7 +44,12 @@ def test_batches_by_aspect_go_on_bit_equal(tmp_path, workers):
     found = [annotation(key, key, 3 * (key % 10) + 1) for key in sizes]
     write_coco(tmp_path / "coco", found=found, sizes=sizes, categories=categories)
     given = DetectionAugmentation(0.5, (32, 48), (40, 48), (24, 40))
-    loading = {"source": str(tmp_path / "coco"), "limits": (64, 48), "augmentation": given, "num_workers": workers}
+    loading = {
+        "source": str(tmp_path / "coco"),
+        "resize_limits": (64, 48),
+        "augmentation": given,
+        "num_workers": workers,
+    }
     whole = run(tmp_path / "whole", [], loading, model=DETECTION)
     parts = run(tmp_path / "parts", [3, 5, 11], loading, model=DETECTION)
     assert whole["checkpoint"]["global_step"] == 14

@@ -2,8 +2,8 @@
 
 import csv
 
-from linvit.cli.check_objects import has_objects
 from linvit.cli.data import main
+from linvit.data import DetectionData
 from tests.data.coco import annotation, annotations, write_coco
 from tests.data.images import image_folder, picture, save
 from tests.data.test_detection_tables import write
@@ -59,7 +59,7 @@ def test_masks_that_a_run_with_masks_would_refuse_are_found_without_masks(tmp_pa
 
 
 def test_which_sets_have_objects(tmp_path):
-    assert has_objects(str(write(tmp_path)))
-    assert has_objects(str(write_coco(tmp_path / "coco", ("val",))))
-    assert not has_objects(str(image_folder(tmp_path / "classes", ["train"])))
-    assert not has_objects(str(tmp_path / "missing"))
+    assert DetectionData.recognises(str(write(tmp_path)))
+    assert DetectionData.recognises(str(write_coco(tmp_path / "coco", ("val",))))
+    assert not DetectionData.recognises(str(image_folder(tmp_path / "classes", ["train"])))
+    assert not DetectionData.recognises(str(tmp_path / "missing"))

@@ -37,7 +37,7 @@ def batch_of(data, loader):
 
 class TestScenes:
     def test_training_batches(self):
-        data = scenes(masks=True, limits=(150, 96))
+        data = scenes(masks=True, resize_limits=(150, 96))
         data.setup("fit")
         batch = batch_of(data, data.train_dataloader())
         assert batch.keys() == {"image", "boxes", "labels", "masks", "index", "id", "size", "image_id"}
@@ -53,7 +53,7 @@ class TestScenes:
 
     @pytest.mark.parametrize("masks", [True, False])
     def test_evaluation_has_the_truth_at_the_original_size(self, masks):
-        data = scenes(masks=masks, limits=(150, 96))
+        data = scenes(masks=masks, resize_limits=(150, 96))
         data.setup("validate")
         batch = batch_of(data, data.val_dataloader())
         assert batch["image"][0].shape == (3, 96, 96)
@@ -73,7 +73,7 @@ class TestScenes:
 
     def test_photos_are_predicted_where_the_source_is_gone(self, tmp_path):
         save(picture(0, 60, 40), tmp_path / "photo.png")
-        data = coco(tmp_path / "gone", predict_path=str(tmp_path), limits=(90, 60))
+        data = coco(tmp_path / "gone", predict_path=str(tmp_path), resize_limits=(90, 60))
         data.setup("predict")
         batch = batch_of(data, data.predict_dataloader())
         assert (batch["size"], batch["image"][0].shape) == ([(40, 60)], (3, 60, 90))
@@ -87,7 +87,7 @@ class TestScenes:
         data.trainer = trainer(tmp_path, precision="bf16-true", logger=False)
         for loader in (data.train_dataloader(), data.val_dataloader()):
             moved = data.trainer.precision_plugin.convert_input(next(iter(loader)))
-            exact = batch_of(data, loader) if "area" not in moved["held"].entries else None
+            exact = batch_of(data, loader) if "area" not in moved["not_transferred"].entries else None
             batch = data.on_after_batch_transfer(moved, 0)
             assert batch["image"][0].dtype == torch.bfloat16
             assert batch["boxes"][0].dtype in (torch.float32, torch.float64)
@@ -147,7 +147,7 @@ class TestCoco:
         trained = data.trained_rows(rows, None)
         assert rows[trained]["image_id"] == golden.tensors["output.kept_image_ids"].tolist()
         assert rows["image_id"] == golden.tensors["output.test_image_ids"].tolist()
-        reader = data.data_source.reader(data.targets("train"), lambda sample, seed: sample, 10**6, False, False)
+        reader = data.data_source.reader(data.targets("train"), lambda sample, seed: sample)
         table = reader.columns_of(rows)
         for row, image in enumerate(rows["image_id"]):
             if image not in (11, 30, 5):
@@ -270,7 +270,7 @@ class TestCoco:
         assert data.splits["train"][:]["objects"] == coco(folder, masks=True).splits["train"][:]["objects"]
 
     def test_the_preview_has_boxes(self, folder):
-        data = coco(folder, limits=(96, 96), mean=[0] * 3, std=[1] * 3)
+        data = coco(folder, resize_limits=(96, 96), mean=[0] * 3, std=[1] * 3)
         data.setup("fit")
         shown = data.preview(3)["val"]
         data.drawn = lambda sample: sample
@@ -307,7 +307,7 @@ class TestLoading:
     def epochs(self, folder, state=None, batches=None, **options):
         """What batches of epoch 1 hold, and the state of the loader behind them."""
         given = DetectionAugmentation(0.5, (40, 50, 60), (50, 70), (20, 40))
-        data = coco(folder, masks=True, limits=(100, 60), augmentation=given, empty_classes=True, **options)
+        data = coco(folder, masks=True, resize_limits=(100, 60), augmentation=given, empty_classes=True, **options)
         data.setup("fit")
         loader = data.train_dataloader()
         if state is not None:
@@ -315,7 +315,7 @@ class TestLoading:
         loader.sampler.set_epoch(1)
         left = len(loader) - loader.batches_done
         found = list(itertools.islice(loader, left if batches is None else batches))
-        return [batch | vars(batch.pop("held"))["entries"] for batch in found], loader.state_dict()
+        return [batch | vars(batch.pop("not_transferred"))["entries"] for batch in found], loader.state_dict()
 
     def same(self, found, expected):
         assert len(found) == len(expected)
@@ -493,7 +493,7 @@ class TestRefused:
 
 def test_an_image_of_one_pixel(tmp_path):
     write_coco(tmp_path, found=[annotation(1, 1, bbox=(0, 0, 1, 1))], sizes={1: (1, 1)}, categories=CATEGORIES[1:2])
-    data = coco(tmp_path, min_side=0, masks=True, limits=(90, 60), batch_size=1)
+    data = coco(tmp_path, min_side=0, masks=True, resize_limits=(90, 60), batch_size=1)
     data.setup("fit")
     batch = batch_of(data, data.train_dataloader())
     assert batch["boxes"][0].tolist() == [[0, 0, 60, 60]]

@@ -61,7 +61,7 @@ def test_forms(tmp_path, form, sizes):
     assert made.class_names == expected
     assert made.category_ids == {"words": [1, 2, 3], "numbers": [7, 8, 9]}.get(form, [0, 1, 2])
     made.setup("fit")
-    assert made.sizes("train").tolist() == [list(size) for size in SIZES]
+    assert made.data_source.sizes("train").tolist() == [list(size) for size in SIZES]
     write(tmp_path, form, sizes, split="test")
     made = data(tmp_path, box_format=made.data_source.box_format)
     made.setup("test")

@@ -42,7 +42,7 @@ def resized(sample, seed):
 class DenseData(ImageData):
     """White rectangles with their masks and boxes."""
 
-    ragged = ("boxes",)
+    list_keys = ("boxes",)
     num_classes = 2
     class_names = None
 
@@ -103,7 +103,7 @@ def test_prediction_needs_no_targets(source):
     assert data.predict_set[0].keys() == {"image", "index", "id"}
 
 
-def test_samples_can_be_sent_to_processes_that_start_anew(source):
+def test_samples_can_be_sent_to_spawned_processes(source):
     """As on Windows and macOS."""
     data = DenseData(source, num_workers=0)
     data.setup("fit")

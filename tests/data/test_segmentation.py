@@ -124,7 +124,7 @@ class TestSamples:
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_evaluation_keeps_the_labels_size(self, folder, workers):
-        made = data(folder, limits=(64, 16), multiple=8, num_workers=workers)
+        made = data(folder, resize_limits=(64, 16), multiple=8, num_workers=workers)
         made.setup("fit")
         batch = made.on_after_batch_transfer(next(iter(made.val_dataloader())), 0)
         assert [tuple(mask.shape) for mask in batch["mask"]] == SIZES
@@ -143,7 +143,7 @@ class TestSamples:
     def test_photos_of_any_size_are_predicted(self, tmp_path):
         for index, size in enumerate([(13, 31), (40, 22)]):
             pair(index, size)[0].save(tmp_path / f"{index}.png")
-        made = data(tmp_path, limits=(64, 32))
+        made = data(tmp_path, resize_limits=(64, 32))
         made.setup("predict")
         (batch,) = made.predict_dataloader()
         assert batch["size"] == [(13, 31), (40, 22)]
@@ -264,7 +264,7 @@ class TestRefused:
         assert "train/masks" in refused(folder)
 
     def test_options(self, folder):
-        for options in ({"limits": (16, 64)}, {"multiple": 0}):
+        for options in ({"resize_limits": (16, 64)}, {"multiple": 0}):
             with pytest.raises(UserError, match=next(iter(options))):
                 data(folder, **options)
 

@@ -204,7 +204,7 @@ def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> 
         chosen = list(islice(samples, args.count))
     photos = []
     for i, sample in enumerate(chosen):
-        batch = collate([sample], data.ragged, data.mixed)
+        batch = collate([sample], data.list_keys, data.list_if_ragged)
         batch["image"] = _moved(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"

@@ -3,24 +3,15 @@
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
-from linvit.cli import check_bands, check_objects, check_pairs, tile
-from linvit.data.classification import ClassificationData
-from linvit.data.detection import DetectionData
-from linvit.data.segmentation import SegmentationData
+import linvit.data
+from linvit.cli import tile
+from linvit.data.base import ImageData
+from linvit.data.sources.band_values import band_values, describe_bands
 from linvit.data.sources.folder import ignored_files
-from linvit.data.sources.labels import check_labels
-from linvit.data.sources.object_source import ObjectSource
-from linvit.data.sources.pairs import has_masks
-from linvit.data.sources.read import MAX_PIXELS
-from linvit.data.sources.scan import Finding, ScanResult, scan
+from linvit.data.sources.scan import ScanResult, scan
 from linvit.data.sources.splits import HUB, kind_of
-from linvit.data.transforms.segmentation import SegmentationAugmentation
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 from linvit.terminal import reflow
@@ -48,6 +39,7 @@ validation images, folders of classes without images, and files that are not
 read, such as HEIC.
 """
 SHOWN = 20  # bad images and copies that are printed
+TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.data.__all__]
 
 
 def main(argv: list[str]) -> int:
@@ -70,14 +62,10 @@ def main(argv: list[str]) -> int:
     )
     check.add_argument("--output", type=Path, metavar="FILE", help="write split, image and reason of bad images as CSV")
     check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    check.add_argument("--image_column", help="column of the images; found if left out")
-    check.add_argument("--label_column", help="column of the labels; found if left out")
-    check.add_argument(
-        "--max_pixels", type=int, default=MAX_PIXELS, help="larger images are bad (default: %(default)s)"
-    )
-    check_bands.add_arguments(check)
-    check_pairs.add_arguments(check)
-    check_objects.add_arguments(check)
+    tasks: list[type[ImageData]] = [ImageData, *TASKS]
+    options = {name: option for task in tasks for name, option in task.check_options.items()}
+    for name, option in options.items():
+        check.add_argument(f"--{name}", **option)
     tile.add_parser(verbs)
     args = parser.parse_args(argv)
     if args.verb == "tile":
@@ -87,122 +75,27 @@ def main(argv: list[str]) -> int:
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise UserError(f"cannot write '{args.output}': there is no folder '{args.output.absolute().parent}'")
 
-    if has_masks(args.source):
-        return _check_masks(args)
-    if check_objects.has_objects(args.source):
-        return _check_objects(args)
-    data = ClassificationData(
-        args.source,
-        image_column=args.image_column,
-        label_column=args.label_column,
-        max_pixels=args.max_pixels,
-        **check_bands.options(args),
-    )
-    image = data.image_column
+    task = next((task for task in TASKS if task.recognises(args.source)), linvit.data.ClassificationData)
+    data = task.to_check(args.source, vars(args))
+    image, reader = data.image_column, data.data_source.images
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
-    wrong = _columns(data) or _training(data)
-    found = scan(pictures, image, args.max_pixels, args.workers, on_hub=args.source.startswith(HUB), bands=data.bands)
-    _report([*_summary(data, found), *check_bands.lines(data, args), *wrong], found, args)
-    return int(bool(found.bad or wrong))
-
-
-def _check_masks(args: argparse.Namespace) -> int:
-    """Looks at images and masks; see `main`."""
-    given = {"num_classes": args.num_classes, "reduce_zero_label": args.reduce_zero_label}
-    given |= check_bands.options(args) | {"augmentation": SegmentationAugmentation(photometric=False)}
-    data = SegmentationData(args.source, class_names=args.class_names, max_pixels=args.max_pixels, **given)
-    lines, bad = check_pairs.check(data, args.workers, SHOWN)
-    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, bands=data.bands)
-    found.bad += [Finding("mask", mask.name, mask.reason) for mask in bad]
-    _report([f"{data.source}: {data.num_classes} classes", *lines, *check_bands.lines(data, args)], found, args)
-    return int(bool(found.bad))
-
-
-def _check_objects(args: argparse.Namespace) -> int:
-    """Looks at images and objects; see `main`."""
-    given = {"masks": args.masks, "box_format": args.box_format, "class_names": args.class_names}
-    given |= check_bands.options(args)
-    data = DetectionData(args.source, image_column=args.image_column, max_pixels=args.max_pixels, **given)
-    on_hub = args.source.startswith(HUB)
-    is_coco = isinstance(data.data_source, ObjectSource) and data.data_source.coco is not None
-    look_too = is_coco and not args.masks and find_spec("faster_coco_eval") is not None
-    with_masks = DetectionData(args.source, **given | {"masks": True}) if look_too else None
-    lines, bad, malformed = check_objects.check(data, with_masks)
-    found = scan(data.splits, data.image_column, args.max_pixels, args.workers, on_hub=on_hub, bands=data.bands)
-    found.bad += bad
-    _report(
-        [f"{data.source}: {data.num_classes} classes", *lines, *check_bands.lines(data, args)], found, args, malformed
-    )
-    return int(bool(found.bad or malformed))
-
-
-def _report(
-    lines: Sequence[str], found: ScanResult, args: argparse.Namespace, malformed: Sequence[Finding] = ()
-) -> None:
-    """Prints lines and what was found in the images, and writes what is bad, malformed annotations too."""
-    print("\n".join([*lines, *_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
+    refused = [
+        f"  NO IMAGES  the {split} split has no column '{image}'; it has: {', '.join(rows.features)}"
+        for split, rows in data.splits.items()
+        if split not in pictures
+    ]
+    found = scan(pictures, image, reader, args.workers)
+    report = data.check_targets(found, args.workers)
+    found.bad += report.bad
+    rows = pictures.get("train") or next(iter(pictures.values()))
+    bands = describe_bands(band_values(rows, image, reader), data.bands)
+    print("\n".join([*report.lines, *bands, *refused, *report.refused]))
+    print("\n".join([*_bad(found, args.output), *_ignored(args.source), *_copies(found)]))
     if args.output is not None:
         with args.output.open("w", encoding="utf-8", newline="") as file:
-            rows = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *malformed)]
-            CsvWriter(file).writerows([("split", "image", "reason"), *rows])
-
-
-def _columns(data: ClassificationData) -> list[str]:
-    """A line for each split that has no column of images, or labels outside the classes."""
-    image, label = data.image_column, data.label_column
-    wrong = []
-    for split, rows in data.splits.items():
-        if image not in rows.features:
-            wrong.append(f"  NO IMAGES  the {split} split has no column '{image}'; it has: {', '.join(rows.features)}")
-            continue
-        try:
-            if label is not None and split in data.labelled:
-                check_labels(rows, image, label, data.num_classes or 0, split, data.source)
-        except UserError as error:
-            wrong.append(f"  BAD LABELS  {error}")
-    return wrong
-
-
-def _training(data: ClassificationData) -> list[str]:
-    """Why `linvit fit` would refuse the set, in a line; one split without labels is there to be predicted."""
-    if "train" not in data.splits or (len(data.splits) == 1 and not data.labelled):
-        return []
-    try:
-        data.setup("fit")
-    except UserError as error:
-        return [f"  NO TRAINING  {error}"]
-    return []
-
-
-def _summary(data: ClassificationData, found: ScanResult) -> list[str]:
-    classes = "no labels" if data.label_column is None else f"{data.num_classes} classes"
-    lines = [f"{data.source}: {found.images.total():,} images, {classes}"]
-    for split, rows in data.splits.items():
-        each = _per_class(data, rows) if split in data.labelled else ", no labels" if data.labelled else ""
-        lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
-    smallest, median, largest = found.sizes().tolist()
-    lines += [
-        f"  {'formats':<10}{_counted(found.kinds)}",
-        f"  {'modes':<10}{_counted(found.modes)}",
-        f"  {'width':<10}{smallest[0]} to {largest[0]}, median {median[0]}",
-        f"  {'height':<10}{smallest[1]} to {largest[1]}, median {median[1]}",
-    ]
-    if found.turned:
-        lines.append(f"  turned as their EXIF entry says: {found.turned:,}")
-    if found.animated:
-        lines.append(f"  with several frames, of which the first is taken: {found.animated:,}")
-    return lines
-
-
-def _per_class(data: ClassificationData, rows: object) -> str:
-    labels = np.array([value for value in rows[data.label_column] if value is not None and value >= 0])  # type: ignore[index]
-    counts = np.bincount(labels.astype(int), minlength=data.num_classes or 0)
-    empty = int((counts == 0).sum())
-    return f", {counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
-
-
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common()) or "none"
+            lines = [(bad.split, bad.name, bad.reason) for bad in (*found.bad, *report.malformed)]
+            CsvWriter(file).writerows([("split", "image", "reason"), *lines])
+    return int(bool(found.bad or refused or report.malformed or report.refused))
 
 
 def _bad(found: ScanResult, output: Path | None) -> list[str]:

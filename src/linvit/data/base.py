@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import datasets
 import numpy as np
@@ -22,19 +22,38 @@ from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_b
 from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.loading.shared_memory import check_shared_memory, explain
 from linvit.data.sources.bad_images import BadImages, Policy
+from linvit.data.sources.band_values import json_list
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, Target, Transform, collate
-from linvit.data.sources.read import MAX_PIXELS, check_max_pixels
-from linvit.data.sources.splits import HUB
+from linvit.data.sources.labels import check_model_classes
+from linvit.data.sources.read import MAX_PIXELS, ImageReader
+from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.stream import Stream
 from linvit.data.sources.stream_checks import check_stream_options
 from linvit.data.transforms.bands import Bands
-from linvit.data.transforms.on_device import denormalise, normalise
-from linvit.errors import UserError
+from linvit.data.transforms.on_device import Normalisation
+from linvit.errors import UserError, check_number
 from linvit.image_size import image_size
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+CLASS_NAMES_OPTION = {"help": "of masks or objects: a file with a name per line; or ade20k, isprs"}
+
+
+class TargetReport(NamedTuple):
+    """What `linvit data check` finds besides bad image files.
+
+    Attributes:
+        lines: To be printed.
+        bad: What makes an image bad besides its file.
+        malformed: Parts of targets that are bad, which the lines count.
+        refused: Why `linvit fit` would refuse the set, in lines.
+    """
+
+    lines: list[str]
+    bad: Sequence[ImageFinding] = ()
+    malformed: Sequence[ImageFinding] = ()
+    refused: Sequence[str] = ()
 
 
 class ImageData(LightningDataModule):
@@ -42,7 +61,7 @@ class ImageData(LightningDataModule):
 
     A subclass supplies `num_classes` and `class_names`, `targets`, and the two transforms, which bring all samples to
     8-bit images of `size`, or with a `value_range` to float32 images from 0 to 255. What else is arithmetic on floats
-    is done per batch on the device. The order of training samples follows from (seed, epoch, rank layout), a sample's
+    is done per batch on the device. The order of training samples follows from (seed, epoch, ranks), a sample's
     augmentation from (seed, epoch, row, copy).
 
     Args:
@@ -90,12 +109,12 @@ class ImageData(LightningDataModule):
     val_set: Images | Stream
     test_set: Images | Stream
     predict_set: Images | Stream
-    ragged: ClassVar[Collection[str]] = ()
+    list_keys: ClassVar[Collection[str]] = ()
     """Entries of a sample that differ in shape between samples, which batches hold as lists."""
-    mixed: ClassVar[Collection[str]] = ()
+    list_if_ragged: ClassVar[Collection[str]] = ()
     """Entries that may differ in shape, which a batch holds as a list if they do, and else as one tensor."""
-    held: ClassVar[Collection[str]] = ()
-    """Entries that Lightning neither moves to the device nor converts to half precision; see `Held`."""
+    cpu_keys: ClassVar[Collection[str]] = ()
+    """Entries that Lightning neither moves to the device nor converts to half precision; see `NotTransferred`."""
     how_to_label: ClassVar[str] = "give the images labels"
     """What to do about data without labels, for an error message."""
     how_to_count: ClassVar[str | None] = None
@@ -105,6 +124,13 @@ class ImageData(LightningDataModule):
         | {"max_bad_fraction", "max_pixels", "streaming_rows", "shuffle_buffer"}
     )
     """Options that recipes set and users rarely do: only `--help=all` shows them."""
+    check_options: ClassVar[dict[str, dict[str, Any]]] = {
+        "image_column": {"help": "column of the images; found if left out"},
+        "max_pixels": {"type": int, "help": f"larger images are bad (default: {MAX_PIXELS})"},
+        "bands": {"type": json_list, "metavar": "[N,...]", "help": "bands that are used; the first is 1"},
+        "value_range": {"type": json_list, "metavar": "[LOW,HIGH]", "help": "the values that become 0 and 1"},
+    }
+    """Options of `linvit data check` that are this module's, with the arguments of `argparse` for each."""
 
     def __init__(
         self,
@@ -130,10 +156,12 @@ class ImageData(LightningDataModule):
         predict_path: str | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1; got {batch_size}")
-        if num_workers < 0:
-            raise UserError(f"num_workers must be 0 (load in the training process) or more; got {num_workers}")
+        check_number("batch_size", batch_size, at_least=1, whole=True)
+        check_number("num_workers", num_workers, at_least=0, whole=True, note=" (0 loads in the training process)")
+        check_number("repeated_aug", repeated_aug, at_least=1, whole=True, note=" (1 uses each image once)")
+        check_number("val_fraction", val_fraction, above=0, below=1)
+        if seed is not None:
+            check_number("seed", seed, at_least=0, whole=True, note=", or null for the run's")
         self.bands = Bands.parse(bands, value_range)
         channels = self.bands.channels
         if len(mean) != channels or len(std) != channels or not all(deviation > 0 for deviation in std):
@@ -141,12 +169,6 @@ class ImageData(LightningDataModule):
             raise UserError(
                 f"mean and std need {channels} values, one per channel, std above 0; got {list(mean)}, {list(std)}{way}"
             )
-        if repeated_aug < 1:
-            raise UserError(f"repeated_aug must be 1 (each image once) or more; got {repeated_aug}")
-        if seed is not None and seed < 0:
-            raise UserError(f"seed must be 0 or more, or null for the run's; got {seed}")
-        if not 0 < val_fraction < 1:
-            raise UserError(f"val_fraction must lie between 0 and 1; got {val_fraction}")
         self.source = source
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -155,14 +177,13 @@ class ImageData(LightningDataModule):
         self.val_fraction = val_fraction
         self.repeated_aug = repeated_aug
         self.mean, self.std = tuple(mean), tuple(std)
-        self.exif_orientation = exif_orientation
-        self.max_pixels = check_max_pixels(max_pixels)
         self.seed = seed
         self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeated_aug)
         self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
-        self.data_source = DataSource(source, image_column, val_fraction, streaming, self.prepare)
-        self.predict_source = None if predict_path is None else DataSource(predict_path, image_column, 0, False, dict)
-        self._statistics = torch.tensor([self.mean, self.std]).view(2, -1, 1, 1)
+        self.images = ImageReader(max_pixels, exif_orientation, bands=self.bands)
+        self.data_source = DataSource(source, self.images, image_column, val_fraction, streaming, self.prepare)
+        self.predict_source = None if predict_path is None else DataSource(predict_path, self.images, image_column)
+        self.normalisation = Normalisation(self.mean, self.std)
 
     @property
     def num_classes(self) -> int | None:
@@ -209,12 +230,33 @@ class ImageData(LightningDataModule):
     @property
     def order_options(self) -> tuple[int, int, int, int, int]:
         """What a sampler needs besides the samples: seed, rank, world size, copies, batch size."""
-        return (self._seed, *self._place, self.repeated_aug, self.batch_size)
+        return (self._seed, *self._rank_and_world, self.repeated_aug, self.batch_size)
 
     @property
     def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:
         """What makes a batch of samples, in a loader process."""
-        return partial(collate, ragged=self.ragged, mixed=self.mixed, held=self.held)
+        return partial(collate, list_keys=self.list_keys, list_if_ragged=self.list_if_ragged, cpu_keys=self.cpu_keys)
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether `linvit data check` takes a data source for one of this module's task."""
+        return False
+
+    @classmethod
+    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """The module for `linvit data check`, with more options and those of the given ones that are its own."""
+        options = {name: given[name] for name in ImageData.check_options | cls.check_options if given[name] is not None}
+        channels = Bands.parse(options.get("bands"), options.get("value_range")).channels
+        return cls(source, mean=[0.5] * channels, std=[0.5] * channels, **options, **more)  # which do not matter there
+
+    def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
+        """Looks at all targets for `linvit data check`, in so many processes.
+
+        Args:
+            found: What was found in the images.
+            workers: Processes besides this one.
+        """
+        return TargetReport([f"{self.source}: {found.images.total():,} images"])
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Self:
@@ -237,7 +279,15 @@ class ImageData(LightningDataModule):
         return (self.predict_source or self.data_source).name
 
     def setup(self, stage: str) -> None:
-        """Makes the sets that a stage needs: fit, validate, test or predict."""
+        """Makes the sets that a stage needs: fit, validate, test or predict.
+
+        Raises:
+            UserError: If data are missing or wrong, or do not fit the model.
+        """
+        if self.trainer is not None and stage != "predict":
+            hparams = self.trainer.lightning_module.hparams
+            if "num_classes" in hparams:
+                check_model_classes(hparams["num_classes"], self.num_classes, self.source)
         if stage == "fit":
             folder = None if self.trainer is None else self.trainer.log_dir
             self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None
@@ -262,25 +312,8 @@ class ImageData(LightningDataModule):
         return batch if trainer is None else trainer.precision_plugin.convert_input(batch)  # half precision wants half
 
     def finish(self, batch: dict[str, Any]) -> None:
-        """Does what is left to do with the images of a batch, in place: augmentation, normalising, random erasing.
-
-        A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
-        `after_mixing` in the batch, and calls it with the images (B, C, H, W) that it has mixed, which returns them.
-        """
-        image, ops = batch["image"], batch.pop("device_ops", None)
-        device = image[0].device
-        if self._statistics.device != device:
-            self._statistics = self._statistics.to(device)
-        if isinstance(image, list):  # of evaluation, of several sizes
-            batch["image"] = [normalise(one, *self._statistics) for one in image]
-            return
-        image = normalise(image if ops is None else ops.apply(image), *self._statistics)
-        image = image if ops is None else ops.clear_padding(image)
-        if ops is not None and ops.erase_after_mixing:
-            batch["after_mixing"] = ops.erase
-        elif ops is not None:
-            image = ops.erase(image)
-        batch["image"] = image
+        """Does what is left to do with the images of a batch, in place; see `Normalisation.finish`."""
+        self.normalisation.finish(batch)
 
     def preview(self, count: int) -> dict[str, Tensor]:
         """Training and validation images (count, C, H, W) in [0, 1], as the model sees them; none of an empty split."""
@@ -296,27 +329,22 @@ class ImageData(LightningDataModule):
                 continue  # a stream that a resumed run finds at the end of its epoch
             batch = self.collate([self.drawn(sample) for sample in chosen])
             self.finish(batch)
-            images = batch.get("after_mixing", Tensor.detach)(self._of_one_size(batch["image"]))
-            shown[name] = denormalise(images, *self._statistics)
+            images = batch["image"]
+            if isinstance(images, list):  # of several sizes: they are resized, whatever their aspect
+                images = torch.cat([F.interpolate(image[None], self.size, mode="area") for image in images])
+            shown[name] = self.normalisation.undo(batch.get("after_mixing", Tensor.detach)(images))
         return shown
 
     def drawn(self, sample: Sample) -> Sample:
         """A sample with its targets drawn into its image, to be shown."""
         return sample
 
-    def _of_one_size(self, images: Tensor | list[Tensor]) -> Tensor:
-        """Images (B, C, H, W) to be shown; those of several sizes are resized to `size`, whatever their aspect."""
-        if isinstance(images, Tensor):
-            return images
-        return torch.cat([F.interpolate(image[None], self.size, mode="area") for image in images])
-
     def train_dataloader(self) -> DataLoader[Any]:
         """Makes shuffled batches; the last incomplete one is dropped unless it is the only one."""
         devices = 1 if self.trainer is None else self.trainer.num_devices
         check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
-        if isinstance(self.train_set, Stream):
-            return self._loader(self.train_set, None, training=True)
-        return self._loader(self.train_set, self.train_sampler(self.train_set), training=True)
+        sampler = None if isinstance(self.train_set, Stream) else self.train_sampler(self.train_set)
+        return make_loader(self.train_set, self.batch_size, self.num_workers, self.collate, sampler, training=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Makes batches of all validation samples, in order."""
@@ -348,8 +376,7 @@ class ImageData(LightningDataModule):
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
 
     @property
-    def _place(self) -> tuple[int, int]:
-        """Rank and world size."""
+    def _rank_and_world(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _samples(self, split: str, training: bool = False, predict: bool = False) -> Images | Stream:
@@ -357,25 +384,19 @@ class ImageData(LightningDataModule):
         targets = self.predicted_targets() if predict else self.targets(split)
         source = self.predict_source if predict and self.predict_source else self.data_source
         rows, chosen, shards = source.rows_of(split, whole=predict)
-        transform = self.train_transform if training else self.eval_transform
-        on_hub = source.name.startswith(HUB)
-        reader = source.reader(targets, transform, self.max_pixels, self.exif_orientation, on_hub, self.bands)
+        reader = source.reader(targets, self.train_transform if training else self.eval_transform)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
             images = Images(rows, reader, bad, self.trained_rows(rows, chosen) if training else chosen)
             images.check_bands()
             return images
         seed = self._seed if training else None
-        shared = (self.batch_size, self.num_workers, *self._place, bad, self.source)
+        shared = (self.batch_size, self.num_workers, *self._rank_and_world, bad, self.source)
         return Stream(shards, reader, *shared, seed, *self.stream_options)
 
     def _in_order(self, samples: Images | Stream) -> DataLoader[Any]:
         if self.trainer is not None and isinstance(self.trainer.strategy, FSDPStrategy):
             counts = samples.shards.counts if isinstance(samples, Stream) else [len(samples)]
             check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
-        return self._loader(samples, None if isinstance(samples, Stream) else EvalSampler(len(samples), *self._place))
-
-    def _loader(
-        self, samples: Images | Stream, sampler: TrainSampler | EvalSampler | None, training: bool = False
-    ) -> DataLoader[Any]:
-        return make_loader(samples, self.batch_size, self.num_workers, self.collate, sampler, training)
+        sampler = None if isinstance(samples, Stream) else EvalSampler(len(samples), *self._rank_and_world)
+        return make_loader(samples, self.batch_size, self.num_workers, self.collate, sampler)

@@ -2,28 +2,29 @@
 
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit.data.base import ImageData
+from linvit.data.base import ImageData, TargetReport
 from linvit.data.sources.columns import as_indices, column, features_of
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import (
     check_label,
     check_labels,
-    check_model_classes,
     check_same_classes,
     check_trained_classes,
     count_classes,
+    label_counts,
 )
 from linvit.data.sources.pairs import has_masks
+from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.stream_checks import check_stream_labels, stream_classes
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
 
 LABELS = ("label", "labels", "fine_label")  # usual names of the column
 
@@ -56,6 +57,10 @@ class ClassificationData(ImageData):
         *("label_column", "crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom")
     }
 
+    check_options: ClassVar[dict[str, dict[str, Any]]] = {
+        "label_column": {"help": "column of the labels; found if left out"}
+    }
+
     def __init__(
         self,
         source: str = "digits",
@@ -67,11 +72,9 @@ class ClassificationData(ImageData):
         **data: Any,
     ) -> None:
         super().__init__(source, **data)
-        check_choice("crop_mode", crop_mode, ["center", "squash", "border"])
-        if not 0 < crop_pct <= 1:
-            raise UserError(f"crop_pct must lie in (0, 1]; got {crop_pct}")
-        given = augmentation.auto_augment, augmentation.color_jitter
-        self.bands.check_colours(dict(zip(("auto_augment", "color_jitter"), given, strict=True)))
+        check_choice("crop_mode", crop_mode, get_args(CropMode))
+        check_number("crop_pct", crop_pct, above=0, at_most=1)
+        self.bands.check_colours({"auto_augment": augmentation.auto_augment, "color_jitter": augmentation.color_jitter})
         self.expected_classes = num_classes
         self.given_label_column = label_column
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)
@@ -136,19 +139,12 @@ class ClassificationData(ImageData):
                 f"their column with --data.label_column, or sort the images into one folder per class, such as "
                 f"{split}/CLASS/*.jpg: images directly in {split}/ have no class"
             )
-        table = split if split in self.splits else "train"  # without a validation split, a part of train is held out
+        table = self.data_source.table_of(split)
         if table in self.splits and not self.data_source.streaming:
             rows = self.splits[table]
             check_labels(rows, self.image_column, label, self.num_classes or 0, table, self.source)
         read = partial(check_label, num_classes=self.num_classes, source=self.source)
         return {"label": Target(label, read)}
-
-    def setup(self, stage: str) -> None:
-        """Makes the sets that a stage needs: fit, validate, test or predict."""
-        if self.trainer is not None and stage != "predict":
-            model = self.trainer.lightning_module.hparams.get("num_classes")
-            check_model_classes(model, self.num_classes, self.source)
-        super().setup(stage)
 
     def check_training(self) -> None:
         """Warns of trained classes without validation images; the labels of a stream are not known beforehand.
@@ -162,3 +158,24 @@ class ClassificationData(ImageData):
         warning = check_trained_classes(self.labelled, self.label_column, classes, self.source)
         if warning:
             rank_zero_warn(warning)
+
+    def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
+        """Looks at all labels; see `ImageData.check_targets`."""
+        classes = "no labels" if self.label_column is None else f"{self.num_classes} classes"
+        lines, refused = [f"{self.source}: {found.images.total():,} images, {classes}"], []
+        for split, rows in self.splits.items():
+            each = ", no labels" if self.labelled else ""
+            if self.label_column is not None and split in self.labelled:
+                each = f", {label_counts(rows, self.label_column, self.num_classes or 0)}"
+                try:
+                    check_labels(rows, self.image_column, self.label_column, self.num_classes or 0, split, self.source)
+                except UserError as error:
+                    refused.append(f"  BAD LABELS  {error}")
+            lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
+        only_predicted = len(self.splits) == 1 and not self.labelled
+        if not refused and "train" in self.splits and not only_predicted:
+            try:
+                self.setup("fit")
+            except UserError as error:
+                refused.append(f"  NO TRAINING  {error}")
+        return TargetReport([*lines, *found.lines()], refused=refused)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,20 +13,29 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes
 
-from linvit.data.base import ImageData
+from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
-from linvit.data.sources.class_names import read_names
-from linvit.data.sources.coco_json import Finding
+from linvit.data.sources.class_names import Classes, read_names
+from linvit.data.sources.coco import find_coco
 from linvit.data.sources.columns import features_of
-from linvit.data.sources.images import Images, Sample, Target
-from linvit.data.sources.labels import check_model_classes
-from linvit.data.sources.object_check import ObjectAudit, annotation_name, check_all_occur, class_table, describe
-from linvit.data.sources.object_source import Classes, ObjectSource
-from linvit.data.sources.objects import as_it_is, object_targets
+from linvit.data.sources.images import Images, Sample, Target, wrong_size
+from linvit.data.sources.object_check import (
+    ObjectAudit,
+    annotation_name,
+    audit_lines,
+    check_all_occur,
+    class_table,
+    describe,
+)
+from linvit.data.sources.object_source import ObjectSource
+from linvit.data.sources.objects import COLUMNS, identity, object_targets
+from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scene_source import SceneSource
-from linvit.data.sources.scenes import CLASSES, Scenes
+from linvit.data.sources.scenes import Scenes
+from linvit.data.sources.splits import HUB, kind_of, load_splits
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
+from linvit.data.transforms.segmentation import check_limits
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
@@ -56,8 +65,8 @@ class DetectionData(ImageData):
         image_folders: Likewise, the folders of their images.
         object_column: Column of the objects in a table; null finds it.
         box_format: Of the boxes: xywh, the upper left corner and the size, as COCO has them, or xyxy, two corners.
-        limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as COCO's
-            [1333, 800]; null leaves the size.
+        resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as
+            COCO's [1333, 800]; null leaves the size.
         augmentation: Random changes to training images.
         group_by_aspect: Whether training batches are of images wider than high, or of others.
         skip_bad_annotations: Leave out malformed annotations, up to `max_bad_fraction` of a split; false refuses them.
@@ -73,11 +82,17 @@ class DetectionData(ImageData):
     train_transform: TrainTransform
     eval_transform: EvalTransform
     data_source: ObjectSource | SceneSource
-    ragged: ClassVar[tuple[str, ...]] = ("image", "masks", "size", "image_id")
-    held: ClassVar[tuple[str, ...]] = ("boxes", "labels", "iscrowd", "area", "rles")
+    list_keys: ClassVar[tuple[str, ...]] = ("image", "masks", "size", "image_id")
+    cpu_keys: ClassVar[tuple[str, ...]] = ("boxes", "labels", "iscrowd", "area", "rles")
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
         *("object_column", "box_format", "annotation_files", "image_folders", "empty_classes"),
         *("group_by_aspect", "drop_empty", "min_side", "streaming"),
+    }
+
+    check_options: ClassVar[dict[str, dict[str, Any]]] = {
+        "class_names": CLASS_NAMES_OPTION,
+        "masks": {"action": "store_true", "help": "of objects: read their masks, too"},
+        "box_format": {"choices": ["xywh", "xyxy"], "help": "of objects in a table (default: xywh)"},
     }
 
     def __init__(
@@ -91,7 +106,7 @@ class DetectionData(ImageData):
         image_folders: dict[str, str] | None = None,
         object_column: str | None = None,
         box_format: Literal["xywh", "xyxy"] = "xywh",
-        limits: tuple[int, int] | None = None,
+        resize_limits: tuple[int, int] | None = None,
         augmentation: DetectionAugmentation = DetectionAugmentation(),  # noqa: B008 (frozen)
         group_by_aspect: bool = True,
         skip_bad_annotations: bool = False,
@@ -101,32 +116,29 @@ class DetectionData(ImageData):
         **data: Any,
     ) -> None:
         super().__init__(source, img_size=img_size, **data)
-        if limits is not None and not limits[0] >= limits[1] > 0:
-            raise UserError(f"limits must be [longer side, shorter side] in pixels, above 0; got {list(limits)}")
+        check_limits(resize_limits)
         if self.stream_options is not None:
             raise UserError("detection does not stream, since batches go by aspect: set --data.streaming=false")
         self.masks = masks
         self.empty_classes = empty_classes
-        self.limits = limits
+        self.resize_limits = resize_limits
         self.group_by_aspect = group_by_aspect
         self.skip_bad_annotations = skip_bad_annotations
-        self.skipped: dict[str, list[Finding]] = {}
+        self.skipped: list[tuple[str, str, str, str]] = []
         self.drop_empty = drop_empty
         self.min_side = min_side
-        self.train_transform = TrainTransform(limits, augmentation, masks)
-        self.eval_transform = EvalTransform(limits, masks)
+        self.train_transform = TrainTransform(resize_limits, augmentation, masks)
+        self.eval_transform = EvalTransform(resize_limits, masks)
         if source == DIGIT_SCENES:
-            self.data_source = SceneSource(scenes, self.size)
+            self.data_source = SceneSource(self.images, scenes, self.size)
             return
         names = read_names(class_names) if isinstance(class_names, str) else class_names
         found = (annotation_files, image_folders, object_column, box_format, names, masks)
-        self.data_source = ObjectSource(source, data.get("image_column"), self.val_fraction, *found)
+        self.data_source = ObjectSource(source, self.images, data.get("image_column"), self.val_fraction, *found)
 
-    @cached_property
+    @property
     def classes(self) -> Classes:
         """The classes in the order of their labels."""
-        if isinstance(self.data_source, SceneSource):
-            return Classes(CLASSES[1:], [*range(10)])
         return self.data_source.classes
 
     @property
@@ -161,12 +173,12 @@ class DetectionData(ImageData):
         """
         source = self.data_source
         if isinstance(source, SceneSource):
-            return {name: Target("scene", as_it_is) for name in ("objects", "image_id")}
-        table = split if split in source.splits else "train"  # without a validation split, a part of train is held out
+            return {name: Target("scene", identity) for name in ("objects", "image_id")}
+        table = source.table_of(split)
         if table not in source.splits:
             return {}  # which has its own message
         features = source.splits[table].features
-        if source.column is None or source.column.name not in features or not self.counts(table).any():
+        if source.column is None or source.column.name not in features or not self.counts(source, table).any():
             raise UserError(
                 f"the {split} split of data source '{source.name}' has no objects, so it can only be predicted (linvit "
                 f"predict): put COCO's annotations beside the images, or name the column with --data.object_column"
@@ -177,45 +189,35 @@ class DetectionData(ImageData):
         """COCO's numbers of the images, which its results need."""
         column = "scene" if isinstance(self.data_source, SceneSource) else "image_id"
         known = self.predict_source is None and column in features_of(self.splits)
-        return {"image_id": Target(column, as_it_is)} if known else {}
+        return {"image_id": Target(column, identity)} if known else {}
 
     @cache  # noqa: B019 (a data module lives as long as its run)
-    def counts(self, split: str) -> np.ndarray:
-        """How many objects each class has in a split of a source that is no scenes, int (K,); all are looked at first.
+    def counts(self, source: ObjectSource, split: str) -> np.ndarray:
+        """How many objects each class has in a split, int (K,); all are looked at first.
 
         Raises:
             UserError: If some are malformed, and may not be skipped.
         """
-        found = self.audit(split)
-        self._check_malformed(found, split)
+        found = source.audit(split)
+        self._check_malformed(found, source, split)
         if found.wrong_format is not None:
             raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
         if found.untrained and split == "train":
-            which = "; ".join(describe(found.untrained, partial(self.name_of, split)))
+            which = "; ".join(describe(found.untrained, partial(source.name_of, split)))
             rank_zero_warn(f"{len(found.untrained)} objects of '{self.source}' are left out of training: {which}")
         return found.counts
 
-    @cache  # noqa: B019
-    def audit(self, split: str) -> ObjectAudit:
-        """What there is to say about the objects of a split of a source that is no scenes."""
-        assert isinstance(self.data_source, ObjectSource)
-        return self.data_source.audit(split, self.sizes(split))
-
-    def name_of(self, split: str, row: int) -> str:
-        """What messages call the image of a row of a source that is no scenes."""
-        assert isinstance(self.data_source, ObjectSource)
-        return self.data_source.name_of(self.splits[split], row)
-
-    def _check_malformed(self, found: ObjectAudit, split: str) -> None:
+    def _check_malformed(self, found: ObjectAudit, source: ObjectSource, split: str) -> None:
         if not found.malformed:
             return
         bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
-        which = "; ".join(describe(found.malformed, partial(self.name_of, split)))
+        name = partial(source.name_of, split)
+        which = "; ".join(describe(found.malformed, name))
         said = (
             f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: {which}"
         )
         if self.skip_bad_annotations and bad <= allowed:
-            self.skipped[split] = found.malformed
+            self.skipped += [(split, annotation_name(one, name), one.reason, one.detail) for one in found.malformed]
             rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the run's folder lists them")
             return
         way = "leave them out by --data.skip_bad_annotations=true"
@@ -231,12 +233,6 @@ class DetectionData(ImageData):
             )
         raise UserError(f"{said}. Repair or remove them (linvit data check lists all), {way}")
 
-    @cache  # noqa: B019
-    def sizes(self, split: str) -> np.ndarray:
-        """(H, W) of all images of a split of a source that is no scenes, int (n, 2)."""
-        assert isinstance(self.data_source, ObjectSource)
-        return self.data_source.sizes(split, self.splits[split], self.exif_orientation)
-
     def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
         """Numbers of the training rows without those that have no annotation, or a side of less than `min_side`.
 
@@ -247,10 +243,10 @@ class DetectionData(ImageData):
         if isinstance(source, SceneSource):
             return chosen
         chosen = np.arange(len(rows)) if chosen is None else chosen
-        kept = self.sizes("train").min(1) >= self.min_side
-        kept |= self.sizes("train").min(1) == 0  # cannot be read: met, and counted, when it is used
+        shorter = source.sizes("train").min(1)
+        kept = (shorter >= self.min_side) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
         if self.drop_empty:
-            found = self.audit("train")
+            found = source.audit("train")
             kept &= np.bincount(found.flat.rows[found.used], minlength=len(rows)) > 0
         used: np.ndarray = chosen[kept[chosen]]
         if not len(used):
@@ -266,7 +262,7 @@ class DetectionData(ImageData):
         """The order of the training samples: batches of images wider than high, and others."""
         if isinstance(self.data_source, SceneSource) or not self.group_by_aspect:
             return super().train_sampler(samples)
-        height, width = self.sizes("train")[samples.chosen].T
+        height, width = self.data_source.sizes("train")[samples.chosen].T
         return GroupedSampler((width > height).astype(int), *self.order_options)
 
     def check_training(self) -> None:
@@ -275,9 +271,10 @@ class DetectionData(ImageData):
         Raises:
             UserError: If a class has no training object.
         """
-        if isinstance(self.data_source, SceneSource):
+        source = self.data_source
+        if isinstance(source, SceneSource):
             return
-        counts = {split: self.counts(split) for split in self.splits if split in ("train", "val")}
+        counts = {split: self.counts(source, split) for split in self.splits if split in ("train", "val")}
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
@@ -285,10 +282,7 @@ class DetectionData(ImageData):
             check_all_occur(self.class_names, counts["train"], self.source)
 
     def setup(self, stage: str) -> None:
-        """Makes the sets that a stage needs: fit, validate, test or predict."""
-        if self.trainer is not None and stage != "predict":
-            model = self.trainer.lightning_module.hparams.get("num_classes")
-            check_model_classes(model, self.num_classes, self.source)
+        """Makes the sets that a stage needs, and lists annotations that are skipped; see `ImageData`."""
         super().setup(stage)
         folder = None if self.trainer is None else self.trainer.log_dir
         if self.skipped and folder is not None:
@@ -297,13 +291,55 @@ class DetectionData(ImageData):
     @rank_zero_only
     def _write_skipped(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            (split, annotation_name(one, partial(self.name_of, split)), one.reason, one.detail)
-            for split, found in self.skipped.items()
-            for one in found
-        ]
         with path.open("w", newline="", encoding="utf-8") as file:
-            CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *rows])
+            CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *self.skipped])
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether a data source is a folder with COCO's files, or a table with a column of objects."""
+        path = Path(source).expanduser()
+        if not source.startswith(HUB) and path.is_dir() and find_coco(path):
+            return True
+        table = source.startswith(HUB) or (path.exists() and kind_of(path) in ("saved", "parquet", "arrow"))
+        return table and not {*COLUMNS}.isdisjoint(features_of(load_splits(source)))
+
+    def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
+        """Looks at all objects; see `ImageData.check_targets`."""
+        source, lines = self.data_source, [f"{self.source}: {self.num_classes} classes"]
+        bad: list[ImageFinding] = []
+        malformed: list[ImageFinding] = []
+        counts = {}
+        assert isinstance(source, ObjectSource)  # scenes are not checked
+        for split, rows in self.splits.items():
+            if source.column is None or source.column.name not in rows.features:
+                lines.append(f"  {split:<10}no objects")
+                continue
+            audit, name = source.audit(split), partial(source.name_of, split)
+            counts[split] = audit.counts
+            lines += audit_lines(audit, split, len(rows), name)
+            malformed += [
+                ImageFinding(split, annotation_name(one, name), ": ".join(filter(None, (one.reason, one.detail))))
+                for one in audit.malformed
+            ]
+            if masks := source.malformed_masks(split):
+                lines.append(
+                    f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask; to train without masks, give"
+                )
+                lines.append("    --data.masks=false and a head without masks, such as --model.head=faster_rcnn")
+                lines += [f"    {line}" for line in describe(masks, name)]
+            if audit.wrong_format is not None:
+                bad.append(ImageFinding(split, "boxes", audit.wrong_format))
+            stored, said = source.header_sizes(split), source.sizes(split)
+            for row in np.flatnonzero((stored.min(1) > 0) & (stored != said).any(1)).tolist():
+                reason = wrong_size("its annotations are for", said[row], stored[row])
+                bad.append(ImageFinding(split, name(row), reason))
+        lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
+        if "train" in counts:
+            try:
+                check_all_occur(self.class_names, counts["train"], self.source)
+            except UserError as error:
+                bad.append(ImageFinding("train", "classes", str(error)))
+        return TargetReport(lines, bad, malformed)
 
     def drawn(self, sample: Sample) -> Sample:
         """A sample with its boxes drawn into its image, if that is RGB of 8 bits."""
@@ -320,15 +356,15 @@ class DetectionData(ImageData):
         batch = super().on_after_batch_transfer(batch, dataloader_idx)
         if not isinstance(batch, dict):
             return batch
-        held = batch.pop("held").entries
-        if "area" not in held:  # of training
-            held = {name: _moved(tensors, batch["image"][0].device) for name, tensors in held.items()}
-        return batch | held
+        entries = batch.pop("not_transferred").entries
+        if "area" not in entries:  # of training
+            entries = {name: _moved(tensors, batch["image"][0].device) for name, tensors in entries.items()}
+        return batch | entries
 
     @property
     def _image_bytes(self) -> int:
         """Bytes of an image and ten masks, at most, as a loader process hands them over."""
-        height, width = self.limits or self.size
+        height, width = self.resize_limits or self.size
         return (self._pixel_bytes + 10 * self.masks) * height * width
 
 

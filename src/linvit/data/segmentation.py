@@ -3,25 +3,24 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import datasets
 
-from linvit.data.base import ImageData
+from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.sources.class_names import read_names
 from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
-from linvit.data.sources.labels import check_model_classes
-from linvit.data.sources.mask_check import Masks, check_masks
+from linvit.data.sources.mask_check import Masks, check_masks, describe_masks
 from linvit.data.sources.masks import MaskReader, as_value
-from linvit.data.sources.pairs import load_pairs
+from linvit.data.sources.pairs import has_masks, load_pairs
+from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import CLASSES, Scenes
-from linvit.data.sources.splits import HUB
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
-from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform
-from linvit.errors import UserError
+from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform, check_limits
+from linvit.errors import UserError, check_number
 
 MASKS = ("mask", "annotation", "segmentation_mask", "label", "labels", "segmentation")  # usual names of the column
 
@@ -46,8 +45,8 @@ class SegmentationData(ImageData):
         mask_column: Column of the masks; null finds it.
         mask_path: Folder of the masks, if it is not beside that of the images, which is then the source.
         mask_suffix: What names of masks have after that of their image, such as "_mask" in "7_mask.png" of "7.jpg".
-        limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as ADE20K's
-            [2048, 512]; null leaves the size.
+        resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as
+            ADE20K's [2048, 512]; null leaves the size.
         multiple: Evaluated images are resized once more, to the next multiples of this; PVT's program has 32.
         augmentation: Random changes to training images.
         scenes: What `digit_scenes` is like.
@@ -59,8 +58,8 @@ class SegmentationData(ImageData):
 
     train_transform: TrainTransform
     eval_transform: EvalTransform
-    ragged: ClassVar[tuple[str, ...]] = ("size",)
-    mixed: ClassVar[tuple[str, ...]] = ("image", "mask")
+    list_keys: ClassVar[tuple[str, ...]] = ("size",)
+    list_if_ragged: ClassVar[tuple[str, ...]] = ("image", "mask")
     how_to_label: ClassVar[str] = (
         "put masks of the same names beside the images, as in train/images and train/masks, or name the column of "
         "masks with --data.mask_column"
@@ -68,6 +67,12 @@ class SegmentationData(ImageData):
     how_to_count: ClassVar[str | None] = "set --data.num_classes, or --data.class_names to a file with a name per line"
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
         *("mask_column", "mask_suffix", "mask_values", "ignored_values", "multiple", "augment_on")
+    }
+
+    check_options: ClassVar[dict[str, dict[str, Any]]] = {
+        "num_classes": {"type": int, "help": "of masks: how many classes there are"},
+        "class_names": CLASS_NAMES_OPTION,
+        "reduce_zero_label": {"action": "store_true", "help": "masks count from 1, and 0 is for no class"},
     }
 
     def __init__(
@@ -82,17 +87,15 @@ class SegmentationData(ImageData):
         mask_column: str | None = None,
         mask_path: str | None = None,
         mask_suffix: str = "",
-        limits: tuple[int, int] | None = None,
+        resize_limits: tuple[int, int] | None = None,
         multiple: int = 1,
         augmentation: SegmentationAugmentation = SegmentationAugmentation(),  # noqa: B008 (frozen)
         scenes: Scenes = Scenes(),  # noqa: B008
         **data: Any,
     ) -> None:
         super().__init__(source, img_size=img_size, **data)
-        if limits is not None and not limits[0] >= limits[1] > 0:
-            raise UserError(f"limits must be [longer side, shorter side] in pixels, above 0; got {list(limits)}")
-        if multiple < 1:
-            raise UserError(f"multiple must be 1 (as it is) or more; got {multiple}")
+        check_limits(resize_limits)
+        check_number("multiple", multiple, at_least=1, whole=True)
         self.bands.check_colours({"photometric": augmentation.photometric})
         self.given_classes = num_classes
         self.given_names = class_names
@@ -100,10 +103,10 @@ class SegmentationData(ImageData):
         self.reduce_zero_label = reduce_zero_label
         self.mask_values = mask_values
         self.ignored_values = ignored_values or []
-        self.train_transform = TrainTransform(self.size, limits, augmentation)
-        self.eval_transform = EvalTransform(limits, multiple)
+        self.train_transform = TrainTransform(self.size, resize_limits, augmentation)
+        self.eval_transform = EvalTransform(resize_limits, multiple)
         if source == DIGIT_SCENES:
-            self.data_source = SceneSource(scenes, self.size)
+            self.data_source = SceneSource(self.images, scenes, self.size)
         else:
             self.data_source.load = partial(load_pairs, mask_path=mask_path, mask_suffix=mask_suffix)
 
@@ -154,7 +157,7 @@ class SegmentationData(ImageData):
         Raises:
             UserError: If it has none, or nothing says how many classes there are.
         """
-        table = split if split in self.splits else "train"  # without a validation split, a part of train is held out
+        table = self.data_source.table_of(split)
         mask = self.mask_column
         if mask is None or (table in self.splits and mask not in self.splits[table].features):
             raise UserError(
@@ -168,7 +171,7 @@ class SegmentationData(ImageData):
 
     def masks(self, rows: datasets.Dataset) -> Masks:
         """The masks of a split that has some, to be looked at."""
-        return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader, self.exif_orientation)
+        return Masks(rows, self.image_column, self.mask_column or "", self.mask_reader)
 
     @cached_property
     def class_colours(self) -> list[tuple[int, ...]] | None:
@@ -195,15 +198,30 @@ class SegmentationData(ImageData):
             raise UserError(f"data source '{self.source}' does not say how many classes it has; {self.how_to_count}")
         values = None if self.mask_values is None else [as_value(value) for value in self.mask_values]
         ignored = [as_value(value) for value in self.ignored_values]
-        on_hub = self.source.startswith(HUB)
-        return MaskReader(self.num_classes, self.reduce_zero_label, values, ignored, self.max_pixels, on_hub)
+        return MaskReader(self.num_classes, self.reduce_zero_label, values, ignored, self.data_source.images)
 
-    def setup(self, stage: str) -> None:
-        """Makes the sets that a stage needs: fit, validate, test or predict."""
-        if self.trainer is not None and stage != "predict":
-            model = self.trainer.lightning_module.hparams.get("num_classes")
-            check_model_classes(model, self.num_classes, self.source)
-        super().setup(stage)
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether a data source is a folder of images and masks."""
+        return has_masks(source)
+
+    @classmethod
+    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """The module for `linvit data check`, without changes of colours, so that images of any bands will do."""
+        return super().to_check(source, given, augmentation=SegmentationAugmentation(photometric=False), **more)
+
+    def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
+        """Looks at all masks; see `ImageData.check_targets`."""
+        names = self.class_names or [str(index) for index in range(self.num_classes or 0)]
+        lines, bad = [f"{self.source}: {self.num_classes} classes"], []
+        for split, rows in self.splits.items():
+            if self.mask_column not in rows.features:
+                lines.append(f"  {split:<10}no masks")
+                continue
+            described, findings = describe_masks(self.masks(rows), split, names, workers)
+            lines += described
+            bad += findings
+        return TargetReport(lines, bad)
 
     @property
     def _image_bytes(self) -> int:

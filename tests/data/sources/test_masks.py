@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from linvit.data.sources.masks import MaskReader
-from linvit.data.sources.read import BadImageError
+from linvit.data.sources.read import BadImageError, ImageReader
 from linvit.errors import UserError
 
 VALUES = np.array([[0, 1, 2], [3, 255, 0]], np.uint8)
@@ -107,7 +107,7 @@ class TestBad:
 
     def test_no_image(self):
         assert complaint({"bytes": b"no image", "path": None}, 2).startswith("not an image")
-        assert "more than 5" in complaint(file(GREY), 4, max_pixels=5)
+        assert "more than 5" in complaint(file(GREY), 4, images=ImageReader(5))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from linvit.data.sources.read import BadImageError, load, name_of, read
+from linvit.data.sources.read import BadImageError, ImageReader, name_of
 from linvit.data.transforms.decode import FORMATS, decode_with_pil, decode_with_torchvision
 from tests.data.damaged import bomb, damaged, encoded, photo
 
@@ -26,7 +26,7 @@ def expected(root):
 
 def reason(stored, **options):
     with pytest.raises(BadImageError) as error:
-        read(stored, "x", **options)
+        ImageReader(**options).read(stored, "x")
     return error.value.reason
 
 
@@ -34,7 +34,7 @@ def test_every_image_is_good_or_bad_as_it_should_be(root, expected):
     for path, wrong in expected.items():
         stored = {"bytes": None, "path": str(root / path)}
         if wrong is None:
-            assert read(stored, path).shape[0] == 3
+            assert ImageReader().read(stored, path).shape[0] == 3
         else:
             assert wrong in reason(stored)
 
@@ -45,7 +45,7 @@ def test_every_image_is_good_or_bad_as_it_should_be(root, expected):
 def test_odd_images_are_what_pil_makes_of_them(root, expected, name):
     path = root / "train" / "bee" / name
     picture = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    ours = read({"bytes": None, "path": str(path)}, name).permute(1, 2, 0).numpy().astype(int)
+    ours = ImageReader().read({"bytes": None, "path": str(path)}, name).permute(1, 2, 0).numpy().astype(int)
     assert ours.shape == np.asarray(picture).shape
     # The decoders of JPEG are the same; rounding in the conversion of CMYK is not.
     assert abs(ours - np.asarray(picture, int)).max() <= (2 if name == "cmyk.jpg" else 0)
@@ -81,13 +81,13 @@ class TestSize:
 
     def test_the_limit_is_an_argument(self):
         data = {"bytes": encoded(photo(0), "JPEG"), "path": None}
-        assert read(data, "x", max_pixels=48 * 56).shape == (3, 56, 48)
+        assert ImageReader(48 * 56).read(data, "x").shape == (3, 56, 48)
         assert reason(data, max_pixels=48 * 56 - 1) == "48 x 56 pixels are more than the limit, 2687"
 
     def test_a_heavy_format_may_have_half_the_pixels(self):
         """PIL takes 18 bytes for a pixel of a WebP file, and 9 for one of most others."""
         stored = {"bytes": encoded(photo(0), "WEBP"), "path": None}
-        assert read(stored, "x", max_pixels=2 * 48 * 56).shape == (3, 56, 48)
+        assert ImageReader(2 * 48 * 56).read(stored, "x").shape == (3, 56, 48)
         assert reason(stored, max_pixels=2 * 48 * 56 - 1) == "48 x 56 pixels are more than the limit for WEBP, 2687"
 
     def test_a_format_that_is_a_program_is_not_opened(self, monkeypatch):
@@ -118,7 +118,7 @@ class TestSize:
         thumbnails = b"\xff\xe1\xff\xff" + 200 * b"\xff\xda" + bytes(0xFFFF - 2 - 400)
         behind = b"\xff\xd9" + 200 * b"\xff\xda"  # the video of a moving photo
         whole = buffer.getvalue()[:2] + thumbnails + buffer.getvalue()[2:] + behind
-        assert read({"bytes": whole, "path": None}, "x").shape == (3, 56, 48)
+        assert ImageReader().read({"bytes": whole, "path": None}, "x").shape == (3, 56, 48)
         monkeypatch.setattr("linvit.data.sources.read.decode", lambda *args: pytest.fail("decoded"))
         assert "a JPEG file of 3,000 scans" in reason({"bytes": head + 3000 * scan + b"\xff\xd9", "path": None})
 
@@ -127,7 +127,7 @@ class TestSize:
         said = f"{width} x {height} pixels: one side is more than 200 times the other"
         assert reason({"bytes": encoded(Image.new("RGB", (width, height)), "PNG"), "path": None}) == said
         fits = encoded(Image.new("RGB", (min(width, 400), min(height, 400))), "PNG")
-        assert 400 in read({"bytes": fits, "path": None}, "x").shape
+        assert 400 in ImageReader().read({"bytes": fits, "path": None}, "x").shape
 
 
 class TestFiles:
@@ -164,7 +164,7 @@ class TestFiles:
             server.settimeout(0.2)
             address = path.format(f"127.0.0.1:{server.getsockname()[1]}")
             with pytest.raises(OSError, match="an address, which is not fetched: the images of this data source are"):
-                load({"bytes": None, "path": address}, on_hub=on_hub)
+                ImageReader(on_hub=on_hub).load({"bytes": None, "path": address})
             with pytest.raises(TimeoutError):
                 server.accept()
 
@@ -172,9 +172,9 @@ class TestFiles:
         asked = []
         monkeypatch.setattr("fsspec.open", lambda path, mode: asked.append(path) or io.BytesIO(b"abc"))
         for path in ("hf://datasets/owner/name/x.jpg", "zip://x.jpg::hf://datasets/owner/name/x.zip"):
-            assert load({"bytes": None, "path": path}, on_hub=True) == b"abc"
+            assert ImageReader(on_hub=True).load({"bytes": None, "path": path}) == b"abc"
             with pytest.raises(OSError, match="not fetched"):
-                load({"bytes": None, "path": path})
+                ImageReader().load({"bytes": None, "path": path})
         assert asked == ["hf://datasets/owner/name/x.jpg", "zip://x.jpg::hf://datasets/owner/name/x.zip"]
 
     @pytest.mark.parametrize("nothing", [None, {"bytes": None, "path": None}, {"bytes": None, "path": ""}], ids=str)

@@ -4,19 +4,20 @@ import datasets
 import pytest
 from PIL.GifImagePlugin import GifImageFile
 
-from linvit.data.sources.scan import Finding, examine, scan
+from linvit.data.sources.read import ImageReader
+from linvit.data.sources.scan import ImageFinding, examine, scan
 from tests.data.damaged import encoded, photo
 
 
 def test_an_image_is_described_as_it_is_stored():
     data = encoded(photo(0).convert("L"), "JPEG")
-    found = examine({"bytes": data, "path": None}, "train", "x", 10**6)
-    assert found == Finding("train", "x", "", found.digest, "JPEG", "L", 48, 56)
+    found = examine({"bytes": data, "path": None}, "train", "x", ImageReader(10**6))
+    assert found == ImageFinding("train", "x", "", found.digest, "JPEG", "L", 48, 56)
     assert len(found.digest) == 16
 
 
 def test_a_file_that_cannot_be_read_has_a_reason():
-    assert examine({"bytes": None, "path": "/nowhere/x.jpg"}, "val", "x", 1) == Finding(
+    assert examine({"bytes": None, "path": "/nowhere/x.jpg"}, "val", "x", ImageReader(1)) == ImageFinding(
         "val", "x", "No such file or directory"
     )
 
@@ -26,15 +27,15 @@ def test_copies_within_a_split_are_no_leak(tmp_path):
         {"image": [{"bytes": encoded(photo(0), "PNG"), "path": None}] * 3},
         features=datasets.Features({"image": datasets.Image()}),
     )
-    assert scan({"train": rows}, "image", 10**6, 0, progress=False).copies == []
-    both = scan({"train": rows, "val": rows.select([0])}, "image", 10**6, 0, progress=False)
+    assert scan({"train": rows}, "image", ImageReader(10**6), 0, progress=False).copies == []
+    both = scan({"train": rows, "val": rows.select([0])}, "image", ImageReader(10**6), 0, progress=False)
     assert both.copies == [("train: row 0 (stored in the table)", "val: row 0 (stored in the table)")]
 
 
 def test_rows_without_an_image_and_rows_of_one_path_are_told_apart():
     images = [{"bytes": encoded(photo(0), "PNG"), "path": "x.png"}, None, {"bytes": b"no image", "path": "x.png"}]
     rows = datasets.Dataset.from_dict({"image": images}, features=datasets.Features({"image": datasets.Image()}))
-    found = scan({"train": rows}, "image", 10**6, 0, progress=False)
+    found = scan({"train": rows}, "image", ImageReader(10**6), 0, progress=False)
     assert [(bad.name, bad.reason) for bad in found.bad] == [
         ("row 1 (stored in the table)", "no image: the cell is empty"),
         ("row 2 (x.png)", "not an image of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000, AVIF"),
@@ -47,7 +48,7 @@ def test_whatever_pil_raises_is_named(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(GifImageFile, "is_animated", property(animated))
-    found = examine({"bytes": encoded(photo(0), "GIF"), "path": None}, "train", "x", 10**6)
+    found = examine({"bytes": encoded(photo(0), "GIF"), "path": None}, "train", "x", ImageReader(10**6))
     assert found.reason == (str(error) or "ZeroDivisionError")
 
 
@@ -55,6 +56,6 @@ def test_too_little_memory_is_no_fault_of_the_image(monkeypatch):
     def load(*_):
         raise MemoryError
 
-    monkeypatch.setattr("linvit.data.sources.scan.load", load)
+    monkeypatch.setattr(ImageReader, "load", load)
     with pytest.raises(MemoryError):
-        examine({"bytes": b"", "path": None}, "train", "x", 1)
+        examine({"bytes": b"", "path": None}, "train", "x", ImageReader(1))

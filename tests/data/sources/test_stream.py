@@ -17,7 +17,7 @@ from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
-from linvit.data.sources.read import MAX_PIXELS
+from linvit.data.sources.read import ImageReader
 from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_batches
 from linvit.data.sources.stream import Stream
 from tests.data.images import image_folder, picture, png
@@ -70,7 +70,7 @@ def plain(sample, seed):
 
 def stream(shards, rank=0, world=1, workers=0, image="image", label="label", num_classes=3, **options):
     target = Target(label, partial(check_label, num_classes=num_classes, source="s"))
-    reader = SampleReader(plain, image, {"label": target}, MAX_PIXELS, True)
+    reader = SampleReader(plain, image, {"label": target}, ImageReader())
     given = {"batch_size": 2, "source": "s"}
     bad = BadImages("skip", 0.5, workers) if options.get("seed") is not None else BadImages("raise")
     return Stream(shards, reader, num_workers=workers, rank=rank, world_size=world, bad=bad, **{**given, **options})

@@ -6,7 +6,7 @@ import rasterio
 import torch
 from PIL import Image
 
-from linvit.data.sources.read import BadImageError, read, size_of
+from linvit.data.sources.read import BadImageError, ImageReader
 from linvit.data.transforms.affine import affine_matrix
 from linvit.data.transforms.bands import Bands, kind_of
 from linvit.data.transforms.decode import open_image
@@ -36,7 +36,7 @@ def png16():
 
 def refused(given, **options):
     with pytest.raises(BadImageError) as caught:
-        read(given, "x", **options)
+        ImageReader(**options).read(given, "x")
     return caught.value.reason
 
 
@@ -45,22 +45,22 @@ def refused(given, **options):
 def test_chosen_bands_keep_all_of_their_values(file, dtype, options):
     array = values(dtype=dtype)
     high = 255 if dtype == "uint8" else 9000
-    found = read(file(array, **options), "x", bands=Bands((4, 1), ((0, high),)))
+    found = ImageReader(bands=Bands((4, 1), ((0, high),))).read(file(array, **options), "x")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.numpy(), array[[3, 0]].astype(np.float32) * np.float32(255 / high))
 
 
 def test_each_band_has_its_range_and_what_lies_beyond_is_clipped(file):
     array = np.stack([np.full((8, 9), value, np.float32) for value in (-9999, 100, 300, np.nan)])
-    found = read(file(array), "x", bands=Bands((1, 2, 3, 4), ((0, 1), (0, 200), (100, 200), (0, 1))))
+    found = ImageReader(bands=Bands((1, 2, 3, 4), ((0, 1), (0, 200), (100, 200), (0, 1)))).read(file(array), "x")
     assert found[:, 0, 0].tolist() == [0, 127.5, 255, 0]
 
 
 def test_bands_of_8_bits_stay_8_bits(file):
     array = values(dtype="uint8")
-    assert torch.equal(read(file(array), "x", bands=Bands((3, 4))), torch.from_numpy(array[2:]))
+    assert torch.equal(ImageReader(bands=Bands((3, 4))).read(file(array), "x"), torch.from_numpy(array[2:]))
     grey = {"bytes": encoded(Image.fromarray(array[0]), "PNG"), "path": None}
-    assert torch.equal(read(grey, "x", bands=Bands((1,))), torch.from_numpy(array[:1]))
+    assert torch.equal(ImageReader(bands=Bands((1,))).read(grey, "x"), torch.from_numpy(array[:1]))
 
 
 def test_grey_of_16_bits_needs_no_rasterio(monkeypatch):
@@ -68,12 +68,12 @@ def test_grey_of_16_bits_needs_no_rasterio(monkeypatch):
     array = values(bands=1)[0]
     for kind in ("PNG", "TIFF"):
         given = {"bytes": encoded(Image.fromarray(array), kind), "path": None}
-        found = read(given, "x", bands=Bands(None, ((0, 9000),)))
+        found = ImageReader(bands=Bands(None, ((0, 9000),))).read(given, "x")
         torch.testing.assert_close(found.numpy(), np.stack([array * np.float32(255 / 9000)] * 3))
 
 
 def test_png_of_16_bits(tmp_path):
-    found = read({"bytes": png16(), "path": None}, "x", bands=Bands(None, ((0, 9000),)))
+    found = ImageReader(bands=Bands(None, ((0, 9000),))).read({"bytes": png16(), "path": None}, "x")
     torch.testing.assert_close(found.numpy(), values(bands=3) * np.float32(255 / 9000))
 
 
@@ -130,7 +130,7 @@ class TestRefused:
     def test_without_rasterio(self, file, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "rasterio", None)
         with pytest.raises(UserError, match=r'needs rasterio: pip install "linvit\[geo\]"'):
-            read(file(values()), "x", bands=FOUR)
+            ImageReader(bands=FOUR).read(file(values()), "x")
 
     def test_damaged(self, file):
         given = file(values())
@@ -146,7 +146,7 @@ class TestRefused:
 
 
 def test_the_size_is_that_of_the_header(file):
-    assert size_of(file(values())) == (24, 32)
+    assert ImageReader().size(file(values())) == (24, 32)
 
 
 def test_geometry_moves_all_bands_alike(file):

@@ -11,12 +11,12 @@ from linvit.data.transforms import on_device
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.evaluation import evaluation_ops
 from linvit.data.transforms.geometry import Warp
-from linvit.data.transforms.on_device import denormalise, normalise
+from linvit.data.transforms.on_device import Normalisation
 from linvit.data.transforms.ops import PixelOp, apply
 from tests.data.transforms.test_pixel_ops import photograph, tensor
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-STATISTICS = torch.tensor([MEAN, STD]).view(2, 3, 1, 1)
+NORMALISATION = Normalisation(MEAN, STD)
 NONE = Augmentation(crop_scale=None, hflip=0)
 RECIPE = Augmentation(auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.25, interpolation="random")
 EVERYTHING = Augmentation(
@@ -188,12 +188,12 @@ def test_an_impossible_augmentation_is_a_user_error(options, message):
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 5)], ids=str)
-def test_denormalise_is_the_inverse(batch):
+def test_undoing_normalisation_is_the_inverse(batch):
     image = pixels(10, 12)["image"]
-    normal = normalise(image[None], *STATISTICS)[0].expand(*batch, -1, -1, -1)
-    assert torch.allclose(denormalise(normal, *STATISTICS), (image / 255).expand_as(normal), atol=1e-6)
+    normal = NORMALISATION(image[None])[0].expand(*batch, -1, -1, -1)
+    assert torch.allclose(NORMALISATION.undo(normal), (image / 255).expand_as(normal), atol=1e-6)
 
 
-def test_denormalise_stays_within_0_and_1():
-    shown = denormalise(torch.randn(3, 4, 4) * 100, *STATISTICS)
+def test_undoing_normalisation_stays_within_0_and_1():
+    shown = NORMALISATION.undo(torch.randn(3, 4, 4) * 100)
     assert (shown.min(), shown.max()) == (0, 1)

@@ -8,7 +8,7 @@ from PIL import Image
 from linvit.data.sources.images import collate
 from linvit.data.transforms import segmentation
 from linvit.data.transforms.geometry import Box, Crop
-from linvit.data.transforms.on_device import normalise
+from linvit.data.transforms.on_device import Normalisation
 from linvit.data.transforms.segmentation import (
     EvalTransform,
     SegmentationAugmentation,
@@ -98,8 +98,7 @@ class TestTraining:
         assert (done["mask"][:, 30:] == IGNORE_INDEX).all()
         assert (done["mask"][:20, :30] != IGNORE_INDEX).all()
         batch = collate([done | {"id": "x"}])
-        mean, std = torch.tensor([0.3, 0.4, 0.5]).view(3, 1, 1), torch.ones(3, 1, 1)
-        image = batch["device_ops"].clear_padding(normalise(batch["image"], mean, std))
+        image = batch["device_ops"].clear_padding(Normalisation([0.3, 0.4, 0.5], [1, 1, 1])(batch["image"]))
         assert not image[:, :, 20:].any()
         assert not image[:, :, :, 30:].any()
         assert (image[:, :, :20, :30] != 0).all()

@@ -1,12 +1,14 @@
 """Which values the bands of images have, and the options that follow from them."""
 
+import argparse
+import json
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 
-from linvit.data.sources.read import RGB, load
+from linvit.data.sources.read import RGB, ImageReader
 from linvit.data.transforms.bands import LEVELS, Bands
 from linvit.data.transforms.decode import header, stored_values
 from linvit.errors import UserError
@@ -28,16 +30,27 @@ class BandValues(NamedTuple):
     values: np.ndarray
 
 
-def band_values(rows: datasets.Dataset, image: str, max_pixels: int, on_hub: bool, bands: Bands) -> BandValues:
+def json_list(text: str) -> list[Any]:
+    """An option of a command line that is a list."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise argparse.ArgumentTypeError(f"must be a list without spaces, such as [1,2,3]; got {text}")
+    return found
+
+
+def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> BandValues:
     """Looks at images spread evenly over a table; those that cannot be read, or are what is asked for, are left out."""
     rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
     kinds: Counter[tuple[int, str]] = Counter()
     found: dict[tuple[int, str], list[np.ndarray]] = {}
     for number in np.linspace(0, len(rows) - 1, min(len(rows), IMAGES)).astype(int).tolist():
         try:
-            data = load(rows[number][image], max_pixels, on_hub)
+            data = reader.load(rows[number][image])
             kind = header(data)
-            if kind.width * kind.height > max_pixels or (kind.plain and bands == RGB):
+            if kind.width * kind.height > reader.max_pixels or (kind.plain and reader.bands == RGB):
                 continue
             values = stored_values(data, kind, False, f"of row {number}")
         except (MemoryError, UserError):
@@ -51,13 +64,8 @@ def band_values(rows: datasets.Dataset, image: str, max_pixels: int, on_hub: boo
     return BandValues(kinds, np.concatenate(found[kinds.most_common(1)[0][0]], 1) if kinds else np.zeros((0, 0)))
 
 
-def describe(found: BandValues, bands: Bands) -> list[str]:
-    """Lines with the percentiles of each band, and the options that fit them; none of a set without a look.
-
-    Args:
-        found: Of a set.
-        bands: What is asked for already.
-    """
+def describe_bands(found: BandValues, bands: Bands) -> list[str]:
+    """Lines with the percentiles of each band, and the options that fit them beside what is asked for already."""
     if not found.kinds:
         return []
     kinds = ", ".join(f"{count} of {dtype} ({n:,} images)" for (count, dtype), n in found.kinds.most_common())

@@ -1,10 +1,23 @@
 """Names of classes, from a file or of a known set."""
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from linvit.errors import UserError
 
 KNOWN = Path(__file__).parents[1] / "class_names"
+
+
+class Classes(NamedTuple):
+    """The classes in the order of their labels: names, and what the data call them."""
+
+    names: list[str]
+    ids: list[Any]
+
+    @property
+    def labels(self) -> dict[Any, int]:
+        """The label of each category."""
+        return {key: label for label, key in enumerate(self.ids)}
 
 
 def read_names(given: str) -> list[str]:

@@ -12,7 +12,7 @@ import datasets
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.data.sources.coco_json import AnnotationFile, Finding
+from linvit.data.sources.coco_json import AnnotationFile, AnnotationFinding
 from linvit.data.sources.folder import SETTLED, cache_folder, cached, keep
 from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, check_choice, quote_first
@@ -72,7 +72,7 @@ class CocoTables(NamedTuple):
 
     splits: dict[str, datasets.Dataset]
     categories: dict[int, str]
-    malformed: dict[str, list[Finding]]
+    malformed: dict[str, list[AnnotationFinding]]
 
 
 def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
@@ -90,7 +90,7 @@ def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
         found = cached(cache, files)
         if found is None:
             found = _load(files, masks, cache)
-    malformed = {split: [Finding(**row) for row in found[f"{split} malformed"]] for split in files}
+    malformed = {split: [AnnotationFinding(**row) for row in found[f"{split} malformed"]] for split in files}
     return CocoTables({split: found[split] for split in files}, _categories(files, found), malformed)
 
 
@@ -101,7 +101,7 @@ def _load(files: Mapping[str, CocoFiles], masks: bool, cache: Path) -> dict[str,
         started = time.time()
         read = AnnotationFile(annotations, masks)
         folder = _folder_of(read, folders, split)
-        tables |= {split: read.table(folder), f"{split} malformed": _table(read.malformed, Finding._fields)}
+        tables |= {split: read.table(folder), f"{split} malformed": _table(read.malformed, AnnotationFinding._fields)}
         tables[f"{split} categories"] = _table(sorted(read.categories.items()), ("id", "name"))
         dates[split] = {str(path.absolute()): os.stat(path).st_mtime_ns for path in (annotations, folder)}
         rank_zero_info(f"read '{annotations}' in {time.time() - started:.0f} s: {len(read.images)} images")

@@ -29,7 +29,7 @@ LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have
 IMAGES = {name: datasets.Value("int64") for name in ("image_id", "height", "width")}
 
 
-class Finding(NamedTuple):
+class AnnotationFinding(NamedTuple):
     """Something about one annotation.
 
     Attributes:
@@ -67,7 +67,7 @@ class AnnotationFile:
         self.path = path
         self.images: list[tuple[int, str, int, int]] = []
         self.categories: dict[int, str] = {}
-        self.malformed: list[Finding] = []
+        self.malformed: list[AnnotationFinding] = []
         self._masks = masks
         try:
             content = json.loads(path.read_bytes())
@@ -149,7 +149,7 @@ class AnnotationFile:
                     raise Malformed("an id that another annotation has")
                 counts = self._counts(fields.get("segmentation"), row) if self._masks else None
             except Malformed as error:
-                self.malformed.append(Finding(row, reprlib.repr(key), *error.args))
+                self.malformed.append(AnnotationFinding(row, reprlib.repr(key), *error.args))
                 continue
             ids.add(key)
             area = float("nan") if fields.get("area") is None else float(fields["area"])  # NaN: it is the box's
@@ -168,7 +168,7 @@ class AnnotationFile:
 
 
 class Malformed(Exception):  # noqa: N818 (it never leaves this file)
-    """A reason, and perhaps a detail, why an annotation cannot be used; see `Finding`."""
+    """A reason, and perhaps a detail, why an annotation cannot be used; see `AnnotationFinding`."""
 
 
 def _check_fields(entry: Any) -> None:

@@ -1,6 +1,7 @@
 """One data source with all of its splits: which rows are trained on, validated, tested and predicted."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,10 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.data.sources.columns import as_images, column, features_of
 from linvit.data.sources.images import Reader, SampleReader, Target, Transform
-from linvit.data.sources.read import RGB
+from linvit.data.sources.read import ImageReader
 from linvit.data.sources.shards import Shards, load_streams
-from linvit.data.sources.splits import hold_out, load_splits
-from linvit.data.transforms.bands import Bands
+from linvit.data.sources.splits import HUB, hold_out, load_splits
 from linvit.errors import UserError
 
 Splits = dict[str, datasets.Dataset]
@@ -38,6 +38,7 @@ class DataSource:
 
     Args:
         name: What `--data.source` takes; see `linvit.data.sources.splits.load_splits`.
+        images: How images are read.
         image_column: Column of the images; None finds it.
         val_fraction: Fraction of the training rows that are held out if there is no validation split.
         streaming: Whether it is read as streams.
@@ -48,13 +49,15 @@ class DataSource:
     def __init__(
         self,
         name: str,
-        image_column: str | None,
-        val_fraction: float,
-        streaming: bool,
-        prepare: Callable[[Splits], Splits],
+        images: ImageReader,
+        image_column: str | None = None,
+        val_fraction: float = 0.0,
+        streaming: bool = False,
+        prepare: Callable[[Splits], Splits] = dict,
         load: Callable[[str], Splits] = load_splits,
     ) -> None:
         self.name = name
+        self.images = replace(images, on_hub=name.startswith(HUB))
         self.given_image_column = image_column
         self.val_fraction = val_fraction
         self.streaming = streaming
@@ -92,6 +95,10 @@ class DataSource:
         """The rows of each split, images and targets in the form that training needs."""
         return self.prepare(as_images(self.tables, self.image_column, self.name))
 
+    def table_of(self, split: str) -> str:
+        """The split in whose table a split is: without a validation split, a part of train is held out."""
+        return split if split in self.splits else "train"
+
     def rows_of(self, split: str, whole: bool = False) -> SplitRows:
         """The rows of a split; without a validation split, train and val are two parts of train unless `whole` is set.
 
@@ -108,11 +115,8 @@ class DataSource:
                 )
             table, chosen = "train", self._held_out[split]
         if table not in self.splits:
-            way = (
-                "; a stream is not cut in two: add one, or set --data.streaming=false"
-                if self.streaming and split == "val"
-                else ""
-            )
+            add = "; a stream is not cut in two: add one, or set --data.streaming=false"
+            way = add if self.streaming and split == "val" else ""
             raise UserError(f"data source '{self.name}' has no {split} split; it has: {', '.join(self.splits)}{way}")
         rows = self.splits[table]
         if self.image_column not in rows.features:
@@ -123,26 +127,9 @@ class DataSource:
         shards = self.shards[table]._replace(rows=rows) if self.streaming else None
         return SplitRows(rows, chosen, shards)
 
-    def reader(
-        self,
-        targets: Mapping[str, Target],
-        transform: Transform,
-        max_pixels: int,
-        exif_orientation: bool,
-        on_hub: bool,
-        bands: Bands = RGB,
-    ) -> Reader:
-        """What makes samples of rows.
-
-        Args:
-            targets: Entries of a sample besides the image.
-            transform: A sample and its seed to the sample that is used.
-            max_pixels: Images with more are refused.
-            exif_orientation: Whether to turn images as their EXIF entry says.
-            on_hub: Whether images may lie on the hub.
-            bands: What is taken of an image.
-        """
-        return SampleReader(transform, self.image_column, targets, max_pixels, exif_orientation, on_hub, bands)
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+        """What makes samples of rows, with some entries besides the image, by a transform."""
+        return SampleReader(transform, self.image_column, targets, self.images)
 
     def evaluated(self, available: Collection[str]) -> str:
         """The split that is tested or predicted: test, or the next best of those that are available."""

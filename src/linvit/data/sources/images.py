@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.seeds import SeededIndex
 from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import RGB, BadImageError, ImageFile, image_file, name_of
+from linvit.data.sources.read import BadImageError, ImageFile, ImageReader, name_of
 from linvit.data.sources.splits import Rows
-from linvit.data.transforms.bands import Bands, BandsError
+from linvit.data.transforms.bands import BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps
 from linvit.errors import UserError
 
@@ -92,18 +92,12 @@ class SampleReader(Reader):
     Attributes:
         image: Column of the images.
         targets: Entries of the sample besides the image.
-        max_pixels: Images with more are refused.
-        exif_orientation: Whether to turn images as their EXIF entry says.
-        on_hub: Whether the rows are of the hub, where their images may lie, too.
-        bands: What is taken of an image.
+        images: How image files are read.
     """
 
     image: str
     targets: Mapping[str, Target]
-    max_pixels: int
-    exif_orientation: bool
-    on_hub: bool = False
-    bands: Bands = RGB
+    images: ImageReader
 
     def columns_of(self, rows: Rows) -> Rows:
         """Selects the columns that samples need; images stay undecoded, since `datasets` would not name a bad one."""
@@ -116,13 +110,12 @@ class SampleReader(Reader):
     def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
         """Loads the image file; see `Reader`."""
         stored = row[self.image]
-        file = image_file(stored, name_of(stored, place), self.max_pixels, self.on_hub, self.bands)
-        return {**row, self.image: file}
+        return {**row, self.image: self.images.open(stored, name_of(stored, place))}
 
     def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
         """Decodes the image, reads the targets, and transforms both; see `Reader`."""
         file: ImageFile = row[self.image]
-        sample = {"image": file.decode(self.exif_orientation)}
+        sample = {"image": file.decode()}
         sample |= {entry: target.read(row[target.column], file.name) for entry, target in self.targets.items()}
         self.complete(sample, file.name)
         return self.transform(sample, seed) | {"index": number, "id": file.path or str(number)}
@@ -235,11 +228,11 @@ def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> s
     return f"{what} {size[1]} x {size[0]} pixels, the image has {image[1]} x {image[0]}{turned}"
 
 
-class Held:
+class NotTransferred:
     """Entries of a batch, as lists, which Lightning neither moves to the device nor converts to half precision.
 
     Half precision would round coordinates of boxes to whole pixels and more; evaluation needs the truth on the CPU.
-    It is no mapping and no dataclass: Lightning would search those.
+    It is neither a mapping nor a dataclass: Lightning would search those.
     """
 
     def __init__(self, entries: dict[str, list[Any]]) -> None:
@@ -248,9 +241,9 @@ class Held:
 
 def collate(
     samples: Sequence[Sample],
-    ragged: Collection[str] = (),
-    mixed: Collection[str] = (),
-    held: Collection[str] = (),
+    list_keys: Collection[str] = (),
+    list_if_ragged: Collection[str] = (),
+    cpu_keys: Collection[str] = (),
 ) -> dict[str, Any]:
     """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
 
@@ -258,17 +251,19 @@ def collate(
 
     Args:
         samples: With the same entries.
-        ragged: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
-        mixed: Entries that may differ in shape: the batch has a list of them if they do.
-        held: Entries that the batch has in `held`, a `Held`.
+        list_keys: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
+        list_if_ragged: Entries that may differ in shape: the batch has a list of them if they do.
+        cpu_keys: Entries that the batch has in `not_transferred`, a `NotTransferred`.
     """
-    differ = {name for name in mixed if len({sample[name].shape for sample in samples if name in sample}) > 1}
-    apart = {"device_ops", *ragged, *held, *differ}
+    differ = {name for name in list_if_ragged if len({sample[name].shape for sample in samples if name in sample}) > 1}
+    apart = {"device_ops", *list_keys, *cpu_keys, *differ}
     batch: dict[str, Any] = default_collate(
         [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
     )
-    batch |= {name: [sample[name] for sample in samples] for name in {*ragged, *differ} if name in samples[0]}
-    if held:
-        batch["held"] = Held({name: [sample[name] for sample in samples] for name in held if name in samples[0]})
+    batch |= {name: [sample[name] for sample in samples] for name in {*list_keys, *differ} if name in samples[0]}
+    if cpu_keys:
+        batch["not_transferred"] = NotTransferred(
+            {name: [sample[name] for sample in samples] for name in cpu_keys if name in samples[0]}
+        )
     ops = [sample["device_ops"] for sample in samples if "device_ops" in sample]
     return batch | {"seed": ops[0].seed, "device_ops": BatchDeviceOps(ops)} if ops else batch

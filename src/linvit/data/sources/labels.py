@@ -41,6 +41,14 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
     )
 
 
+def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
+    """How many images the classes of a table have, in words."""
+    labels = np.array([value for value in rows[label] if value is not None and value >= 0])
+    counts = np.bincount(labels.astype(int), minlength=num_classes)
+    empty = int((counts == 0).sum())
+    return f"{counts.min()} to {counts.max()} of each class" + (f", {empty} classes have none" if empty else "")
+
+
 def check_label(label: int | None, name: str, num_classes: int | None, source: str) -> int:
     """The label of one image, if it lies in [0, num_classes); None for the number of classes only asks for 0 or more.
 

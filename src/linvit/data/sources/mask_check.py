@@ -7,15 +7,18 @@ from typing import NamedTuple
 import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from linvit.data.sources.masks import MaskReader, counts
-from linvit.data.sources.read import BadImageError, name_of, size_of
+from linvit.data.sources.read import BadImageError, name_of
+from linvit.data.sources.scan import ImageFinding
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
 LOOKED_AT = 200  # masks of a larger set, spread evenly; it takes about a second
 SHOWN = 6  # classes in a message
+SHOWN_BY_CHECK = 20  # in a line of `linvit data check`
 
 
 class MaskFinding(NamedTuple):
@@ -42,18 +45,14 @@ class Masks(Dataset[MaskFinding]):
         image: Column of the images.
         mask: Column of the masks.
         reader: What reads masks.
-        exif_orientation: Whether images are turned as their EXIF entry says.
     """
 
-    def __init__(
-        self, rows: datasets.Dataset, image: str, mask: str, reader: MaskReader, exif_orientation: bool
-    ) -> None:
+    def __init__(self, rows: datasets.Dataset, image: str, mask: str, reader: MaskReader) -> None:
         self.image, self.mask = image, mask
         self.rows = rows.select_columns([image, mask])
         for column in (image, mask):
             self.rows = self.rows.cast_column(column, datasets.Image(decode=False))
         self.reader = reader
-        self.exif_orientation = exif_orientation
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,11 +67,11 @@ class Masks(Dataset[MaskFinding]):
         found = dict(zip(*counts(raw), strict=True))
         if unknown := reader.unknown(found):
             return MaskFinding(name, reader.complaint(unknown))
-        size = size_of(row[self.image], reader.max_pixels, self.exif_orientation, reader.on_hub)
+        size = reader.images.size(row[self.image])
         if size is not None and size != raw.shape:
             turned = ". Set --data.exif_orientation=false if masks are not turned" if size == raw.shape[::-1] else ""
             (rows, columns), (height, width) = raw.shape, size
-            way = turned or ". A mask has a class for each pixel of its image: make it anew, or remove both"
+            way = turned or ". A mask has a class for each pixel of its image: make it again, or remove both"
             return MaskFinding(name, f"it has {columns} x {rows} pixels, but its image has {width} x {height}{way}")
         meaning, pixels = dict(reader.meaning), Counter[int]()
         for value, count in found.items():
@@ -134,3 +133,17 @@ def shares(pixels: Mapping[int, int], names: list[str], shown: int = SHOWN) -> s
     largest = ", ".join(f"{names[index]} {count / total:.1%}" for index, count in counted.most_common(shown))
     more = f" and {len(counted) - shown} more classes" if len(counted) > shown else ""
     return f"{largest}{more}; ignored {ignored / total:.1%}"
+
+
+def describe_masks(masks: Masks, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
+    """Examines all masks of a split in several processes: lines about the classes, and the bad masks."""
+    pixels, bad = Counter[int](), []
+    for found in tqdm(DataLoader(masks, None, num_workers=workers), unit=" masks"):
+        pixels.update(found.pixels)
+        bad += [ImageFinding("mask", found.name, found.reason)] if found.reason else []
+    lines = [f"  {split:<10}{len(masks):>12,} masks: {shares(pixels, names, SHOWN_BY_CHECK)}"]
+    absent = [name for index, name in enumerate(names) if index not in pixels]
+    if absent:
+        some_of_them = ", ".join(absent[:SHOWN_BY_CHECK])
+        lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {some_of_them}")
+    return lines, bad

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from linvit.data.sources.read import MAX_PIXELS, BadImageError, Stored, load, name_of, reason_of
+from linvit.data.sources.read import BadImageError, ImageReader, Stored, name_of, reason_of
 from linvit.data.transforms.decode import open_image
 from linvit.errors import UserError
 from linvit.ignore_index import IGNORE_INDEX
@@ -30,8 +30,7 @@ class MaskReader:
         reduce_zero_label: Whether masks count from 1, and 0 is for pixels without a class.
         values: The number or the colour of each class; None counts from 0, or from 1 with `reduce_zero_label`.
         ignored: Further numbers or colours for pixels without a class, besides the number 255.
-        max_pixels: Masks with more are refused.
-        on_hub: Whether the masks belong to a set of the hub, and may lie there.
+        images: How the images are read that the masks belong to.
 
     Raises:
         UserError: If there are too many classes, or values contradict each other.
@@ -43,8 +42,7 @@ class MaskReader:
         reduce_zero_label: bool = False,
         values: Sequence[Value] | None = None,
         ignored: Sequence[Value] = (),
-        max_pixels: int = MAX_PIXELS,
-        on_hub: bool = False,
+        images: ImageReader = ImageReader(),  # noqa: B008 (frozen)
     ) -> None:
         if not 1 <= num_classes <= UNKNOWN:
             raise UserError(f"masks of 8 bits have 1 to {UNKNOWN} classes; got {num_classes}")
@@ -70,8 +68,7 @@ class MaskReader:
         self.given = values is not None
         self.without = without
         self.meaning = tuple((self.classes | dict.fromkeys(without, IGNORE_INDEX)).items())
-        self.max_pixels = max_pixels
-        self.on_hub = on_hub
+        self.images = images
 
     def __call__(self, stored: Stored, name: str) -> Tensor:
         """Reads a mask as classes, 8-bit (h, w); 255 is ignored.
@@ -106,14 +103,14 @@ class MaskReader:
             BadImageError: If it cannot be read.
         """
         try:
-            with open_image(load(stored, self.max_pixels, self.on_hub)) as picture:
+            with open_image(self.images.load(stored)) as picture:
                 if picture.format in LOSSY:
                     raise OSError(
                         f"a mask saved as {picture.format} has other labels at edges than it had before; save masks as "
                         f"PNG, from before they were compressed"
                     )
-                if picture.width * picture.height > self.max_pixels:
-                    raise OSError(f"{picture.width} x {picture.height} pixels are more than {self.max_pixels}")
+                if picture.width * picture.height > self.images.max_pixels:
+                    raise OSError(f"{picture.width} x {picture.height} pixels are more than {self.images.max_pixels}")
                 return self._colours(picture) if self.coloured else self._numbers(picture)
         except MemoryError:
             raise
@@ -128,7 +125,7 @@ class MaskReader:
         if self.coloured:
             return [value for value in self.classes if isinstance(value, tuple)]
         try:
-            with open_image(load(stored, self.max_pixels, self.on_hub)) as picture:
+            with open_image(self.images.load(stored)) as picture:
                 table = picture.getpalette("RGB") or []
         except OSError:
             return None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linvit.data.sources.coco_json import Finding
+from linvit.data.sources.coco_json import AnnotationFinding
 from linvit.data.sources.objects import FlatObjects
 from linvit.data.transforms.detection import inside, trainable, usable
 from linvit.errors import UserError, quote_first
@@ -32,8 +32,8 @@ class ObjectAudit(NamedTuple):
     used: np.ndarray
     counts: np.ndarray
     total: int
-    malformed: list[Finding]
-    untrained: list[Finding]
+    malformed: list[AnnotationFinding]
+    untrained: list[AnnotationFinding]
     wrong_format: str | None
 
 
@@ -43,7 +43,7 @@ def audit_objects(
     labels: Mapping[Any, int],
     subset: bool,
     box_format: str,
-    unread: Sequence[Finding] = (),
+    unread: Sequence[AnnotationFinding] = (),
 ) -> ObjectAudit:
     """Looks at all objects of a split.
 
@@ -64,9 +64,13 @@ def audit_objects(
     thin, outside = (sides < 1).any(1), ~inside(objects["boxes"], (height, width))
     meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
 
-    def findings(which: np.ndarray, reason: str, details: Sequence[Any], malformed: bool = False) -> list[Finding]:
+    def findings(
+        which: np.ndarray, reason: str, details: Sequence[Any], malformed: bool = False
+    ) -> list[AnnotationFinding]:
         places = np.flatnonzero(which).tolist()
-        return [Finding(int(flat.rows[i]), str(flat.ids[i]), reason, str(details[i]), malformed) for i in places]
+        return [
+            AnnotationFinding(int(flat.rows[i]), str(flat.ids[i]), reason, str(details[i]), malformed) for i in places
+        ]
 
     boxes = objects["boxes"].tolist()
     unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
@@ -106,12 +110,12 @@ def _wrong_format(boxes: np.ndarray, size: tuple[np.ndarray, np.ndarray], box_fo
     return None
 
 
-def annotation_name(finding: Finding, name: Callable[[int], str]) -> str:
+def annotation_name(finding: AnnotationFinding, name: Callable[[int], str]) -> str:
     """What messages call an annotation, by what they call the image of a row."""
     return f"annotation {finding.id}" + (f" of {name(finding.row)}" if finding.row >= 0 else "")
 
 
-def describe(findings: Sequence[Finding], name: Callable[[int], str]) -> list[str]:
+def describe(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
     """How many annotations have what, the most frequent first, each with an example.
 
     Args:
@@ -124,6 +128,23 @@ def describe(findings: Sequence[Finding], name: Callable[[int], str]) -> list[st
         + (f": {first[reason].detail}" if first[reason].detail else "")
         for reason, count in Counter(finding.reason for finding in findings).most_common()
     ]
+
+
+def audit_lines(found: ObjectAudit, split: str, images: int, name: Callable[[int], str]) -> list[str]:
+    """What `linvit data check` says of a split of so many images; `name` is what messages call that of a row."""
+    flat = found.flat
+    crowds = int(flat.objects["iscrowd"].sum()) if "iscrowd" in flat.objects else 0
+    lines = [
+        f"  {split:<10}{images:>12,} images, {images - len(np.unique(flat.rows)):,} of them without objects; "
+        f"{len(flat.rows):,} objects, {crowds:,} of them crowds"
+    ]
+    if found.malformed:
+        lines.append(f"  {split:<10}{len(found.malformed):>12,} of {found.total:,} ANNOTATIONS ARE MALFORMED")
+        lines += [f"    {line}" for line in describe(found.malformed, name)]
+    if found.untrained:
+        lines.append(f"  {split:<10}WARNING: training leaves out {len(found.untrained):,} objects")
+        lines += [f"    {line}" for line in describe(found.untrained, name)]
+    return lines
 
 
 def check_all_occur(names: Sequence[str], counts: np.ndarray, source: str) -> None:

@@ -2,39 +2,29 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow.compute
 from tqdm import tqdm
 
-from linvit.data.sources.coco import CocoTables, find_coco, load_coco
+from linvit.data.sources.class_names import Classes
+from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
+from linvit.data.sources.coco_json import AnnotationFinding
 from linvit.data.sources.columns import features_of
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.object_check import ObjectAudit, audit_objects
 from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
-from linvit.data.sources.read import MAX_PIXELS, RGB, name_of, size_of
+from linvit.data.sources.read import ImageReader, name_of
 from linvit.data.sources.splits import HUB, load_splits
-from linvit.data.transforms.bands import Bands
 from linvit.errors import UserError, did_you_mean
 
 THREADS = 16
-
-
-class Classes(NamedTuple):
-    """The classes in the order of their labels: names, and what the data call them."""
-
-    names: list[str]
-    ids: list[Any]
-
-    @property
-    def labels(self) -> dict[Any, int]:
-        """The label of each category."""
-        return {key: label for label, key in enumerate(self.ids)}
 
 
 class ObjectSource(DataSource):
@@ -42,8 +32,9 @@ class ObjectSource(DataSource):
 
     Args:
         name: A folder with COCO's files, or anything that `load_splits` knows.
-        image_column: Column of the images; None finds it.
-        val_fraction: Fraction of the training rows that are held out if there is no validation split.
+        images: How images are read.
+        image_column: See `DataSource`.
+        val_fraction: See `DataSource`.
         annotation_files: COCO's files by split; None finds them.
         image_folders: The folders of their images; None finds them.
         column: Of the objects in a table; None finds it.
@@ -55,6 +46,7 @@ class ObjectSource(DataSource):
     def __init__(
         self,
         name: str,
+        images: ImageReader,
         image_column: str | None,
         val_fraction: float,
         annotation_files: Mapping[str, str] | None,
@@ -64,7 +56,7 @@ class ObjectSource(DataSource):
         class_names: list[str] | None,
         masks: bool,
     ) -> None:
-        super().__init__(name, image_column, val_fraction, streaming=False, prepare=dict)
+        super().__init__(name, images, image_column, val_fraction)
         self.annotation_files = annotation_files
         self.image_folders = image_folders
         self.given_column = column
@@ -73,33 +65,34 @@ class ObjectSource(DataSource):
         self.masks = masks
 
     @cached_property
-    def coco(self) -> CocoTables | None:
-        """The tables of COCO's files, if it has such."""
+    def coco_files(self) -> dict[str, CocoFiles]:
+        """COCO's files by split, if it has such."""
         path = Path(self.name).expanduser()
         if self.annotation_files or (not self.name.startswith(HUB) and path.is_dir()):
             files = find_coco(path, self.annotation_files, self.image_folders)
             if files:
-                return load_coco(files, self.masks)
+                return files
         if self.image_folders:
             raise UserError(f"--data.image_folders needs annotation files of COCO; there are none in '{self.name}'")
-        return None
+        return {}
+
+    @cached_property
+    def coco(self) -> CocoTables | None:
+        """The tables of COCO's files, if it has such."""
+        return load_coco(self.coco_files, self.masks) if self.coco_files else None
 
     @cached_property
     def tables(self) -> Splits:
         """The rows of each split as they are stored."""
         return load_splits(self.name) if self.coco is None else self.coco.splits
 
-    def audit(self, split: str, sizes: np.ndarray) -> ObjectAudit:
-        """Looks at all objects of a split.
-
-        Args:
-            split: One of the tables.
-            sizes: (H, W) of its images, int (n, 2).
-        """
+    @cache  # noqa: B019 (a source lives as long as its run)
+    def audit(self, split: str) -> ObjectAudit:
+        """What there is to say about all objects of a split."""
         assert self.column is not None
         flat, subset = flat_objects(self.splits[split], self.column), self.given_names is not None
         unread = [] if self.coco is None else self.coco.malformed[split]
-        return audit_objects(flat, sizes, self.classes.labels, subset, self.column.box_format, unread)
+        return audit_objects(flat, self.sizes(split), self.classes.labels, subset, self.column.box_format, unread)
 
     @cached_property
     def column(self) -> ObjectColumn | None:
@@ -147,42 +140,44 @@ class ObjectSource(DataSource):
         used = {key: name for key, name in found.items() if self.given_names is None or name in self.given_names}
         return Classes([*used.values()], [*used])
 
-    def sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
+    def malformed_masks(self, split: str) -> list[AnnotationFinding]:
+        """Annotations of COCO's files whose masks could not be used, where masks are not asked for."""
+        if self.masks or not self.coco_files or find_spec("faster_coco_eval") is None:
+            return []
+        found = load_coco(self.coco_files, True).malformed[split]
+        return [one for one in found if "segmentation" in one.reason]
+
+    @cache  # noqa: B019
+    def sizes(self, split: str) -> np.ndarray:
         """(H, W) of all images of a split, int (n, 2): as the table says, or else by `header_sizes`."""
+        rows = self.splits[split]
         if {"height", "width"} <= rows.features.keys():
             table = rows.select_columns(["height", "width"]).with_format("arrow")[:]
             sides = [pyarrow.compute.fill_null(table[side], 0).to_numpy() for side in ("height", "width")]
             return np.stack(sides, 1).astype(np.int64)
-        return self.header_sizes(split, rows, exif_orientation)
+        return self.header_sizes(split)
 
-    def header_sizes(self, split: str, rows: datasets.Dataset, exif_orientation: bool) -> np.ndarray:
+    def header_sizes(self, split: str) -> np.ndarray:
         """(H, W) of all images of a split, int (n, 2), 0 where an image cannot be read, by the headers of the files."""
-        images = rows.select_columns([self.image_column])
-        images = images.cast_column(self.image_column, datasets.Image(decode=False))
-        on_hub = self.name.startswith(HUB)
+        images = self._stored(split)
 
         def size(row: int) -> tuple[int, int]:
-            return size_of(images[row][self.image_column], MAX_PIXELS, exif_orientation, on_hub) or (0, 0)
+            return self.images.size(images[row][self.image_column]) or (0, 0)
 
         with ThreadPoolExecutor(THREADS) as pool:
             found = pool.map(size, range(len(images)))
             return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
 
-    def name_of(self, rows: datasets.Dataset, row: int) -> str:
+    def name_of(self, split: str, row: int) -> str:
         """What messages call the image of a row."""
-        images = rows.select_columns([self.image_column]).cast_column(self.image_column, datasets.Image(decode=False))
-        return name_of(images[row][self.image_column], f"row {row}")
+        return name_of(self._stored(split)[row][self.image_column], f"row {row}")
 
-    def reader(
-        self,
-        targets: Mapping[str, Target],
-        transform: Transform,
-        max_pixels: int,
-        exif_orientation: bool,
-        on_hub: bool,
-        bands: Bands = RGB,
-    ) -> Reader:
+    def _stored(self, split: str) -> datasets.Dataset:
+        """The images of a split, undecoded."""
+        images = self.splits[split].select_columns([self.image_column])
+        return images.cast_column(self.image_column, datasets.Image(decode=False))
+
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
         """What makes samples of rows; see `DataSource.reader`."""
-        given = (transform, self.image_column, targets, max_pixels, exif_orientation, on_hub, bands)
         found = (self.column, self.classes.labels, self.masks) if "objects" in targets else ()
-        return ObjectReader(*given, *found)
+        return ObjectReader(transform, self.image_column, targets, self.images, *found)

@@ -186,12 +186,12 @@ def _rle(stored: Any, size: tuple[int, int]) -> dict[str, Any]:
     return {"size": list(size), "counts": counts}
 
 
-def as_it_is(cell: Any, name: str) -> Any:
-    """A cell, read by nobody."""
+def identity(cell: Any, name: str) -> Any:
+    """A cell as it is stored."""
     return cell
 
 
 def object_targets(column: ObjectColumn, features: Mapping[str, Any]) -> dict[str, Target]:
     """What is read of a row: objects, and where the table says them the size and COCO's number of the image."""
     known = [name for name in ("height", "width", "image_id") if name in features]
-    return {"objects": Target(column.name, as_it_is), **{name: Target(name, as_it_is) for name in known}}
+    return {"objects": Target(column.name, identity), **{name: Target(name, identity) for name in known}}

@@ -46,6 +46,84 @@ class BadImageError(Exception):
 
 
 @dataclass(frozen=True)
+class ImageReader:
+    """Reads image files, and refuses what would take too much memory or time before it is decoded.
+
+    Attributes:
+        max_pixels: Images with more are refused, WebP and JPEG 2000 with more than half as many.
+        exif_orientation: Whether to turn images as their EXIF entry says.
+        on_hub: Whether the images belong to a set of the hub, and may lie there.
+        bands: What is taken of an image.
+
+    Raises:
+        UserError: If PIL cannot hold to `max_pixels`.
+    """
+
+    max_pixels: int = MAX_PIXELS
+    exif_orientation: bool = True
+    on_hub: bool = False
+    bands: Bands = RGB
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_pixels <= 2 * MAX_PIXELS:
+            raise UserError(
+                f"max_pixels must lie between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {self.max_pixels}"
+            )
+
+    def load(self, stored: Stored) -> bytes:
+        """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there.
+
+        Raises:
+            OSError: If it cannot be read, is empty, is too large for an image, or there is none.
+        """
+        data, path = _parts(stored)
+        if data is None:
+            if not path:
+                raise OSError("no image: the cell is empty")
+            data = _remote(path, self.on_hub) if "://" in path else _local(path, OVERHEAD + 8 * self.max_pixels)
+        if not data:
+            raise OSError("an empty file")
+        return data
+
+    def open(self, stored: Stored, name: str) -> "ImageFile":
+        """Loads an image file and checks its header.
+
+        Raises:
+            BadImageError: If it cannot be read, is not an image, is too large or too thin, takes too long to decode, or
+                has more bands or bits than are asked for, which would be lost; messages call it `name`.
+        """
+        with _bad_images(name):
+            data = self.load(stored)
+            kind = header(data)
+            width, height = kind.width, kind.height
+            heavy = kind.format in HEAVY
+            limit, of_format = (self.max_pixels // 2, f" for {kind.format}") if heavy else (self.max_pixels, "")
+            if kind.progressive and (scans := _scans(data)) > MAX_SCANS:
+                raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
+            if width * height > limit:
+                raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
+            if max(width, height) > MAX_ASPECT * min(width, height):
+                raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
+            self.bands.check(kind)
+        return ImageFile(data, name, _parts(stored)[1], kind, self)
+
+    def read(self, stored: Stored, name: str) -> Tensor:
+        """Loads and decodes an image (C, H, W); see `open` and `ImageFile.decode`."""
+        return self.open(stored, name).decode()
+
+    def size(self, stored: Stored) -> tuple[int, int] | None:
+        """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
+        try:
+            kind = header(self.load(stored))
+        except MemoryError:
+            raise
+        except Exception:  # a bad image is met, and counted, when it is used
+            return None
+        turned = self.exif_orientation and kind.orientation >= 5
+        return (kind.width, kind.height) if turned else (kind.height, kind.width)
+
+
+@dataclass(frozen=True)
 class ImageFile:
     """An image file that was loaded and whose header was checked, but which is not decoded.
 
@@ -54,71 +132,26 @@ class ImageFile:
         name: What messages call the image.
         path: Where it is, or was; None if that is not known.
         kind: What its header says.
-        bands: What is taken of it.
+        reader: How it is decoded.
     """
 
     data: bytes
     name: str
     path: str | None
     kind: Kind
-    bands: Bands
+    reader: ImageReader
 
-    def decode(self, exif_orientation: bool = True) -> Tensor:
+    def decode(self) -> Tensor:
         """Decodes it to 8-bit RGB (3, H, W), or to the bands (C, H, W) that were asked for.
 
-        Args:
-            exif_orientation: Whether to turn the image as its EXIF entry says.
-
         Raises:
-            BadImageError: If it is no whole image.
+            BadImageError: If it is not a whole image.
         """
+        bands, turn = self.reader.bands, self.reader.exif_orientation
         with _bad_images(self.name):
-            if self.bands == RGB:
-                return decode(self.data, exif_orientation)
-            return decode_bands(self.data, self.kind, self.bands, exif_orientation, self.name)
-
-
-def image_file(
-    stored: Stored, name: str, max_pixels: int = MAX_PIXELS, on_hub: bool = False, bands: Bands = RGB
-) -> ImageFile:
-    """Loads an image file and checks its header.
-
-    Args:
-        stored: The image.
-        name: What messages call it; see `name_of`.
-        max_pixels: An image with more is refused before it is decoded, WebP and JPEG 2000 with more than half as many.
-        on_hub: Whether the image belongs to a set of the hub, and may lie there.
-        bands: What is taken of it.
-
-    Raises:
-        BadImageError: If it cannot be read, is no image, is too large or too thin, takes too long to decode, or has
-            more bands or bits than are asked for, which would be lost.
-    """
-    with _bad_images(name):
-        data = load(stored, max_pixels, on_hub)
-        kind = header(data)
-        width, height = kind.width, kind.height
-        limit, of_format = (max_pixels // 2, f" for {kind.format}") if kind.format in HEAVY else (max_pixels, "")
-        if kind.progressive and (scans := _scans(data)) > MAX_SCANS:
-            raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
-        if width * height > limit:
-            raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
-        if max(width, height) > MAX_ASPECT * min(width, height):
-            raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
-        bands.check(kind)
-    return ImageFile(data, name, _parts(stored)[1], kind, bands)
-
-
-def read(
-    stored: Stored,
-    name: str,
-    max_pixels: int = MAX_PIXELS,
-    exif_orientation: bool = True,
-    on_hub: bool = False,
-    bands: Bands = RGB,
-) -> Tensor:
-    """Loads and decodes an image (C, H, W); see `image_file` and `ImageFile.decode`."""
-    return image_file(stored, name, max_pixels, on_hub, bands).decode(exif_orientation)
+            if bands == RGB:
+                return decode(self.data, turn)
+            return decode_bands(self.data, self.kind, bands, turn, self.name)
 
 
 @contextmanager
@@ -130,47 +163,6 @@ def _bad_images(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
         raise BadImageError(name, reason_of(error)) from error
-
-
-def size_of(
-    stored: Stored, max_pixels: int = MAX_PIXELS, exif_orientation: bool = True, on_hub: bool = False
-) -> tuple[int, int] | None:
-    """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
-    try:
-        kind = header(load(stored, max_pixels, on_hub))
-        turned = exif_orientation and kind.orientation >= 5
-        return (kind.width, kind.height) if turned else (kind.height, kind.width)
-    except MemoryError:
-        raise
-    except Exception:  # a bad image is met, and counted, when it is used
-        return None
-
-
-def check_max_pixels(max_pixels: int) -> int:
-    """The limit, if PIL can hold to it.
-
-    Raises:
-        UserError: If it cannot.
-    """
-    if max_pixels < 1 or max_pixels > 2 * MAX_PIXELS:
-        raise UserError(f"max_pixels must lie between 1 and {2 * MAX_PIXELS}, where PIL refuses; got {max_pixels}")
-    return max_pixels
-
-
-def load(stored: Stored, max_pixels: int = MAX_PIXELS, on_hub: bool = False) -> bytes:
-    """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there.
-
-    Raises:
-        OSError: If it cannot be read, is empty, is too large for an image, or there is none.
-    """
-    data, path = _parts(stored)
-    if data is None:
-        if not path:
-            raise OSError("no image: the cell is empty")
-        data = _remote(path, on_hub) if "://" in path else _local(path, OVERHEAD + 8 * max_pixels)
-    if not data:
-        raise OSError("an empty file")
-    return data
 
 
 def _scans(data: bytes) -> int:

@@ -12,14 +12,14 @@ from PIL import ExifTags
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from linvit.data.sources.read import RGB, Stored, load, name_of, read, reason_of
-from linvit.data.transforms.bands import TIFF, Bands
+from linvit.data.sources.read import RGB, ImageReader, Stored, name_of, reason_of
+from linvit.data.transforms.bands import TIFF
 from linvit.data.transforms.decode import header, open_image
 
 CHUNK = 32  # images that a process hands over at once
 
 
-class Finding(NamedTuple):
+class ImageFinding(NamedTuple):
     """One image.
 
     Attributes:
@@ -61,7 +61,7 @@ class ScanResult:
 
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()
-        self.bad: list[Finding] = []
+        self.bad: list[ImageFinding] = []
         self.kinds: Counter[str] = Counter()
         self.modes: Counter[str] = Counter()
         self.turned = 0
@@ -70,7 +70,7 @@ class ScanResult:
         self._first: dict[bytes, tuple[str, str]] = {}  # digest -> split and name of the first
         self.copies: list[tuple[str, str]] = []
 
-    def add(self, found: Finding) -> None:
+    def add(self, found: ImageFinding) -> None:
         """Counts one image."""
         self.images[found.split] += 1
         if found.reason:
@@ -85,58 +85,63 @@ class ScanResult:
         if split != found.split:
             self.copies.append((f"{split}: {name}", f"{found.split}: {found.name}"))
 
-    def sizes(self) -> np.ndarray:
-        """Smallest, median and largest (rows) width and height (columns), int (3, 2); zeros without images."""
+    def lines(self) -> list[str]:
+        """What kinds of images there are and how large, in lines."""
         sizes = np.array(self._sizes or [(0, 0)])
-        return np.stack([sizes.min(0), np.median(sizes, 0).astype(int), sizes.max(0)])
+        smallest, median, largest = sizes.min(0), np.median(sizes, 0).astype(int), sizes.max(0)
+        lines = [
+            f"  {'formats':<10}{_counted(self.kinds)}",
+            f"  {'modes':<10}{_counted(self.modes)}",
+            *(
+                f"  {side:<10}{smallest[i]} to {largest[i]}, median {median[i]}"
+                for i, side in enumerate(("width", "height"))
+            ),
+        ]
+        if self.turned:
+            lines.append(f"  turned as their EXIF entry says: {self.turned:,}")
+        if self.animated:
+            lines.append(f"  with several frames, of which the first is taken: {self.animated:,}")
+        return lines
 
 
-class _Rows(Dataset[Finding]):
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common()) or "none"
+
+
+class _Rows(Dataset[ImageFinding]):
     """The rows of one split; an image is examined when its row is read."""
 
-    def __init__(
-        self, rows: datasets.Dataset, image: str, split: str, max_pixels: int, on_hub: bool, bands: Bands
-    ) -> None:
+    def __init__(self, rows: datasets.Dataset, image: str, split: str, reader: ImageReader) -> None:
         self.rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
         self.image = image
         self.split = split
-        self.max_pixels = max_pixels
-        self.on_hub = on_hub
-        self.bands = bands
+        self.reader = reader
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Finding:
+    def __getitem__(self, index: int) -> ImageFinding:
         stored = self.rows[index][self.image]
-        return examine(stored, self.split, name_of(stored, f"row {index}"), self.max_pixels, self.on_hub, self.bands)
+        return examine(stored, self.split, name_of(stored, f"row {index}"), self.reader)
 
 
 def scan(
-    splits: Mapping[str, datasets.Dataset],
-    image: str,
-    max_pixels: int,
-    workers: int,
-    progress: bool = True,
-    on_hub: bool = False,
-    bands: Bands = RGB,
+    splits: Mapping[str, datasets.Dataset], image: str, reader: ImageReader, workers: int, progress: bool = True
 ) -> ScanResult:
     """Examines every image, in several processes.
 
     Args:
         splits: Tables; those that are compared for copies come in this order.
         image: Column of the images.
-        max_pixels: An image with more is bad.
+        reader: How images are read.
         workers: Processes besides this one; 0 does everything here.
         progress: Whether to show a bar.
-        on_hub: Whether the tables are of the hub, where their images may lie, too.
-        bands: What is taken of an image.
     """
     found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():
-            examined = _Rows(rows, image, split, max_pixels, on_hub, bands)
-            loader: Iterable[list[Finding]] = DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list)
+            examined = _Rows(rows, image, split, reader)
+            loader: Iterable[list[ImageFinding]] = DataLoader(examined, CHUNK, num_workers=workers, collate_fn=list)
             for findings in loader:
                 for finding in findings:
                     found.add(finding)
@@ -144,27 +149,25 @@ def scan(
     return found
 
 
-def examine(
-    stored: Stored, split: str, name: str, max_pixels: int, on_hub: bool = False, bands: Bands = RGB
-) -> Finding:
+def examine(stored: Stored, split: str, name: str, reader: ImageReader) -> ImageFinding:
     """Looks at one image with the decoder of training, and at what its file says beyond the pixels."""
     digest = b""
     try:
-        data = load(stored, max_pixels, on_hub)
+        data = reader.load(stored)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's about large images and odd metadata
-            read({"bytes": data, "path": None}, name, max_pixels, bands=bands)
-            if data[:4] in TIFF and bands != RGB:  # PIL may not open it
+            reader.read({"bytes": data, "path": None}, name)
+            if data[:4] in TIFF and reader.bands != RGB:  # PIL may not open it
                 kind = header(data)
                 mode = f"{kind.bands} x {kind.dtype}"
-                return Finding(split, name, "", digest, kind.format, mode, kind.width, kind.height)
+                return ImageFinding(split, name, "", digest, kind.format, mode, kind.width, kind.height)
             with open_image(data) as picture:
                 turned = picture.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1)
                 animated = getattr(picture, "is_animated", False)
                 named = picture.format or "", picture.mode
-                return Finding(split, name, "", digest, *named, *picture.size, turned, animated)
+                return ImageFinding(split, name, "", digest, *named, *picture.size, turned, animated)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file makes PIL raise nearly anything, in reading its frames and tags too
-        return Finding(split, name, reason_of(error), digest)
+        return ImageFinding(split, name, reason_of(error), digest)

@@ -8,10 +8,11 @@ from typing import Any
 import datasets
 
 from linvit.data.loading.seeds import sample_seed
+from linvit.data.sources.class_names import Classes
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
-from linvit.data.sources.read import RGB
-from linvit.data.sources.scenes import SPLITS, Scenes, scene
+from linvit.data.sources.read import RGB, ImageReader
+from linvit.data.sources.scenes import CLASSES, SPLITS, Scenes, scene
 from linvit.data.sources.splits import SCENES, Rows
 from linvit.errors import UserError
 
@@ -50,38 +51,34 @@ class SceneSource(DataSource):
     """The data source `digit_scenes`.
 
     Args:
+        images: How images would be read.
         options: What the scenes are like.
         size: (H, W).
+
+    Raises:
+        UserError: If other bands than those of RGB are asked for.
     """
 
     image_column = "scene"
+    classes = Classes(CLASSES[1:], [*range(10)])
 
-    def __init__(self, options: Scenes, size: tuple[int, int]) -> None:
-        super().__init__(SCENES, None, 0, streaming=False, prepare=dict)
+    def __init__(self, images: ImageReader, options: Scenes, size: tuple[int, int]) -> None:
+        super().__init__(SCENES, images)
+        if images.bands != RGB:
+            raise UserError(
+                f"the scenes of {SCENES} have three bands of 8 bits; leave --data.bands and value_range out"
+            )
         self.options = options
         self.size = size
 
     @cached_property
-    def tables(self) -> Splits:
+    def splits(self) -> Splits:
         """Numbers of the scenes of each split."""
         return {
             name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
             for name, count in ((name, getattr(self.options, name)) for name in SPLITS)
         }
 
-    @cached_property
-    def splits(self) -> Splits:
-        """The same: there is nothing to prepare."""
-        return self.tables
-
-    def reader(self, targets: Mapping[str, Target], transform: Transform, *decoding: Any) -> Reader:
-        """Makes scenes instead of decoding images; see `DataSource.reader`.
-
-        Raises:
-            UserError: If other bands than those of RGB are asked for.
-        """
-        if {*decoding[3:]} - {RGB}:
-            raise UserError(
-                f"the scenes of {self.name} have three bands of 8 bits; leave --data.bands and value_range out"
-            )
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+        """Makes scenes instead of decoding images; see `DataSource.reader`."""
         return SceneReader(transform, self.size, self.options, tuple(targets))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from linvit.data.sources.masks import LOSSY, WHOLE
 from linvit.data.sources.pairs import Folders, by_split, pairs
-from linvit.data.sources.read import MAX_PIXELS, load, reason_of
+from linvit.data.sources.read import MAX_PIXELS, ImageReader, reason_of
 from linvit.data.transforms.bands import Kind
 from linvit.data.transforms.decode import header, open_image, stored_values
 from linvit.errors import UserError, quote_first
@@ -17,6 +17,7 @@ from linvit.rasters import Georeference, georeference, write_tiff
 
 MODES = ("1", "L", "P", "RGB", "I;16")
 """PIL's modes of masks that a PNG has as they are."""
+LARGE = ImageReader(2 * MAX_PIXELS)
 
 
 class Area(NamedTuple):
@@ -70,7 +71,7 @@ def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
         UserError: If it cannot be read.
     """
     try:
-        data = load({"bytes": None, "path": path}, 2 * MAX_PIXELS)
+        data = LARGE.load({"bytes": None, "path": path})
         kind = header(data)
         return stored_values(data, kind, False, path), kind, georeference(path)
     except (MemoryError, UserError):
@@ -86,7 +87,7 @@ def read_mask(path: str) -> Image.Image:
         UserError: If it cannot be read, is saved with loss, or has other values.
     """
     try:
-        picture = open_image(load({"bytes": None, "path": path}, 2 * MAX_PIXELS))
+        picture = open_image(LARGE.load({"bytes": None, "path": path}))
         picture.load()
     except MemoryError:
         raise

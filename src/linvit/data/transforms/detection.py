@@ -29,7 +29,8 @@ class DetectionAugmentation:
 
     Attributes:
         hflip: Probability of a horizontal flip.
-        sides: Multi-scale training: lengths of the shorter side, of which one is drawn; null takes that of `limits`.
+        sides: Multi-scale training: lengths of the shorter side, of which one is drawn; null takes that of
+            `resize_limits`.
         crop_sides: Half of the images are first resized to a shorter side drawn from these, then cropped, then resized
             by `sides`, as in DETR's recipe; null crops none.
         crop_size: Least and largest height and width of that crop.
@@ -63,7 +64,7 @@ class TrainTransform:
 
     def __init__(self, limits: Limits | None, augmentation: DetectionAugmentation, masks: bool) -> None:
         if augmentation.sides is not None and limits is None:
-            raise UserError("augmentation.sides needs limits, whose first number is the longest longer side")
+            raise UserError("augmentation.sides needs resize_limits, whose first number is the longest longer side")
         self.limits = limits
         self.augmentation = augmentation
         self.masks = masks

@@ -68,20 +68,46 @@ class BatchDeviceOps:
         return erase_(images, [sample.erase for sample in self.samples], [sample.seed for sample in self.samples])
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Brings images (B, C, H, W), from 0 to 255, to float32 with mean 0 and standard deviation 1 over the data.
+class Normalisation:
+    """What brings the images of a batch to mean 0 and standard deviation 1 over the data, on whatever device.
 
     Args:
-        images: On any device.
-        mean: Of values in [0, 1], (C, 1, 1), on the same device.
+        mean: Of each channel of images in [0, 1].
         std: Likewise.
     """
-    return images.to(torch.float32, copy=True).sub_(255 * mean).div_(255 * std)
 
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._statistics = torch.tensor([mean, std]).view(2, -1, 1, 1)
 
-def denormalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Converts normalised images (..., C, H, W) back to [0, 1]; `mean` and `std` are those of `normalise`."""
-    return (images * std + mean).clamp(0, 1)
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (..., C, H, W), from 0 to 255, to float32."""
+        if self._statistics.device != images.device:
+            self._statistics = self._statistics.to(images.device)
+        mean, std = 255 * self._statistics
+        return images.to(torch.float32, copy=True).sub_(mean).div_(std)
+
+    def undo(self, images: Tensor) -> Tensor:
+        """Normalised images (..., C, H, W) to [0, 1]."""
+        mean, std = self._statistics.to(images.device)
+        shown: Tensor = (images * std + mean).clamp(0, 1)
+        return shown
+
+    def finish(self, batch: dict[str, Any]) -> None:
+        """Does what is left to do with the images of a batch, in place: augmentation, normalising, random erasing.
+
+        A recipe may erase after mixup and CutMix. These are the task's, since they change the targets too: it finds
+        `after_mixing` in the batch, and calls it with the images (B, C, H, W) that it has mixed, which returns them.
+        """
+        image, ops = batch["image"], batch.pop("device_ops", None)
+        if isinstance(image, list):  # of evaluation, of several sizes
+            batch["image"] = [self(one) for one in image]
+        elif ops is None:
+            batch["image"] = self(image)
+        else:
+            image = ops.clear_padding(self(ops.apply(image)))
+            if ops.erase_after_mixing:
+                batch["after_mixing"] = ops.erase
+            batch["image"] = image if ops.erase_after_mixing else ops.erase(image)
 
 
 def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
