@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from linvit.entries import Entry, announced, by_path
-from linvit.errors import UserError, did_you_mean
-from linvit.signatures import parameters_of, signature
+from linvit.errors import UserError, check_choice, did_you_mean
+from linvit.signatures import choices, parameters_of, signature
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -130,17 +130,20 @@ class Registry:
             raise UserError(
                 f"{self.kind} '{name}': its constructor must take {', '.join(supplied)}; it lacks {', '.join(lacking)}"
             )
-        for option in options:
-            if not (takes_any or option in parameters) or option in context:
-                raise UserError(self._no_option(name, option, parameters, context))
-            if isinstance(parameters.get(option), bool) and not isinstance(options[option], bool):
+        for option, value in {**context, **options}.items():
+            own = option in options
+            if not (takes_any or option in parameters) or (own and option in context):
+                raise UserError(self._no_option(name, option, parameters, context if own else {}))
+            if option not in parameters:
+                continue
+            default, allowed = parameters[option].default, choices(parameters[option])
+            if isinstance(default, bool) and not isinstance(value, bool):
                 raise UserError(
-                    f"{self.kind} '{name}': {option} must be true or false; got {options[option]!r}. "
-                    f"Write {{name: {name}, {option}: {str(parameters[option]).lower()}}}"
+                    f"{self.kind} '{name}': {option} must be true or false; got {value!r}. "
+                    f"Write {{name: {name}, {option}: {str(default).lower()}}}"
                 )
-        for argument in context:
-            if not (takes_any or argument in parameters):
-                raise UserError(self._no_option(name, argument, parameters, {}))
+            if allowed:
+                check_choice(f"{self.kind} '{name}': {option}", value, allowed)
         return constructor(**context, **options)
 
     def parse(self, spec: Spec) -> tuple[str, dict[str, Any]]:
@@ -178,8 +181,10 @@ class Registry:
             f"or name the class itself: '{owners[0].target}'"
         )
 
-    def _no_option(self, name: str, option: str, parameters: Mapping[str, Any], context: Mapping[str, Any]) -> str:
-        options = {key: value for key, value in parameters.items() if key not in context}
+    def _no_option(
+        self, name: str, option: str, parameters: Mapping[str, inspect.Parameter], context: Mapping[str, Any]
+    ) -> str:
+        options = {key: parameter.default for key, parameter in parameters.items() if key not in context}
         shown = ", ".join(
             key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in options.items()
         )

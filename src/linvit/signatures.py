@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 
 def equal_options(given: Any, other: Any) -> bool:
@@ -14,7 +14,7 @@ def equal_options(given: Any, other: Any) -> bool:
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, Any]:
     """Returns parameters of a constructor and defaults, including those that `**kwargs` forward to its parents."""
-    return signature(constructor)[0]
+    return {name: parameter.default for name, parameter in signature(constructor)[0].items()}
 
 
 def takes(constructor: Callable[..., Any], option: str) -> bool:
@@ -23,25 +23,35 @@ def takes(constructor: Callable[..., Any], option: str) -> bool:
     return takes_any or option in parameters
 
 
-def signature(constructor: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """Returns parameters with their defaults, and whether the constructor takes others too."""
+def choices(parameter: inspect.Parameter) -> tuple[str, ...]:
+    """Returns the words that a parameter's annotation allows, `Literal["mean", "sum"]`; () if it is another."""
+    found = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else ()
+    return found if all(isinstance(choice, str) for choice in found) else ()
+
+
+def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Returns parameters by name, and whether the constructor takes others too."""
     if isinstance(constructor, functools.partial):
         parameters, takes_any = signature(constructor.func)
-        return dict(list(parameters.items())[len(constructor.args) :]) | constructor.keywords, takes_any
-    found: dict[str, Any] = {}
+        parameters = dict(list(parameters.items())[len(constructor.args) :])
+        for name, value in constructor.keywords.items():
+            parameter = parameters.get(name) or inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+            parameters[name] = parameter.replace(default=value)
+        return parameters, takes_any
+    found: dict[str, inspect.Parameter] = {}
     forwards = False
     for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
         if isinstance(owner, type) and "__init__" not in vars(owner):
             continue
         if owner is object or (owner.__module__, owner.__qualname__) == ("torch.nn.modules.module", "Module"):
-            break  # whatever their signatures say, they take nothing
+            break  # neither takes what its signature says
         forwards = False
         own = inspect.signature(vars(owner)["__init__"] if isinstance(owner, type) else owner)
         for parameter in own.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 forwards = forwards or parameter.kind is parameter.VAR_KEYWORD
             elif parameter.name != "self":
-                found.setdefault(parameter.name, parameter.default)
+                found.setdefault(parameter.name, parameter)
         if not forwards:
             break
     return found, forwards

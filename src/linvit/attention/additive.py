@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import join_heads, split_heads, unit
+from linvit.attention.ops.functional import join_heads, normalize, split_heads
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError
@@ -27,10 +27,7 @@ class AdditiveAttention(Attention):
     """Efficient additive attention, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; they change nothing here.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
     """
 
     projections = "qv"
@@ -50,20 +47,20 @@ class AdditiveAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d); k is not used."""
-        q, v = (unit(join_heads(x), SMALLEST) for x in (q, v))  # (B, N, C)
+        q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))  # (B, N, C)
         mixed = q * (self.weights(v).mT @ v)
         out = F.linear(mixed, self.proj.weight.to(v.dtype), self.proj.bias.to(v.dtype)) + v
         return split_heads(out, self.num_heads)
 
     def weights(self, v: Tensor) -> Tensor:
         """The weights a (B, N, 1), of length 1, of values (B, N, C)."""
-        return unit(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
+        return normalize(v @ self.w_g.to(v.dtype) * self.dim**-0.5, SMALLEST, dims=(1,))
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """`q_c a^T` for every channel c, (B, h, d, N, N): how the values of length 1 are mixed, before P and `+ v`."""
         if v is None:
             raise UserError("the matrix of additive depends on the values; pass v=")
-        q, v = (unit(join_heads(x), SMALLEST) for x in (q, v))
+        q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))
         weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
         return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights
 

@@ -13,17 +13,13 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
-from linvit.errors import check_choice
 
 
 class AFTSimpleAttention(Attention):
     """The attention-free transformer's simple variant, O(N d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; they change nothing here.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         query_act: What gates the output with the queries: "sigmoid" (the paper's default), "tanh", "relu" or
             "identity".
     """
@@ -42,7 +38,6 @@ class AFTSimpleAttention(Attention):
         query_act: Literal["sigmoid", "tanh", "relu", "identity"] = "sigmoid",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("query_act", query_act, ACTIVATIONS)
         self.query_act = query_act
 
     @full_precision

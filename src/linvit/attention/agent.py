@@ -14,20 +14,19 @@ tokens here, which share one bias. In CSWin LePE, the host's, takes the place of
 """
 
 import math
-from typing import cast
 
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.functional import join_heads, same_size, split_heads
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision, upcast
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
-from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import UserError, check_number
 
 KEY_TABLES = ("an_bias", "ah_bias", "aw_bias", "ac_bias")
@@ -36,14 +35,12 @@ QUERY_TABLES = ("na_bias", "ha_bias", "wa_bias", "ca_bias")
 """Those that make up B2."""
 
 
-class AgentAttention(Attention):
+class AgentAttention(ConvolvedAttention):
     """Two softmax attentions, of the agents over the keys and of the queries over the agents, O(N n d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the lengths of the biases of rows and columns, which are resized (linear) for another.
-        key_dim: Channels of q and k per head; None means C / h.
         agents: Agents n, a square such as 9, 16 or 49.
         position_bias: The learnable biases B1 and B2.
         bias_size: Side of their tables of places.
@@ -54,6 +51,7 @@ class AgentAttention(Attention):
     """
 
     complexity = "O(N)"
+    convolution = "dwc"
 
     def __init__(
         self,
@@ -90,14 +88,9 @@ class AgentAttention(Attention):
         self.dwc = value_conv("dwc_kernel", dim, dwc_kernel)
         self.channelwise = self.dwc is not None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        out = self._global(q, k, v, grid)
-        return out if self.dwc is None else out + self.convolved(v, grid)
-
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two attentions, the agents' first."""
         left, right = self._maps(q, k, grid)
         return left @ (right @ v)
@@ -127,10 +120,6 @@ class AgentAttention(Attention):
         prefix = self.tables[names[3]].to(dtype) if names[3] in self.tables else patches.new_zeros(1)
         return torch.cat([prefix.expand(*patches.shape[:2], num_prefix), patches], dim=2)
 
-    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        return convolve_values(cast("nn.Conv2d", self.dwc), v, grid)
-
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
         """The biases of a checkpoint for the nominal grid (bilinear, which is linear for rows and for columns)."""
         for name, own in self.tables.items():
@@ -139,24 +128,14 @@ class AgentAttention(Attention):
                 state[f"tables.{name}"] = resized(given, own.shape[2:])
         return state
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """The weights of both attentions; None with the convolution, whose matrix is no thin product."""
-        if self.dwc is not None:
-            return None
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The weights of both attentions."""
         left, right = self._maps(q, k, grid)
         return left, right.mT
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The attention through the agents, whose matrix is one per head, and the convolution, if there is one."""
-        parts = kernel_and_convolution(self, "dwc", depthwise=True)
-        if parts:
-            parts["kernel"].channelwise = False
-        return parts
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of agents without the convolution, and never more than the tokens."""
-        tokens = super().rank_bound(grid)
-        return tokens if self.dwc is not None else min(tokens, self.agents)
+    def kernel_rank(self, grid: Grid) -> int:
+        """The number of agents."""
+        return self.agents
 
 
 def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class EfficientAttention(Attention):
@@ -22,9 +21,7 @@ class EfficientAttention(Attention):
     The paper has one head, its reference code several. The queries and keys of each head are normalised separately.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means `key_ratio` * C / h.
         key_ratio: Channels of the keys over those of the values; the product is rounded.
         normalization: "softmax": queries over the channels of a head, keys over the tokens; "scaling": both divided by
@@ -45,7 +42,6 @@ class EfficientAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("key_ratio", key_ratio, above=0)
-        check_choice("normalization", normalization, ["softmax", "scaling"])
         if key_ratio != 1:
             self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
@@ -54,7 +50,7 @@ class EfficientAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return matmul(left, matmul(right.mT, v))
+        return left @ (right.mT @ v)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The normalised queries and keys."""

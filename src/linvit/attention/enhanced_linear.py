@@ -19,12 +19,11 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid, ProjNorm
-from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import join_heads, linear_attention, linear_factors, split_heads
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_number, check_odd
 
@@ -117,7 +116,7 @@ class EnhancedLinearAttention(Attention):
     @full_precision
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear attention of one scale."""
-        return linear_attention(relu(q), relu(k), v, self.eps)
+        return linear_attention(F.relu(q), F.relu(k), v, self.eps)
 
     def queries(self, q: Tensor, grid: Grid) -> list[Tensor]:
         """The queries at every scale, (B, h, N, dk) each."""
@@ -142,7 +141,7 @@ class EnhancedLinearAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K` per head and scale: (B, h*(1+S), N, dk), (B, h*(1+S), M, dk)."""
         q, k = (torch.stack(scales, dim=2).flatten(1, 2) for scales in (self.queries(q, grid), self.keys(k, grid)))
-        return linear_factors(relu(q), relu(k), self.eps)
+        return linear_factors(F.relu(q), F.relu(k), self.eps)
 
     def attention_matrix(self, q: Tensor, k: Tensor, v: Tensor | None, grid: Grid) -> Tensor:
         """The matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale first, then head 1, ..."""
@@ -169,5 +168,5 @@ def _aggregated(plane: Tensor, aggregation: nn.Module, heads: int) -> Tensor:
     local = split_heads(depthwise(plane).flatten(2).mT, heads)
     # The 1x1 convolution as a product per head: torch convolves image by image and head by head, with copies.
     weight = pointwise.weight.flatten(1).unflatten(0, (heads, -1)).mT  # (h, d, d)
-    out = matmul(local, weight.expand(plane.shape[0], -1, -1, -1))
+    out = local @ weight
     return out if pointwise.bias is None else out + pointwise.bias.view(heads, 1, -1)

@@ -18,19 +18,15 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class FlowAttention(Attention):
     """Flow attention, O(N d^2), without parameters.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: phi, "sigmoid" (the reference) or "elu" for elu(x) + 1.
         eps: Added to both factors of each of the four products.
         eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.
@@ -50,7 +46,6 @@ class FlowAttention(Attention):
         eps_out: float = 1e-6,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("feature_map", feature_map, ["sigmoid", "elu"])
         check_number("eps", eps, at_least=0)
         check_number("eps_out", eps_out, at_least=0)
         self.feature_map = feature_map
@@ -62,7 +57,7 @@ class FlowAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)
-        return matmul(left, matmul(right.mT, v))
+        return left @ (right.mT @ v)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`sigmoid(cs N/M) I q'` and `M softmax(co) k'`."""
@@ -70,13 +65,13 @@ class FlowAttention(Attention):
         queries, keys = q.shape[-2], k.shape[-2]
         incoming = self._flow(q, k.sum(-2, keepdim=True).mT).reciprocal()  # I (B, h, N, 1)
         outgoing = self._flow(k, q.sum(-2, keepdim=True).mT).reciprocal()  # O (B, h, M, 1)
-        gate = (self._flow(q, matmul(k.mT, outgoing)) * (queries / keys)).sigmoid()  # (B, h, N, 1)
-        competition = self._flow(k, matmul(q.mT, incoming)).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
+        gate = (self._flow(q, k.mT @ outgoing) * (queries / keys)).sigmoid()  # (B, h, N, 1)
+        competition = self._flow(k, q.mT @ incoming).clamp(-1, 1).softmax(-2) * keys  # (B, h, M, 1)
         return gate * incoming * q, competition * k
 
     def _flow(self, x: Tensor, total: Tensor) -> Tensor:
         """`x . total` of each token (B, h, N, dk) with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
-        return matmul(x + self.eps, total + self.eps) + self.eps_out
+        return (x + self.eps) @ (total + self.eps) + self.eps_out
 
     def rank_bound(self, grid: Grid) -> int:
         """The width of a head's keys, or the number of tokens if that is smaller."""

@@ -18,33 +18,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import relu
-from linvit.attention.ops.depthwise import DepthwiseConv2d
-from linvit.attention.ops.functional import (
-    focus,
-    focus_as_written,
-    linear_attention,
-    linear_factors,
-    resize_tokens,
-    times_plus,
-)
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.base import Grid
+from linvit.attention.ops.activations import focus, focus_as_written
+from linvit.attention.ops.functional import linear_attention, linear_factors, resize_tokens
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import side_by_side
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf, resize_table
-from linvit.errors import check_choice, check_number, check_odd
+from linvit.attention.ops.value_conv import depthwise_conv
+from linvit.errors import check_number, check_odd
 
 
-class FocusedAttention(Attention):
+class FocusedAttention(ConvolvedAttention):
     """Focused linear attention with a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
-        key_dim: Channels of q and k per head; None means C / h.
         focusing_factor: The power p >= 1; 1 changes nothing.
         dwc_kernel: Side k of the depthwise kernel, odd.
         dwc: Add the depthwise convolution of v. One kernel per channel of a head, shared by the heads; it reads and
@@ -64,6 +54,7 @@ class FocusedAttention(Attention):
     """
 
     complexity = "O(N)"
+    convolution = "dwc"
 
     def __init__(
         self,
@@ -90,9 +81,6 @@ class FocusedAttention(Attention):
         check_odd("dwc_kernel", dwc_kernel, "3 or 5")
         check_number("relu_eps", relu_eps, at_least=0)
         check_number("eps", eps, at_least=0)
-        check_choice("norm_scope", norm_scope, ["all_heads", "per_head"])
-        check_choice("denominator", denominator, ["mean", "sum"])
-        check_choice("sr_interp", sr_interp, ["linear1d", "bilinear2d"])
         self.focusing_factor = focusing_factor if focus else 1
         self.norm_scope = norm_scope
         self.relu_eps = relu_eps
@@ -105,20 +93,15 @@ class FocusedAttention(Attention):
         width = self.key_dim * num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
         self.positional_encoding = nn.Parameter(torch.zeros(1, math.prod(grid.keys_size), width)) if pos_enc else None
-        self.dwc = DepthwiseConv2d(self.head_dim, dwc_kernel) if dwc else None
+        self.dwc = depthwise_conv(self.head_dim, dwc_kernel) if dwc else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        if not side_by_side(v):
-            v = v.contiguous()
-        if self.dwc is None:
-            return self._global(q, k, v, grid)
-        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid).to(v.dtype) + self._global(q, k, v, grid)
+        return super().forward(q, k, v.contiguous(), grid)  # once for both parts
 
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention on focused features."""
         q, k = self.features(q, k, grid)
         return linear_attention(q, k, v, self.eps, mean=self.denominator == "mean")
@@ -141,7 +124,7 @@ class FocusedAttention(Attention):
     def _phi(self, x: Tensor) -> Tensor:
         """The feature map (B, h, N, dk) of tokens (B, N, h dk)."""
         factor = x.new_ones(()) if self.scale is None else F.softplus(self.scale.to(x.dtype)).reciprocal()
-        x = times_plus(relu(x), factor, self.relu_eps * factor)
+        x = torch.addcmul(self.relu_eps * factor, F.relu(x), factor)
         if self.focusing_factor != 1:
             vectors = x if self.norm_scope == "all_heads" else x.unflatten(2, (self.num_heads, -1))
             x = (focus if self.stable_power else focus_as_written)(vectors, self.focusing_factor)
@@ -149,14 +132,14 @@ class FocusedAttention(Attention):
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The depthwise convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        patches = v.contiguous()[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
+        patches = v[:, :, grid.num_prefix :].flatten(0, 1).mT  # (B*h, d, patches)
         if grid.kv_size not in (None, grid.size):
             patches = self._stretch(patches, grid)
-        plane: Tensor = cast("DepthwiseConv2d", self.dwc)(patches.unflatten(2, grid.size))
+        plane: Tensor = cast("nn.Conv2d", self.dwc)(patches.unflatten(2, grid.size))
         local = plane.flatten(2).mT  # (B*h, H*W, d)
         if grid.num_prefix:
             local = F.pad(local, (0, 0, grid.num_prefix, 0))
-        return local.reshape(*v.shape[:2], -1, self.head_dim)
+        return local.reshape(*v.shape[:2], -1, self.head_dim).to(v.dtype)
 
     def _stretch(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patch values (B*h, d, M) brought from the key grid to the query grid, (B*h, d, N)."""
@@ -165,20 +148,10 @@ class FocusedAttention(Attention):
         plane = patches.unflatten(2, grid.keys_size)
         return F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False).flatten(2)
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Those of linear attention on focused features; none with the convolution, whose matrix is no thin product."""
-        if self.dwc is not None:
-            return None
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Those of linear attention on focused features."""
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
-        parts = kernel_and_convolution(self, "dwc", depthwise=True)
-        if parts:
-            parts["kernel"].channelwise = False
-        return parts
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution the width of a head's keys, if that is smaller."""
-        bound = super().rank_bound(grid)
-        return min(bound, self.key_dim) if self.dwc is None else bound
+    def kernel_rank(self, grid: Grid) -> int:
+        """The width of a head's keys."""
+        return self.key_dim

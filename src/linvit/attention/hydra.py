@@ -14,18 +14,18 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, unit
+from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, normalize
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
 TOKENS = 2
 
 
 KERNELS: dict[str, Callable[[Tensor, "HydraAttention", int], Tensor]] = {
-    "l2": lambda x, options, keys: unit(x, options.eps, 2, CHANNELS),
-    "l1": lambda x, options, keys: unit(x, options.eps, 1, CHANNELS),
+    "l2": lambda x, options, keys: normalize(x, options.eps, 2, CHANNELS),
+    "l1": lambda x, options, keys: normalize(x, options.eps, 1, CHANNELS),
     "constant": lambda x, options, keys: x / options.constant,
     "mean": lambda x, options, keys: x / math.sqrt(keys),
     "identity": lambda x, options, keys: x,
@@ -59,10 +59,7 @@ class HydraAttention(Attention):
     The paper finds that the keys' kernel should be linear and admit negative values; the queries' matters little.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; they change nothing here.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         kernel_q: phi_q.
         kernel_k: phi_k.
         post_norm: "ln": LayerNorm over the C channels of the output, before the output projection; "none".
@@ -90,9 +87,6 @@ class HydraAttention(Attention):
         constant: float | None = None,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("kernel_q", kernel_q, KERNELS)
-        check_choice("kernel_k", kernel_k, KERNELS)
-        check_choice("post_norm", post_norm, ["none", "ln"])
         if constant is not None:
             check_number("constant", constant, above=0, note=", or null for sqrt(dim)")
         check_number("eps", eps, at_least=0)

@@ -20,15 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.head_conv import check_side
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.value_conv import convolve_values
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": ACTIVATIONS["identity"],
@@ -38,21 +37,20 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class InLineAttention(Attention):
+class InLineAttention(ConvolvedAttention):
     """Linear attention normalised by subtraction, with a convolution of the values that the image chooses, O(N d^2).
 
     Weights of the map may be negative.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: Applied to q and k, entry by entry: "identity", "relu", "leaky_relu" (0.01) or "exp", exp(0.2 x).
         residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
     """
 
     complexity = "O(N)"
+    convolution = "residual"
+    depthwise = False
 
     def __init__(
         self,
@@ -65,7 +63,6 @@ class InLineAttention(Attention):
         residual_kernel: int = 3,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("feature_map", feature_map, FEATURE_MAPS)
         check_side("residual_kernel", residual_kernel, "3 or 5")
         self.feature_map = feature_map
         self.side = residual_kernel
@@ -82,7 +79,7 @@ class InLineAttention(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, x: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) and, with the convolution, x (B, N, C) -> (B, h, N, d)."""
-        out = self._global(q, k, v)
+        out = self.kernel(q, k, v, grid)
         if self.residual is None:
             return out
         if x is None:
@@ -94,11 +91,11 @@ class InLineAttention(Attention):
 
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         q, k, mean = self._features(q, k)
-        context = matmul(k.mT, v) / k.shape[-2]
-        return matmul(q, context) + (1 - matmul(q, mean.mT)) * v.mean(-2, keepdim=True)
+        context = k.mT @ v / k.shape[-2]
+        return q @ context + (1 - q @ mean.mT) * v.mean(-2, keepdim=True)
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scaled features of the queries, features of the keys, and the mean of the latter (B, h, 1, dk)."""
@@ -106,7 +103,17 @@ class InLineAttention(Attention):
         q, k = phi(q) * self.key_dim**-0.5, phi(k)
         return q, k, k.mean(-2, keepdim=True)
 
-    def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`[s q, 1 - s q.mean k] / M` and `[k, 1]`."""
+        q, k, mean = self._features(q, k)
+        left = torch.cat([q, 1 - q @ mean.mT], dim=-1) / k.shape[-2]
+        return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
+
+    def kernel_rank(self, grid: Grid) -> int:
+        """One more than the width of a head's keys."""
+        return self.key_dim + 1
+
+    def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
         """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
         kernels = cast("nn.Module", self.residual)(x.mean(1).unsqueeze(2))  # (B, C k k, 1)
         kernels = kernels.view(-1, 1, self.side, self.side)  # (B C, 1, k, k)
@@ -120,26 +127,6 @@ class InLineAttention(Attention):
             return local.view_as(plane)
 
         return convolve_values(conv, v, grid)
-
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """`[s q, 1 - s q.mean k] / M` and `[k, 1]`; None with the convolution, whose matrix is no thin product."""
-        if self.residual is not None:
-            return None
-        q, k, mean = self._features(q, k)
-        left = torch.cat([q, 1 - q @ mean.mT], dim=-1) / k.shape[-2]
-        return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
-
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention, whose matrix is one per head, and the convolution, if there is one."""
-        parts = kernel_and_convolution(self, "residual")
-        if parts:
-            parts["kernel"].channelwise = parts["kernel"].takes_input = False
-        return parts
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution one more than the width of the keys, if that is smaller."""
-        bound = super().rank_bound(grid)
-        return bound if self.residual is not None else min(bound, self.key_dim + 1)
 
 
 def _sum_of_shifts(plane: Tensor, kernels: Tensor) -> Tensor:

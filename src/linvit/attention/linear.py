@@ -8,24 +8,21 @@ Cost: `(N + M) C dk + N h dk` MACs. Rank: at most d, the head width.
 from typing import Literal
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import elu_plus_one, relu
+from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.functional import linear_attention, linear_factors
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 
 class LinearAttention(Attention):
     """Linear attention with elu + 1 or relu features, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: "elu" for elu(x) + 1, or "relu".
         normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
             tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). The
@@ -51,7 +48,6 @@ class LinearAttention(Attention):
         relu_eps: float = 0.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("feature_map", feature_map, ["elu", "relu"])
         check_number("eps", eps, at_least=0)
         check_number("relu_eps", relu_eps, at_least=0)
         self.feature_map = feature_map
@@ -63,7 +59,7 @@ class LinearAttention(Attention):
         """The feature map phi, element by element."""
         if self.feature_map == "elu":
             return elu_plus_one(x)
-        return relu(x) + self.relu_eps if self.relu_eps else relu(x)
+        return F.relu(x) + self.relu_eps if self.relu_eps else F.relu(x)
 
     @recomputed
     @full_precision
@@ -72,7 +68,7 @@ class LinearAttention(Attention):
         if self.normalize:
             return linear_attention(self.features(q), self.features(k), v, self.eps)
         left, right = self.factors(q, k, grid)
-        return matmul(left, matmul(right.mT, v))
+        return left @ (right.mT @ v)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1 + eps)) Q` and `K`, or `Q / N^(1/4)` and `K / M^(1/4)`."""

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import divisor, unit
+from linvit.attention.ops.functional import normalize, safe_norm
 from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.parts import ConvolvedValues
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import UserError, check_choice, check_number, check_odd
+from linvit.errors import UserError, check_number, check_odd
 
 
 class LinearAngularAttention(Attention):
@@ -32,10 +31,7 @@ class LinearAngularAttention(Attention):
     Each token adds its own value, so there must be as many keys as queries: no spatial reduction.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         res_kernel_size: Length r of the convolution's kernel, odd.
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
             they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).
@@ -72,8 +68,6 @@ class LinearAngularAttention(Attention):
         check_odd("res_kernel_size", res_kernel_size, "9")
         check_number("sparse_threshold", sparse_threshold, at_least=0, below=1, note=", as it cuts softmax")
         check_number("eps", eps, at_least=0, note=", such as 1e-6")
-        check_choice("half", half, ["identity", "mean"])
-        check_choice("dconv", dconv, ["seq1d", "grid2d"])
         self.sparse_reg = sparse_reg
         self.complexity = "O(N^2)" if sparse_reg else "O(N)"
         self.sparse_threshold = sparse_threshold
@@ -101,12 +95,12 @@ class LinearAngularAttention(Attention):
     @full_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""
-        unit_q, unit_k = unit(q, self.eps), unit(k, self.eps)
+        unit_q, unit_k = normalize(q, self.eps), normalize(k, self.eps)
         halved = v if self.own_half else v.mean(-2, keepdim=True)
-        y = matmul(unit_q, matmul(unit_k.mT, v) / math.pi).add_(halved, alpha=0.5)
+        y = (unit_q @ (unit_k.mT @ v / math.pi)).add_(halved, alpha=0.5)
         if self.sparse_reg and self.training:
             y = y + self._sparse_map(q, k) @ v
-        return unit(y, self.eps) if self.unit_outputs else y
+        return normalize(y, self.eps) if self.unit_outputs else y
 
     def _sparse_map(self, q: Tensor, k: Tensor) -> Tensor:
         """Softmax weights (B, h, N, N) above the threshold, from q and k as they came."""
@@ -128,10 +122,10 @@ class LinearAngularAttention(Attention):
         if v is None:
             raise UserError("the matrix of linear_angular with out_norm depends on the values; pass v=")
         one_hot = torch.eye(grid.num_keys, dtype=v.dtype, device=v.device).expand(1, self.num_heads, -1, -1)
-        matrix = unit(q, self.eps) @ unit(k, self.eps).mT / math.pi
+        matrix = normalize(q, self.eps) @ normalize(k, self.eps).mT / math.pi
         matrix = matrix + (one_hot if self.own_half else 1 / grid.num_keys) / 2
         if self.sparse_reg and self.training:
             matrix = matrix + self._sparse_map(q, k)
         if self.unit_outputs:
-            matrix = matrix / divisor(matrix @ v, self.eps)
+            matrix = matrix / safe_norm(matrix @ v, self.eps)
         return matrix + self.convolved(one_hot, grid)

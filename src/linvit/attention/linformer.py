@@ -22,17 +22,15 @@ from linvit.attention.ops.functional import resize_tokens, same_size
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 
 
 class LinformerAttention(Attention):
     """Softmax attention to k learned linear combinations of the tokens, O(N k d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the columns of E and F.
-        key_dim: Channels of q and k per head; None means C / h.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
             for another image size need the same k, so choose one below the number of keys of both.
         share: What shares the matrices (Sec. 4 of the paper): "headwise": one E and one F for all heads; "kv": one
@@ -69,9 +67,6 @@ class LinformerAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("k", k, at_least=1, whole=True, note=", the number of projected keys")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
-        check_choice("share", share, ["headwise", "kv", "layerwise", "none"])
-        check_choice("init", init, ["uniform", "normal002"])
-        check_choice("resize", resize, ["interpolate", "slice"])
         self.k = min(k, grid.num_keys)
         self.share = share
         self.one_kv_head = one_kv_head

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import times
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
@@ -25,9 +24,7 @@ class MALAAttention(RotaryLinearAttention):
     """Linear attention normalised by a difference, a rotated term and a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
         rotary: Rotate the features in the first term.
         lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
@@ -42,7 +39,7 @@ class MALAAttention(RotaryLinearAttention):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The two terms, in float32 or float64."""
         q, k, z, scale = self._terms(q, k, grid)
-        return times(q @ (k.mT @ v), scale).sub_(z * v.mean(-2, keepdim=True))
+        return (q @ (k.mT @ v) * scale).sub_(z * v.mean(-2, keepdim=True))
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`[(1 + 1/(z + eps)) (s/M) rot(q'), -z/M]` and `[rot(k'), 1]`."""

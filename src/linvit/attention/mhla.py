@@ -15,35 +15,32 @@ others, and takes from it, with weight 1 / n, the mean of W at first.
 """
 
 import math
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import relu
-from linvit.attention.ops.blocks import INITIAL, even_blocks, initial_weights, resize_weights
+from linvit.attention.base import Grid
+from linvit.attention.ops.blocks import even_blocks, initial_weights, resize_weights
 from linvit.attention.ops.functional import join_heads, split_heads
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
-from linvit.attention.ops.value_conv import convolve_values, value_conv
-from linvit.errors import check_choice, check_number
+from linvit.attention.ops.value_conv import value_conv
+from linvit.errors import check_number
 
 RELU_EPS = 1e-6  # added to the features
 NORM_EPS = torch.finfo(torch.float32).eps
 
 
-class MHLAttention(Attention):
+class MHLAttention(ConvolvedAttention):
     """Linear attention with learnt weights between blocks of the grid, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the shape of W, which is resized (bilinear) for other numbers of blocks.
-        key_dim: Channels of q and k per head; None means C / h.
         blocks: Blocks per column and per row of the grid, at most; fewer where it has not as many patches.
         init: Initial W, by the distance D of blocks, whose largest is L: "linear" `1 - D / L`, "cos" `cos(pi D / 4 L)`,
             "exp" `exp(-D)`, "local" 1 up to D = 1.5, all divided by the sums of their columns; "gaussian"
@@ -58,6 +55,7 @@ class MHLAttention(Attention):
 
     fewer_keys = False
     complexity = "O(N)"
+    convolution = "lepe"
     exports_any_size = False  # the grid decides how many blocks there are, and whether they are padded
 
     def __init__(
@@ -76,8 +74,6 @@ class MHLAttention(Attention):
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("blocks", blocks, at_least=1, whole=True)
-        check_choice("init", init, INITIAL)
-        check_choice("denominator", denominator, ["own", "reference"])
         check_number("eps", eps, at_least=0)
         self.blocks = blocks
         self.own_queries = denominator == "own"
@@ -88,20 +84,9 @@ class MHLAttention(Attention):
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
         self.channelwise = self.lepe is not None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, N, dk), (B, h, N, d) -> (B, h, N, d)."""
-        if self.lepe is None:
-            return self._kernel(q, k, v, grid)
-        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid) + self._kernel(q, k, v, grid)
-
-    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the values, (B, h, N, d) -> (B, h, N, d); 0 for prefix tokens."""
-        return convolve_values(cast("nn.Conv2d", self.lepe), v, grid)
-
     @recomputed
     @full_precision
-    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         numerator, denominator = self._quotient(self._features(q, self.q_norm), self._features(k, self.k_norm), v, grid)
         return numerator / denominator
@@ -111,7 +96,7 @@ class MHLAttention(Attention):
         if norm is not None:
             rows = F.rms_norm(join_heads(x), norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
             x = split_heads(rows, self.num_heads)
-        return relu(x) + RELU_EPS
+        return F.relu(x) + RELU_EPS
 
     def _quotient(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Numerators (B, h, N, d) and denominators (B, h, N, 1) of features q and k and values v."""
@@ -154,9 +139,9 @@ class MHLAttention(Attention):
             state["weights"] = resize_weights(state["weights"], (self.weights.shape[0], self.weights.shape[1]))
         return state
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Every query weighed for each block, and every key at its own block; none if they are no thinner than wide."""
-        if self.lepe is not None or self.rank_bound(grid) == grid.num_queries:
+        if self.rank_bound(grid) == grid.num_queries:
             return None
         q, k = self._features(q, self.q_norm), self._features(k, self.k_norm)
         _, denominator = self._quotient(q, k, k[..., :0], grid)
@@ -168,16 +153,6 @@ class MHLAttention(Attention):
         right = places[..., None] * k.unsqueeze(-2)
         return left.flatten(3), right.flatten(3)  # (B, h, N, T dk)
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
-        parts = kernel_and_convolution(self, "lepe", depthwise=True)
-        if parts:
-            parts["kernel"].channelwise = False
-        return parts
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution that of blocks times the width of a head's keys, if smaller."""
-        bound, counts = super().rank_bound(grid), even_blocks(grid.size, self.blocks).counts
-        if self.lepe is not None:
-            return bound
-        return min(bound, (math.prod(counts) + (grid.num_prefix > 0)) * self.key_dim)
+    def kernel_rank(self, grid: Grid) -> int:
+        """The number of blocks times the width of a head's keys."""
+        return (math.prod(even_blocks(grid.size, self.blocks).counts) + (grid.num_prefix > 0)) * self.key_dim

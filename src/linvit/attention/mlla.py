@@ -21,17 +21,13 @@ from torch import Tensor
 from linvit.attention.base import Gate, Grid, Stem
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
-from linvit.errors import check_choice
 
 
 class MLLAAttention(RotaryLinearAttention):
     """Linear attention of the layer's input with a rotated numerator and a depthwise convolution, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         rotary: What the frequencies of rotation run over: "all_heads" is all channels, a multiple of 4 in heads of even
             width; "per_head" those of each head, a multiple of 4, as in RALA; "none" leaves rotation out.
         lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
@@ -57,7 +53,6 @@ class MLLAAttention(RotaryLinearAttention):
         gate: Gate = "silu",
         eps: float = 1e-6,
     ) -> None:
-        check_choice("rotary", rotary, ["all_heads", "per_head", "none"])
         super().__init__(
             dim, num_heads, grid, key_dim=key_dim, rotary=False, lepe_kernel=lepe_kernel, gate=gate, eps=eps
         )

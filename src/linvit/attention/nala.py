@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.functional import divisor, length
+from linvit.attention.ops.functional import l2_norm, safe_norm
 from linvit.attention.ops.rotary import rotate
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.errors import check_number
@@ -31,9 +31,7 @@ class NaLaAttention(RotaryLinearAttention):
     """Linear attention whose sharpness follows the norms of the queries, with a rotated numerator, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
         power: A query's entries are raised to `power` times 1/2 to 3/2, by its norm.
         key_power: What a key's entries are raised to.
@@ -69,9 +67,9 @@ class NaLaAttention(RotaryLinearAttention):
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q (B, h, N, 2 dk) and K (B, h, M, 2 dk)."""
-        power = self.power * (0.5 + length(q).tanh())
+        power = self.power * (0.5 + l2_norm(q).tanh())
         # As exp and log, which are several times as fast as a power; log(0) has no derivative.
-        logs = (q.abs() + torch.finfo(q.dtype).tiny).log() - divisor(q, 1e-12).log()
+        logs = (q.abs() + torch.finfo(q.dtype).tiny).log() - safe_norm(q, 1e-12).log()
         return by_sign((logs * power).exp(), q), by_sign(k.abs() ** self.key_power, k)
 
     def rotated(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -15,23 +15,21 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.head_conv import check_side, convolve_sequence
 from linvit.attention.ops.landmarks import Landmarks
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 
 
-class NystromAttention(Attention):
+class NystromAttention(ConvolvedAttention):
     """Softmax attention through m landmarks, O(N m d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid (checked against `num_landmarks`; nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
         num_landmarks: Landmarks m, at most the number of queries and of keys. None takes 64, or as many as the grid
             allows.
         pinv_iters: Steps of the pseudo-inverse.
@@ -47,6 +45,8 @@ class NystromAttention(Attention):
     """
 
     complexity = "O(N)"
+    convolution = "conv"
+    depthwise = False
     exports_any_size = False  # how many landmarks there are, and of how many tokens each, follows from the grid
 
     def __init__(
@@ -66,7 +66,6 @@ class NystromAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("pinv_iters", pinv_iters, at_least=0, whole=True)
         check_side("conv_kernel", conv_kernel, "33 or 35")
-        check_choice("init", init, ["exact", "original"])
         self.pinv_iters = pinv_iters
         self.init = init
         self.landmarks = Landmarks(num_landmarks, landmarks, uneven)
@@ -93,7 +92,7 @@ class NystromAttention(Attention):
                 f"keys of {grid.keys_size[0]}x{grid.keys_size[1]}. Leave the mask out, or use sr_ratio=1 and sr_pool=0"
             )
         kept = None if mask is None else mask[:, None, :, None].to(v.dtype)  # (B, 1, N, 1)
-        out = self._global(q, k, v, grid, kept)
+        out = self.kernel(q, k, v, grid, kept)
         if self.conv is None:
             return out
         return out + self.convolved(v if kept is None else v * kept, grid)
@@ -104,7 +103,7 @@ class NystromAttention(Attention):
 
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, kept: Tensor | None = None) -> Tensor:
         """The attention through landmarks."""
         parts = self._kernels(q, k, grid, kept)
         if len(parts) == 1:
@@ -143,18 +142,14 @@ class NystromAttention(Attention):
             inverse = torch.baddbmm(inverse, inverse, polynomial, beta=13 / 4, alpha=-1 / 4)
         return inverse.view_as(kernel)
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """`softmax(q kt^T) pinv(...)` and `softmax(qt k^T)^T`; None with the convolution or where m is all tokens."""
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """`softmax(q kt^T) pinv(...)` and `softmax(qt k^T)^T`; None where m is all tokens."""
         parts = self._kernels(q, k, grid)
-        if self.conv is not None or len(parts) == 1:
+        if len(parts) == 1:
             return None
         left, middle, right = parts
         return left @ self._pinv(middle), right.mT
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The attention through landmarks and the convolution, if there is one."""
-        return kernel_and_convolution(self, "conv")
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of landmarks; with the convolution, of tokens."""
-        return super().rank_bound(grid) if self.conv is not None else self.landmarks.count(grid)
+    def kernel_rank(self, grid: Grid) -> int:
+        """The number of landmarks."""
+        return self.landmarks.count(grid)

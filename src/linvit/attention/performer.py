@@ -23,7 +23,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
 
 TOKENS = 4096  # tokens whose features are computed at a time
 
@@ -32,10 +32,7 @@ class PerformerAttention(Attention):
     """Linear attention with positive orthogonal random features, O(N m d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; all use the same rows W.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         nb_features: Random features m; None means int(dk ln dk).
         kernel: "softmax": the features above. "relu" and "exp": `f(W x') + kernel_eps`, which approximates no softmax
             (the reference's generalized attention). "none": `softmax(q)` over channels and `softmax(k)` over tokens,
@@ -77,7 +74,6 @@ class PerformerAttention(Attention):
             kernel_eps = 1e-4 if kernel == "softmax" else 1e-3
         if seed is None:
             seed = int(torch.randint(2**63 - 1, (), device="cpu"))
-        check_choice("kernel", kernel, ["softmax", "relu", "exp", "none"])
         check_number("nb_features", nb_features, at_least=1, whole=True, note=", or null for int(dk ln dk)")
         check_number("kernel_eps", kernel_eps, at_least=0, note=", as it keeps the features positive")
         lengths = ": 0 for Gaussian lengths, 1 for sqrt(dk)"

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Gate, Grid
+from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
-from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
@@ -32,10 +31,8 @@ class PolaAttention(FocusedAttention):
     A token whose query is 0 in all channels gets 0 from the linear attention: nothing is added to the features.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
-        key_dim: Channels of q and k per head; None means C / h.
         alpha: The powers are `p = 1 + alpha sigmoid(power)`, one per channel of a head, `1 + alpha / 2` at first.
         dwc_kernel: Side k of the depthwise kernel, odd.
         dwc: Add the depthwise convolution of v, as in `focused`.
@@ -49,6 +46,7 @@ class PolaAttention(FocusedAttention):
     """
 
     complexity = "O(N)"
+    kernel_channelwise = True
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class PolaAttention(FocusedAttention):
 
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention of both halves of the values, (B, h, N, d)."""
         q, k = self.features(q, k, grid)
         context, total = key_sums(k, v, mean=True)  # (B, h, 2 dk, d), (B, h, 2 dk, 1)
@@ -113,10 +111,8 @@ class PolaAttention(FocusedAttention):
         """[x-, x+] of [x+, x-], along dimension -2."""
         return features.roll(self.key_dim, -2)
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Those of linear attention for each channel; none with the convolution, whose matrix is no thin product."""
-        if self.dwc is not None:
-            return None
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Those of linear attention for each channel."""
         q, k = self.features(q, k, grid)
         pairs = [linear_factors(x, k, self.eps, mean=True) for x in (q, self._exchanged(q.mT).mT)]
         widths = (self._first_half, self.head_dim - self._first_half)
@@ -126,11 +122,6 @@ class PolaAttention(FocusedAttention):
         )  # (B, h, d, N, 2 dk), (B, h, d, M, 2 dk)
         return left, right
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention and the convolution, whose matrices are one per channel each."""
-        return kernel_and_convolution(self, "dwc", depthwise=True)
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution twice the width of a head's keys, if that is smaller."""
-        tokens = min(grid.num_queries, grid.num_keys)
-        return tokens if self.dwc is not None else min(tokens, 2 * self.key_dim)
+    def kernel_rank(self, grid: Grid) -> int:
+        """Twice the width of a head's keys."""
+        return 2 * self.key_dim

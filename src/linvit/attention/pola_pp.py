@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.parts import kernel_and_convolution
 from linvit.attention.ops.rotary import rotate_tokens
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
@@ -31,9 +30,7 @@ class PolaPPAttention(RotaryLinearAttention):
     """Linear attention of exponential features by sign, one map per half of a head's channels, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h. Even, unless `rotary` is False.
         rotary: Rotate the features in the numerators.
         lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
@@ -44,6 +41,7 @@ class PolaPPAttention(RotaryLinearAttention):
 
     complexity = "O(N)"
     feature_ratio = 2
+    kernel_channelwise = True
     width_multiple = 2
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, **options: Any) -> None:
@@ -92,10 +90,6 @@ class PolaPPAttention(RotaryLinearAttention):
                 features = rotate_tokens(features * gap.clamp(max=80).exp(), grid)  # e^88 is the end of float32
             maps.append((features, denominator))
         return maps, k
-
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention, whose matrix is one per half of a head's channels, and the convolution."""
-        return kernel_and_convolution(self, "lepe", depthwise=True)
 
 
 def _chosen(x: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -13,17 +13,13 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 from linvit.attention.ops.precision import full_precision
-from linvit.errors import check_choice
 
 
 class PolyNLAttention(Attention):
     """Polynomial non-local layer, O(N d). Unbounded in its input, so it needs a norm before it.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; they change nothing here.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
             input for them (the paper).
         alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There
@@ -49,7 +45,6 @@ class PolyNLAttention(Attention):
         reduce: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
-        check_choice("reduce", reduce, ["mean", "sum"])
         self.projections = "qkv" if project_q else "kv"
         self.reduce = reduce
         self.alpha = nn.Parameter(torch.ones(1)) if alpha_beta else None

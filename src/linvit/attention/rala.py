@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import times
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 
 
@@ -25,9 +24,7 @@ class RALAAttention(RotaryLinearAttention):
     """Linear attention with weighted keys, a rotated numerator and a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
         rotary: Rotate the features in the numerator.
         key_weights: Weigh the keys by their similarity to the mean query.
@@ -48,5 +45,5 @@ class RALAAttention(RotaryLinearAttention):
         q, k = super().features(q, k)
         if self.key_weights:
             scores = k @ q.mean(-2, keepdim=True).mT * self.key_dim**-0.5  # (B, h, M, 1)
-            k = times(k, scores.softmax(-2) * k.shape[-2])
+            k = k * (scores.softmax(-2) * k.shape[-2])
         return q, k

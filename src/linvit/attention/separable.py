@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.activations import relu
 from linvit.attention.ops.functional import channelwise_factors, join_heads
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
@@ -25,10 +24,7 @@ class SeparableAttention(Attention):
     """Separable self-attention, O(N d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h; they change nothing here.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
     """
 
     projections = "kv"
@@ -45,7 +41,7 @@ class SeparableAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
-        return relu(k) * (self.weights(q).mT @ v)
+        return F.relu(k) * (self.weights(q).mT @ v)
 
     def weights(self, q: Tensor) -> Tensor:
         """The weights c (B, 1, N, 1) of all tokens, which sum to 1."""
@@ -54,7 +50,7 @@ class SeparableAttention(Attention):
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`relu(k)_c` and the weights c, the same for every channel."""
-        return channelwise_factors(relu(k), self.weights(q).expand_as(q))
+        return channelwise_factors(F.relu(k), self.weights(q).expand_as(q))
 
     def rank_bound(self, grid: Grid) -> int:
         """One: each channel is an outer product."""

@@ -17,10 +17,8 @@ class SimplifiedLinearAttention(FocusedAttention):
     """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
-        key_dim: Channels of q and k per head; None means C / h.
         focus: Apply focused attention's f_p.
         learn_scale: Divide q and k by softplus of a learnable scale.
         relu_eps: Added to the relu features.

@@ -18,23 +18,21 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
 from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 
 
-class SoftAttention(Attention):
+class SoftAttention(ConvolvedAttention):
     """Softmax-free attention through m landmarks and Newton's inverse of their Gaussian kernel, O(N m d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
-        key_dim: Channels of q per head; None means C / h.
         landmarks: "conv": a convolution of R x R patch queries, shared by the heads; "avgpool": their mean; "random":
             as many patch queries, others in every training step and the same in evaluation.
         ratio: R, patches per landmark along each axis; 1 makes every patch one. Rows and columns that fill no window
@@ -63,6 +61,8 @@ class SoftAttention(Attention):
 
     projections: Literal["qkv", "qv", "kv"] = "qv"
     complexity = "O(N)"
+    convolution = "conv"
+    depthwise = False
 
     def __init__(
         self,
@@ -114,10 +114,7 @@ class SoftAttention(Attention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         check_tied(grid, self.tie_qk)
-        if self.conv is None:
-            return self._global(q, k, v, grid)
-        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid) + self._global(q, k, v, grid)
+        return super().forward(q, k, v, grid)
 
     def convolved(self, v: Tensor, grid: Grid) -> Tensor:
         """The convolution of the values, (B, h, M, d) -> (B, h, N, d)."""
@@ -125,7 +122,7 @@ class SoftAttention(Attention):
 
     @recomputed
     @full_precision
-    def _global(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """`P (Y (P^T v))`."""
         left, middle, right = self.parts(q, k, grid)
         return left @ (middle @ (right.mT @ v))
@@ -135,18 +132,11 @@ class SoftAttention(Attention):
         left, kernel, right = self.kernels(q, None if self.tie_qk else k, grid)
         return left, self.inverse(kernel), right
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """`P` and `P Y^T`; None with the convolution."""
-        if self.conv is not None:
-            return None
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """`P` and `P Y^T`."""
         left, middle, right = self.parts(q, k, grid)
         return left, right @ middle.mT
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """`P Y P^T` and the convolution, if there is one."""
-        return kernel_and_convolution(self, "conv")
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of landmarks without the convolution, and never more than the tokens."""
-        tokens = super().rank_bound(grid)
-        return tokens if self.conv is not None else min(tokens, self.kernels.count(grid))
+    def kernel_rank(self, grid: Grid) -> int:
+        """The number of landmarks."""
+        return self.kernels.count(grid)

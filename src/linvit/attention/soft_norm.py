@@ -26,10 +26,8 @@ class SoftNormAttention(SoftAttention):
     """Softmax-free attention with a symmetrically normalised inverse, O(N m d).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
+        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
-        key_dim: Channels of q per head; None means C / h.
         newton_alpha: a in `alpha = a / max_row_sum^2`, the factor of its start `Y0 = alpha A`. With 2 an eigenvalue
             equal to the largest row sum (one or two landmarks, or all far apart) is inverted to 0, where SOFT's 1.8
             inverts it.

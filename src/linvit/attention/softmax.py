@@ -7,27 +7,22 @@ With `rotary`, `lepe_kernel` and `gate` it is the softmax attention of RAVLT, MA
 `o = softmax(rot(q) rot(k)^T / sqrt(d)) v + conv(v)`, with a gate by the host.
 """
 
-from typing import cast
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.attention.base import Attention, Gate, Grid, OutNorm
-from linvit.attention.ops.parts import kernel_and_convolution
-from linvit.attention.ops.precision import full_precision, upcast
+from linvit.attention.base import Gate, Grid, OutNorm
+from linvit.attention.ops.parts import ConvolvedAttention
+from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
 
 
-class SoftmaxAttention(Attention):
+class SoftmaxAttention(ConvolvedAttention):
     """Scaled dot-product attention, O(N^2), through torch's fused kernel.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         qk_scale: Factor on the logits; None means 1 / sqrt(key_dim).
         qk_norm: LayerNorm on every head's queries and keys.
         attn_drop: Dropout rate on the attention weights.
@@ -41,6 +36,7 @@ class SoftmaxAttention(Attention):
 
     takes_bias = True
     complexity = "O(N^2)"
+    convolution = "lepe"
 
     def __init__(
         self,
@@ -85,9 +81,7 @@ class SoftmaxAttention(Attention):
         if self.rotary:
             q, k = rotate(q, k, grid)
         dropout = self.attn_drop if self.training else 0.0
-        # No fused kernel of a CPU gives a bias its gradient, and what torch does instead takes a fifth more time.
-        unfused = bias is not None and bias.requires_grad and q.device.type == "cpu" and q is upcast(q)
-        if self.fused and not unfused:
+        if self.fused:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
             return out.to(v.dtype)
         return self._written_out(q, k, v, bias, dropout)
@@ -98,14 +92,3 @@ class SoftmaxAttention(Attention):
         if bias is not None:
             logits = logits + bias
         return F.dropout(logits.softmax(-1), dropout) @ v
-
-    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        return convolve_values(cast("nn.Conv2d", self.lepe), v, grid)
-
-    def matrix_parts(self) -> dict[str, Attention]:
-        """Softmax attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
-        parts = kernel_and_convolution(self, "lepe", depthwise=True)
-        if parts:
-            parts["kernel"].channelwise = False
-        return parts

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import unit
+from linvit.attention.ops.functional import normalize
 from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.products import matmul
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
@@ -26,9 +25,7 @@ class TaylorAttention(Attention):
     channels and no tokens, so it is no mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
+        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h // `key_reduction`.
         key_reduction: Channels of the values over those of the keys; 8 in the reference.
         eps: Added to every channel of the key sum, as the reference does, not to the denominator as a whole.
@@ -64,19 +61,19 @@ class TaylorAttention(Attention):
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        q, k = unit(q, self.norm_eps), unit(k, self.norm_eps)
-        return (v.sum(-2, keepdim=True) + matmul(q, matmul(k.mT, v))) * self._weights(q, k)
+        q, k = normalize(q, self.norm_eps), normalize(k, self.norm_eps)
+        return (v.sum(-2, keepdim=True) + q @ (k.mT @ v)) * self._weights(q, k)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(gamma / denominator) [1, Q]` and `[1, K]`: the constant term is one more channel."""
-        q, k = unit(q, self.norm_eps), unit(k, self.norm_eps)
+        q, k = normalize(q, self.norm_eps), normalize(k, self.norm_eps)
         ones_q, ones_k = torch.ones_like(q[..., :1]), torch.ones_like(k[..., :1])
         return torch.cat([ones_q, q], -1) * self._weights(q, k), torch.cat([ones_k, k], -1)
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         """`gamma / (M + q_i . (sum_j k_j + eps))` of unit vectors, (B, h, N, 1)."""
         keys = k.shape[-2]
-        denominator = keys + matmul(q, (k.sum(-2) + self.eps).unsqueeze(-1))
+        denominator = keys + q @ (k.sum(-2) + self.eps).unsqueeze(-1)
         # All keys opposite to a query leave 0 up to rounding and the term of eps, which may be of either sign.
         denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
         return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.functional import unit
+from linvit.attention.ops.functional import normalize
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
@@ -23,10 +23,7 @@ class XCAttention(Attention):
     """Cross-covariance attention, O(N d^2).
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: nothing here has a fixed length).
-        key_dim: None or C / h (`narrow_keys` is False).
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         temperature: Initial factor tau on the logits of each head, which is learnt.
     """
 
@@ -54,5 +51,5 @@ class XCAttention(Attention):
 
     def channel_matrix(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """A (B, h, d, d): how much each channel of the output takes of each channel of the values."""
-        q, k = (unit(x, 1e-12, dims=(TOKENS,)) for x in (q, k))
+        q, k = (normalize(x, 1e-12, dims=(TOKENS,)) for x in (q, k))
         return (q.mT @ k * self.temperature.to(q.dtype)).softmax(-1)

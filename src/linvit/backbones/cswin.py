@@ -34,12 +34,9 @@ class CSWin(Backbone):
     a side of S pixels makes (S + 1) // 4 patches; each further stage halves, rounding up.
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), of the image that the mechanisms are built for. It decides which stages have one
             branch.
-        attention: One spec for all blocks, or a list with one per stage or one per block.
-        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
         embed_dim: Channels of the first stage, doubled by every next; or a list with one number per stage.
         depths: Blocks per stage.
         num_heads: Heads per stage.

@@ -41,11 +41,9 @@ class DeiT(Backbone):
     At another image size than `img_size` the position embeddings are interpolated (bicubic).
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the position embeddings are made for; a multiple of `patch_size`.
         attention: One spec for all blocks, or a list with one per block.
-        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
         patch_size: Side of a patch.
         embed_dim: Channels C.
         depth: Blocks.

@@ -30,11 +30,8 @@ class MLLA(Backbone):
     for classification takes images of one size alone.
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
-        attention: One spec for all blocks, or a list with one per stage or one per block.
-        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
         embed_dim: Channels C of stage 1; each further stage doubles them.
         depths: Blocks of each stage.
         num_heads: Heads of each stage.

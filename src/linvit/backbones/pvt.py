@@ -38,11 +38,8 @@ class PVT(Backbone):
     compares its own grid.
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the position embeddings are made for.
-        attention: One spec for all blocks, or a list with one per stage or one per block.
-        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
         embed_dims: Channels C of each stage.
         depths: Blocks of each stage.
         num_heads: Heads of each stage.

@@ -62,11 +62,9 @@ class SOFT(Backbone):
     in stage 1, and likewise with 4 and 5, 2 and 3 in stages 2 and 3.
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, attention: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the attention is made for, where it has parameters of fixed length. The default
             attention has none, so its weights are the same for any `img_size`.
-        attention: One spec for all blocks, or a list with one per stage or one per block.
         drop_path_rate: Dropout of the last block; linear from 0 at the first. In stages 1 to 3 it drops single entries
             of a branch, in stage 4 whole branches.
         embed_dims: Channels of the stages.

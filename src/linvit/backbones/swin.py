@@ -38,11 +38,8 @@ class Swin(Backbone):
     maps that are smaller than the window.
 
     Args:
-        in_chans: Image channels.
-        num_classes: Classes; 0 for features.
+        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that windows and tables of fixed length are made for.
-        attention: One spec for all blocks, or a list with one per stage or one per block.
-        drop_path_rate: Stochastic depth of the last block; linear from 0 at the first.
         patch_size: Stride of stage 1.
         embed_dim: Channels C of stage 1; each further stage doubles them.
         depths: Blocks of each stage.

@@ -13,10 +13,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+import linvit
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
-from linvit.heads.detection.detector import create_detector
-from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.registry import backbones, heads
 from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
@@ -41,9 +40,7 @@ or in Python:
 Nothing in SOURCE is executed. The output holds the tensors of SOURCE and none
 that were initialised at random.
 """
-BOXES = "head.regressor.weight"
-BOX_CLASSIFIER = "head.stages.0.box_head.classifier.weight"
-CLASSIFIERS = ("head.classifier.weight", "head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
+CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight")
 
 
 def main(argv: list[str]) -> int:
@@ -88,15 +85,17 @@ def main(argv: list[str]) -> int:
     _, _, beside = parts(weights)
     if args.head is not None and not beside:
         raise UserError(f"{weights.source} holds no head; leave --head out")
-    classes = _classes(weights.state if args.head is None else beside) if args.num_classes is None else args.num_classes
     size = {} if args.img_size is None else {"img_size": args.img_size}
+    classes = args.num_classes
     if args.head is None:
+        classes = _classes(weights.state) if classes is None else classes
         model = backbones.create(spec, num_classes=classes, **size)
     else:
         head = read_spec(heads, args.head, None)
-        task = getattr(heads.get(heads.parse(head)[0]), "task", None)
-        create = create_detector if task == "detection" else create_segmentor
-        model = create(spec, head, classes, **size)
+        kind: Any = heads.get(heads.parse(head)[0])
+        if classes is None:
+            classes = kind.classes_in({key.removeprefix("head."): tensor for key, tensor in beside.items()})
+        model = getattr(linvit, kind.maker)(spec, head, classes, **size)
     report = load_weights(model, weights, args.min_fraction)
     print(report)
     if beside and args.head is None:
@@ -133,10 +132,6 @@ def _check_output(output: Path, force: bool) -> None:
 
 def _classes(state: Mapping[str, Any]) -> int:
     """Classes of a file's classifier; 0 if it has none."""
-    if BOX_CLASSIFIER in state:
-        return len(state[BOX_CLASSIFIER]) - 1  # without background
-    if BOXES in state and state[BOXES].numel() and CLASSIFIERS[0] in state:
-        return 4 * len(state[CLASSIFIERS[0]]) // len(state[BOXES])  # both are predicted at every anchor
     found = next((state[key] for key in CLASSIFIERS if key in state), None)
     return len(found) if found is not None and found.ndim else 0
 

@@ -1,6 +1,6 @@
 """What heads of all tasks have in common: the feature maps that they were made for, and which task they are for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -74,6 +74,11 @@ class Head(nn.Module):
             f"{{name: timm, model: resnet50}}{other}"
         )
 
+    @classmethod
+    def classes_in(cls, state: Mapping[str, Tensor]) -> int:
+        """Returns how many classes a state dict of such a head is for; 0 if it has no classifier."""
+        return rows(state, "classifier.weight")
+
     def classifiers(self) -> list[nn.Module]:
         """Returns all layers that another number of classes changes."""
         raise NotImplementedError(f"{type(self).__name__} has no classifiers")
@@ -90,3 +95,8 @@ class Head(nn.Module):
                 f"{type(self).__name__} was made for feature maps of {list(self.channels)} channels; got maps of {got}"
             )
         return super().__call__(features, *args, **kwargs)
+
+
+def rows(state: Mapping[str, Tensor], name: str) -> int:
+    """Returns the length of a tensor of a state dict; 0 if it is not there."""
+    return len(state[name]) if name in state and state[name].ndim else 0

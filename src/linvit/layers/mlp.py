@@ -5,7 +5,6 @@ from typing import Literal
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.errors import check_choice
 from linvit.layers.linear import Linear
 from linvit.layers.mbconv import MBConv
 
@@ -41,5 +40,4 @@ class Mlp(nn.Module):
 
 def feed_forward(ffn: FeedForward, dim: int, hidden: int) -> Mlp | MBConv:
     """Builds the feed-forward layer of a block: "mlp", or EfficientViT's "mbconv"."""
-    check_choice("ffn", ffn, ["mlp", "mbconv"])
     return Mlp(dim, hidden) if ffn == "mlp" else MBConv(dim, hidden)

@@ -8,15 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from linvit.attention.ops.activations import focus
 from linvit.attention.ops.functional import (
     channelwise_attention,
     channelwise_factors,
-    focus,
     key_sums,
     linear_attention,
     linear_factors,
+    normalize,
     resize_tokens,
-    unit,
 )
 from tests.helpers import assert_near, randn
 
@@ -26,8 +26,8 @@ powers = st.floats(1.0, 32.0)
 
 
 def f(x: Tensor, p: float) -> Tensor:
-    """`f_p` of vectors; `focus` overwrites them."""
-    return focus(x.clone(), p)
+    """`f_p` of vectors."""
+    return focus(x, p)
 
 
 @given(vectors, powers)
@@ -196,9 +196,9 @@ def test_channelwise_attention_is_an_outer_product_in_every_channel() -> None:
 def test_unit_vectors_have_length_one_or_less_below_eps(order: float, dims: tuple[int, ...]) -> None:
     x = randn(2, 3, 5, 4)
     lengths = x.abs().pow(order).sum(dims, keepdim=True) ** (1 / order)
-    assert_near(unit(x, 1e-12, order, dims), x / lengths, 1e-13)
+    assert_near(normalize(x, 1e-12, order, dims), x / lengths, 1e-13)
     eps = float(lengths.median())
-    assert_near(unit(x, eps, order, dims), x / lengths.clamp(min=eps), 1e-13)
+    assert_near(normalize(x, eps, order, dims), x / lengths.clamp(min=eps), 1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -208,7 +208,7 @@ def test_unit_of_zero_is_zero_with_the_gradient_handed_on(order: float, eps: flo
     x = randn(3, 5, dtype=dtype)
     x[1] = 0
     x.requires_grad_()
-    y = unit(x, eps, order)
+    y = normalize(x, eps, order)
     gradient = torch.autograd.grad(y, x, torch.full_like(y, 0.5))[0]
     assert (y[1] == 0).all()
     assert (gradient[1] == 0.5).all()
@@ -218,7 +218,7 @@ def test_unit_of_zero_is_zero_with_the_gradient_handed_on(order: float, eps: flo
 def test_unit_of_nan_is_nan() -> None:
     x = randn(3, 5)
     x[1, 2] = torch.nan
-    assert unit(x, 1e-12).isnan().all(1).tolist() == [False, True, False]
+    assert normalize(x, 1e-12).isnan().all(1).tolist() == [False, True, False]
 
 
 def test_resize_keeps_a_table_of_the_same_size() -> None:

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 import linvit
 from linvit import Attention, Grid
 from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.attention.ops.recompute import in_transform
 from tests.helpers import assert_near, mechanism, randn
 
 GRID = Grid((4, 6))
@@ -120,7 +121,6 @@ def jvp(run: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
     ids=["func.grad", "func.jvp", "func.vmap", "vectorized jacobian", "forward_ad"],
 )
 def test_other_ways_to_differentiate(derive: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
-    """It leans on private names of torch to know that one is at work; without them this fails."""
     of = mechanism("focused", GRID)
     q, k, v = qkv(of)
     found = derive(lambda q: of(q, k, v, GRID), q)
@@ -137,3 +137,9 @@ def test_random_numbers_are_drawn_once(spec: linvit.registry.Spec) -> None:
     torch.manual_seed(0)
     for got, want in zip(found, gradients(of), strict=True):
         assert_near(got, want, 1e-12)
+
+
+def test_torch_says_whether_a_transform_runs() -> None:
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(in_transform()), x)[1])(torch.ones(2))
+    assert [*seen, in_transform()] == [True, False], "torch._C._functorch.maybe_current_level says something else now"

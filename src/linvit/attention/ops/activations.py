@@ -1,7 +1,7 @@
-"""Feature maps entry by entry, whose gradients are products of floats where the choice by a mask would be slow.
+"""Feature maps, some with a gradient written by hand, which reads memory less often than that of their operations.
 
-Compiled code keeps masks of booleans for backward; on a CPU inductor's loops write them 30 times and read them 8 times
-as slowly as floats (torch 2.15: 13 and 4 ms for 1.2 million, which `relu` itself takes 0.4 ms for).
+`HAND_WRITTEN` switches these gradients on. In a training step on a CPU (one thread, float32, 224 pixels) that of
+`elu + 1` saves 11 % in DeiT-T with linear attention, and that of f_p 6 % in FLatten-Swin-T.
 """
 
 from collections.abc import Callable
@@ -11,28 +11,53 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linvit.attention.ops.functional import l2_norm
 from linvit.attention.ops.recompute import takes_function
 
-
-def relu(x: Tensor) -> Tensor:
-    """`max(x, 0)`, of which compiled code for a CPU keeps the result for backward."""
-    if x.device.type == "cpu" and torch.compiler.is_compiling() and takes_function(x):
-        return _Relu.apply(x)  # type: ignore[no-any-return]
-    return F.relu(x)
+HAND_WRITTEN = True
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """`elu(x) + 1` as `exp(x)` below 0, of which the sum of float32 numbers near -1 and 1 leaves no digit below -16."""
-    if not torch.is_grad_enabled():
-        return F.relu(x).add_(x.clamp_max(0).exp_())
-    if takes_function(x):
+    if HAND_WRITTEN and torch.is_grad_enabled() and takes_function(x):
         return _EluPlusOne.apply(x)  # type: ignore[no-any-return]
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1
 
 
+def focus(x: Tensor, factor: float) -> Tensor:
+    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over the last dimension.
+
+    Keeps the norm and the order of the entries and sharpens the direction. Dividing by the largest entry first changes
+    nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
+
+    Args:
+        x: Non-negative features (..., C).
+        factor: The focusing factor p >= 1.
+    """
+    if HAND_WRITTEN and x.requires_grad and takes_function(x):
+        return _Focus.apply(x, factor)  # type: ignore[no-any-return]
+    return _focused(x, factor)
+
+
+def _focused(x: Tensor, factor: float) -> Tensor:
+    tiny = torch.finfo(x.dtype).tiny
+    # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
+    unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
+    x = x / unit
+    powered = x.pow(factor)
+    return powered * (l2_norm(x) * unit / l2_norm(powered).clamp_min(tiny))
+
+
+def focus_as_written(x: Tensor, factor: float) -> Tensor:
+    """`focus` in the reference's order of operations, which gives NaN for p >= 8."""
+    powered = x**factor
+    focused: Tensor = powered / l2_norm(powered) * l2_norm(x)
+    return focused
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
-    "relu": relu,
+    "relu": F.relu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
@@ -45,35 +70,35 @@ def by_sign(sizes: Tensor, x: Tensor) -> Tensor:
     return torch.cat([first, sizes - first], dim=-1)
 
 
-class _Relu(torch.autograd.Function):
-    """`relu` whose gradient has the sign of the result as a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Keeps the result."""
-        y = F.relu(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """`g sign(y)`."""
-        (y,) = ctx.saved_tensors
-        return gradient * y.sign()  # type: ignore[no-any-return]
-
-
 class _EluPlusOne(torch.autograd.Function):
-    """`elu_plus_one` whose derivative is read from the result: `min(y, 1)`, in a third of the passes over memory."""
+    """Its derivative is `min(y, 1)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Keeps the result."""
         y = F.relu(x).add_(x.clamp_max(0).exp_())
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """`g min(y, 1)`."""
         (y,) = ctx.saved_tensors
         return gradient * y.clamp_max(1)  # type: ignore[no-any-return]
+
+
+class _Focus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        focused = _focused(x, factor)
+        ctx.save_for_backward(x, focused)
+        return focused
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
+        x, y = ctx.saved_tensors
+        tiny = torch.finfo(x.dtype).tiny
+        norm = l2_norm(x).clamp_min(tiny)
+        along = (gradient * y).sum(-1, keepdim=True) / norm / norm
+        across = torch.addcmul(gradient, y, -along)
+        return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None

@@ -1,15 +1,12 @@
 """Mathematics that several mechanisms use, without parameters and in the precision of the inputs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.ops.precision import upcast
-from linvit.attention.ops.products import matmul, side_by_side
-from linvit.attention.ops.recompute import transformed
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
@@ -36,25 +33,16 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = F
 
 
 def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
-    """The sums of linear attention over keys (B, h, M, dk) and values (B, h, M, d).
-
-    Returns:
-        `sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1), or the means.
-    """
-    by_image = side_by_side(k) or side_by_side(v)
-    if not by_image:
-        k = k.contiguous()
-    context, total = matmul(k.mT, v, by_image), k.sum(-2, keepdim=True).mT
+    """`sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1) of keys and values (B, h, M, d), or the means."""
+    k = k.contiguous()
+    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
     return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
 
 
 def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
     """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
-    by_image = side_by_side(q)
-    if not by_image:
-        q = q.contiguous()
-    out, weights = matmul(q, context, by_image), (matmul(q, total, by_image) + eps).reciprocal()
-    return out * weights if weights.requires_grad else out.mul_(weights)
+    q = q.contiguous()
+    return (q @ context) * (q @ total + eps).reciprocal()
 
 
 def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
@@ -83,91 +71,24 @@ def channelwise_factors(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return q.mT.unsqueeze(-1), k.mT.unsqueeze(-1)
 
 
-def unit(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+def normalize(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """Vectors brought to length one, `x / max(||x||, eps)`, with norms of the given order over `dims`.
 
     A vector of zeros stays zero at any eps and passes its gradient on unchanged; the quotient would divide it by eps.
     """
-    return x / divisor(x, eps, order, dims)
+    return x / safe_norm(x, eps, order, dims)
 
 
-def divisor(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """What `unit` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
+def safe_norm(x: Tensor, eps: float, order: float = 2, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """What `normalize` divides by, with `dims` kept at length 1: `max(||x||, eps)`, and 1 for a vector of zeros."""
     norm: Tensor = torch.linalg.vector_norm(x, order, dims, keepdim=True)
     return norm.clamp_min(eps).masked_fill(norm == 0, 1)
 
 
-def focus(x: Tensor, factor: float) -> Tensor:
-    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over the last dimension.
-
-    Keeps the norm and the order of the entries and sharpens the direction. Dividing by the largest entry first changes
-    nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
-
-    Args:
-        x: Non-negative features (..., C); overwritten unless they need a gradient.
-        factor: The focusing factor p >= 1.
-    """
-    if x.requires_grad and not transformed(x):
-        return _Focus.apply(x, factor)  # type: ignore[no-any-return]
-    return _focused(x, factor, torch.div if x.requires_grad else torch.Tensor.div_)
-
-
-def _focused(x: Tensor, factor: float, divide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    tiny = torch.finfo(x.dtype).tiny
-    # The largest power becomes 2^30, not 1: squares of small powers are then no denormal numbers, which are slow.
-    unit = (x.detach().amax(-1, keepdim=True) * 2 ** (-30 / factor)).clamp_min(tiny)
-    x = divide(x, unit)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * unit
-    powered = x.pow(factor) if x.requires_grad else x.pow_(factor)
-    scale: Tensor = norm / torch.linalg.vector_norm(powered, dim=-1, keepdim=True).clamp_min(tiny)
-    return powered * scale if scale.requires_grad else powered.mul_(scale)
-
-
-class _Focus(torch.autograd.Function):
-    """`focus` with a gradient in half as many passes over memory as that of its operations takes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        """Keeps x and the result."""
-        ctx.factor = factor
-        focused = _focused(x, factor, torch.div)
-        ctx.save_for_backward(x, focused)
-        return focused
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """`p y/x (g - y (g y) / ||x||^2) + x (g y) / ||x||^2` for `y = f_p(x)`, of the same norm as x."""
-        x, y = ctx.saved_tensors
-        tiny = torch.finfo(x.dtype).tiny
-        norm = length(x).clamp_min(tiny)
-        along = (gradient * y).sum(-1, keepdim=True) / norm / norm
-        across = torch.addcmul(gradient, y, -along)
-        return torch.addcmul(x * along, y / x.clamp_min(tiny), across, value=ctx.factor), None
-
-
-def focus_as_written(x: Tensor, factor: float) -> Tensor:
-    """`focus` in the reference's order of operations, which gives NaN for p >= 8."""
-    powered = x**factor
-    focused: Tensor = powered / length(powered) * length(x)
-    return focused
-
-
-def length(x: Tensor) -> Tensor:
+def l2_norm(x: Tensor) -> Tensor:
     """L2 norms over the last dimension, (..., C) -> (..., 1)."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm
-
-
-def times(x: Tensor, factor: Tensor) -> Tensor:
-    """`x * factor`, in place unless the backward pass needs x: a CPU allocates more slowly than it multiplies."""
-    return x * factor if factor.requires_grad else x.mul_(factor)
-
-
-def times_plus(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """`x * factor + shift`, in place unless the backward pass needs x; see `times`."""
-    if x.requires_grad or factor.requires_grad:
-        return torch.addcmul(shift, x, factor)
-    return x.mul_(factor).add_(shift)
 
 
 def join_heads(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 
 LANDMARKS = 49  # the paper's number in every stage
 
@@ -76,7 +76,6 @@ class GaussianKernels(nn.Module):
         self, key_dim: int, *, landmarks: Literal["conv", "avgpool", "random"], ratio: int, landmark_norm: bool
     ) -> None:
         super().__init__()
-        check_choice("landmarks", landmarks, ["conv", "avgpool", "random"])
         check_number("ratio", ratio, at_least=1, whole=True, note=" (1: every patch makes a landmark)")
         self.key_dim = key_dim
         self.landmarks = landmarks

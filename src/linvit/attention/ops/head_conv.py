@@ -6,11 +6,12 @@ Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity" (
 Cost: s^2 N C MACs for kernels of side s.
 """
 
+from typing import cast
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.depthwise import convolve_depthwise
 from linvit.errors import check_number, check_odd
 
 
@@ -39,7 +40,7 @@ def convolve_heads(conv: nn.Conv2d, v: Tensor, grid: Grid) -> Tensor:
     if grid.keys_size != grid.size:
         plane = F.interpolate(plane, size=grid.size, mode="bilinear", align_corners=False)
     kernels = _per_channel(conv, v)  # (h*d, 1, s, s)
-    plane = convolve_depthwise(plane, kernels)
+    plane = F.conv2d(plane, kernels, padding=cast("tuple[int, int]", conv.padding), groups=len(kernels))
     local = plane.flatten(2).mT.unflatten(2, (v.shape[1], v.shape[3])).transpose(1, 2)  # (B, h, H*W, d)
     return F.pad(local, (0, 0, grid.num_prefix, 0)) if grid.num_prefix else local
 

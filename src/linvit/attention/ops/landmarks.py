@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 
 DEFAULT_NUMBER = 64
 
@@ -24,8 +24,6 @@ class Landmarks:
     def __init__(self, number: int | None, kind: str, uneven: str) -> None:
         if number is not None:
             check_number("num_landmarks", number, at_least=1, whole=True, note=", or null for a default")
-        check_choice("landmarks", kind, ["segment", "pool2d"])
-        check_choice("uneven", uneven, ["t2t", "error"])
         self.number = number
         self.pool = kind == "pool2d"
         self.even = uneven == "error"

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,6 @@ class NewtonInverse:
     backward: Literal["analytic", "autograd"]
 
     def __post_init__(self) -> None:
-        check_choice("inverse", self.method, ["newton", "solve"])
-        check_choice("alpha_scope", self.alpha_scope, ["head", "batch"])
-        check_choice("inverse_backward", self.backward, ["analytic", "autograd"])
         check_number("newton_iters", self.iters, at_least=1, whole=True)
         check_number("newton_alpha", self.alpha, above=0, at_most=2, note=", or Newton diverges")
         check_number("ridge", self.ridge, at_least=0)

@@ -1,20 +1,72 @@
 """A mechanism that adds a convolution of the values, taken apart: its kernel of q and k, and the convolution."""
 
 import copy
-from typing import Protocol, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.value_conv import convolve_values
 
 
-class Convolving(Protocol):
-    """A mechanism that says what its convolution makes of the values."""
+class ConvolvedAttention(Attention):
+    """A mechanism that adds a convolution of the values to what its kernel of q and k makes of them.
 
-    def convolved(self, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
-        """(B, h, M, d) -> (B, h, N, d), from the layer's input `x=`, too, if the mechanism takes it."""
+    A subclass has `kernel`, and the convolution under the name `convolution`, where None leaves it out.
+
+    Attributes:
+        convolution: Name of the attribute.
+        depthwise: Whether that is such a convolution as `ConvolvedValues` writes the matrix of.
+        kernel_channelwise: Whether the kernel's matrix differs from channel to channel.
+    """
+
+    convolution: ClassVar[str]
+    depthwise: ClassVar[bool] = True
+    kernel_channelwise: ClassVar[bool] = False
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
+        if getattr(self, self.convolution) is None:
+            return self.kernel(q, k, v, grid)
+        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
+        return self.convolved(v, grid) + self.kernel(q, k, v, grid)
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """The mechanism without the convolution."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernel")
+
+    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
+        """The convolution of the values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
+        return convolve_values(getattr(self, self.convolution), v, grid)
+
+    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Those of the kernel; None with the convolution, whose matrix is no thin product."""
+        return self.kernel_factors(q, k, grid) if getattr(self, self.convolution) is None else None
+
+    def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """Factors of the kernel's matrix; see `Attention.factors`."""
+        return None
+
+    def rank_bound(self, grid: Grid) -> int:
+        """The number of tokens; without the convolution the rank of the kernel, if that is smaller."""
+        bound = super().rank_bound(grid)
+        return bound if getattr(self, self.convolution) is not None else min(bound, self.kernel_rank(grid))
+
+    def kernel_rank(self, grid: Grid) -> int:
+        """An upper bound of the rank of the kernel's matrix."""
+        return min(grid.num_queries, grid.num_keys)
+
+    def matrix_parts(self) -> dict[str, Attention]:
+        """The kernel and the convolution, if there is one."""
+        conv = getattr(self, self.convolution)
+        if conv is None:
+            return {}
+        kernel = copy.deepcopy(self)
+        kernel.register_module(self.convolution, None)
+        kernel.channelwise, kernel.takes_input = self.kernel_channelwise, False
+        return {"kernel": kernel, "convolution": ConvolvedValues(self, conv if self.depthwise else None)}
 
 
 class ConvolvedValues(Attention):
@@ -35,7 +87,7 @@ class ConvolvedValues(Attention):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, **extra: Tensor) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        return cast("Convolving", self.whole).convolved(v, grid, **extra)
+        return self.whole.convolved(v, grid, **extra)  # type: ignore[no-any-return, operator]
 
 
 def depthwise_matrix(kernels: Tensor, grid: Grid) -> Tensor:
@@ -49,19 +101,3 @@ def depthwise_matrix(kernels: Tensor, grid: Grid) -> Tensor:
     entry = down.clamp(0, s - 1)[:, None, :, None] * t + right.clamp(0, t - 1)[:, None]
     matrix = torch.where(inside, kernels.flatten(-2)[..., entry], 0).flatten(-4, -3).flatten(-2)  # (..., H*W, H*W)
     return F.pad(matrix, (grid.num_prefix, 0, grid.num_prefix, 0))
-
-
-def kernel_and_convolution(mechanism: Attention, convolution: str, *, depthwise: bool = False) -> dict[str, Attention]:
-    """Parts "kernel" and "convolution" of a mechanism with a method `convolved(v, grid)`; {} if it has no convolution.
-
-    Args:
-        mechanism: The mechanism, which computes the kernel alone where the convolution is None.
-        convolution: Name of the attribute that holds the convolution.
-        depthwise: Whether that is such a convolution as `ConvolvedValues` writes the matrix of.
-    """
-    conv = getattr(mechanism, convolution)
-    if conv is None:
-        return {}
-    kernel = copy.deepcopy(mechanism)
-    kernel.register_module(convolution, cast("nn.Module | None", None))
-    return {"kernel": kernel, "convolution": ConvolvedValues(mechanism, conv if depthwise else None)}

@@ -48,27 +48,35 @@ def recomputed(
             return core(self, *args, **kwargs)
         tensors: list[Any] = list(takewhile(torch.is_tensor, args))
         rest = args[len(tensors) :]
-        if transformed(tensors[0]) or _unseen_sources(self, *rest, *kwargs.values()):
-            return core(self, *args, **kwargs)
         parameters = dict(self.named_parameters())
+        if is_traced(*tensors, *parameters.values()) or _unseen_sources(self, *rest, *kwargs.values()):
+            return core(self, *args, **kwargs)
         call = _Call(self, lambda *tensors: core(self, *tensors, *rest, **kwargs))  # type: ignore[arg-type]
         return _Recomputed.apply(call, len(tensors), tuple(parameters), *tensors, *parameters.values())  # type: ignore[no-any-return]
 
     return run
 
 
-def transformed(q: Tensor) -> bool:
-    """Whether something beside autograd's backward pass differentiates or traces this call."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or q.is_meta:
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether something beside autograd's backward pass differentiates or traces a call with these tensors."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or tensors[0].is_meta or in_transform():
         return True
-    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def in_transform() -> bool:
+    """Whether a transform of `torch.func` runs, in which an autograd function must be written in another way.
+
+    torch has no public name for this question; `torch.autograd.Function` itself asks it so.
+    """
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def takes_function(x: Tensor) -> bool:
     """Whether a `torch.autograd.Function` may compute with x: compiled, too, but not for export or `torch.func`."""
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and torch._C._functorch.maybe_current_level() is None
-    return not transformed(x)
+        return not torch.compiler.is_exporting() and not in_transform()
+    return not is_traced(x)
 
 
 def _unseen_sources(module: nn.Module, *others: object) -> bool:

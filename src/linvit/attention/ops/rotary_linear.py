@@ -3,29 +3,23 @@
 `o = rot(Q) (rot(K)^T v / M) / (Q mean K + eps) + lepe(v)` for features Q and K of the queries and keys.
 """
 
-from typing import cast
+from torch import Tensor
 
-from torch import Tensor, nn
-
-from linvit.attention.base import Attention, Gate, Grid
+from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.functional import times
-from linvit.attention.ops.parts import kernel_and_convolution
+from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.value_conv import convolve_values, value_conv
+from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
 
 
-class RotaryLinearAttention(Attention):
+class RotaryLinearAttention(ConvolvedAttention):
     """What rala, mala, nala, mlla and pola_pp share. Features are `elu + 1`, unless a subclass has others.
 
     Args:
-        dim: Channels C over all heads.
-        num_heads: Heads h.
-        grid: Nominal grid (unused: tables are made from the grid of the call).
-        key_dim: Channels of q and k per head; None means C / h.
+        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         rotary: Rotate the features in the numerator.
         lepe_kernel: Side of the depthwise kernel; 0 leaves the convolution out.
         gate: What the host multiplies the output by.
@@ -33,6 +27,7 @@ class RotaryLinearAttention(Attention):
     """
 
     complexity = "O(N)"
+    convolution = "lepe"
     feature_ratio = 1  # features per channel of q and k
     extra_rank = 0  # of the matrix, beside that of the features
     width_multiple = 4  # what the channels of q and k per head must be a multiple of under rotation
@@ -59,20 +54,9 @@ class RotaryLinearAttention(Attention):
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
         self.channelwise = self.lepe is not None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
-        if self.lepe is None:
-            return self._kernel(q, k, v, grid)
-        # The convolution comes first, since torch.compile lays out what precedes one as the channels of an image.
-        return self.convolved(v, grid) + self._kernel(q, k, v, grid)
-
-    def convolved(self, v: Tensor, grid: Grid) -> Tensor:
-        """The convolution of the values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""
-        return convolve_values(cast("nn.Conv2d", self.lepe), v, grid)
-
     @recomputed
     @full_precision
-    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         return self.mixed(q.contiguous(), k.contiguous(), v, grid)  # contiguous per head, once for all that follows
 
@@ -81,7 +65,7 @@ class RotaryLinearAttention(Attention):
         q, k = self.features(q, k)
         denominator = q @ k.mean(-2, keepdim=True).mT + self.eps  # (B, h, N, 1)
         q, k = self.rotated(q, k, grid)
-        return times(q @ (k.mT @ v / k.shape[-2]), denominator.reciprocal())
+        return q @ (k.mT @ v / k.shape[-2]) * denominator.reciprocal()
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Features Q (B, h, N, r) and K (B, h, M, r) before rotation: `elu + 1` of the entries."""
@@ -91,10 +75,6 @@ class RotaryLinearAttention(Attention):
         """Features turned by their positions."""
         return rotate(q, k, grid) if self.rotary else (q, k)
 
-    def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """`rot(Q) / (Q mean K + eps)` and `rot(K) / M`; none with the convolution, whose matrix is no thin product."""
-        return None if self.lepe is not None else self.kernel_factors(q, k, grid)
-
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Factors (B, h, N, r), (B, h, M, r) of the linear attention."""
         q, k = self.features(q, k)
@@ -102,14 +82,6 @@ class RotaryLinearAttention(Attention):
         q, k = self.rotated(q, k, grid)
         return q / denominator, k / k.shape[-2]
 
-    def matrix_parts(self) -> dict[str, Attention]:
-        """The linear attention, whose matrix is one per head, and the convolution, whose matrix is one per channel."""
-        parts = kernel_and_convolution(self, "lepe", depthwise=True)
-        if parts:
-            parts["kernel"].channelwise = False
-        return parts
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of tokens; without the convolution the number of features, if that is smaller."""
-        bound = super().rank_bound(grid)
-        return bound if self.lepe is not None else min(bound, self.feature_ratio * self.key_dim + self.extra_rank)
+    def kernel_rank(self, grid: Grid) -> int:
+        """The number of features."""
+        return self.feature_ratio * self.key_dim + self.extra_rank

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.depthwise import DepthwiseConv2d
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.head_conv import check_side
 
@@ -25,7 +24,12 @@ def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
         side: Side k of the kernels, odd, or 0.
     """
     check_side(option, side, "3 or 5")
-    return DepthwiseConv2d(dim, side) if side else None
+    return depthwise_conv(dim, side) if side else None
+
+
+def depthwise_conv(dim: int, side: int) -> nn.Conv2d:
+    """A convolution with one kernel of odd sides per channel that keeps the size of the map."""
+    return nn.Conv2d(dim, dim, side, padding=side // 2, groups=dim)
 
 
 def convolve_values(conv: Callable[[Tensor], Tensor], v: Tensor, grid: Grid) -> Tensor:

@@ -58,9 +58,8 @@ class DetectionHead(Head):
     width. Their arithmetic is in float32 or more, also under autocast.
 
     Args:
-        channels: Channels of each feature map, the finest map first.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map. None is less than the one before.
-        num_classes: Classes K.
 
     Attributes:
         with_masks: Whether it predicts masks, for which targets need `masks`.

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
-from linvit.errors import check_choice
-
 
 class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types
     """P6 and P7 by convolutions of stride 2.
@@ -29,7 +27,6 @@ class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no 
         self, channels: int, width: int, source: Literal["input", "output"] = "input", relu: bool = False
     ) -> None:
         super().__init__()
-        check_choice("extra_source", source, ["input", "output"])
         self.source, self.relu = source, relu
         into = channels if source == "input" else width
         self.p6, self.p7 = (nn.Conv2d(c, width, 3, stride=2, padding=1) for c in (into, width))

@@ -5,7 +5,7 @@ the PVT papers train (Wang et al. 2021).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torchvision.ops import sigmoid_focal_loss
 
 from linvit.attention.ops.precision import upcast
-from linvit.errors import check_choice, check_number
+from linvit.errors import check_number
+from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Anchors, by_anchor
 from linvit.heads.detection.assign import IGNORED, Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
@@ -33,9 +34,7 @@ class RetinaNet(DetectionHead):
     torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
 
     Args:
-        channels: Channels of each feature map, the finest first.
-        reductions: Image side over map side of each map.
-        num_classes: Classes K.
+        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         width: Channels of the pyramid and of the towers.
         convs: Convolutions of a tower.
         extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
@@ -70,7 +69,6 @@ class RetinaNet(DetectionHead):
     ) -> None:
         super().__init__(channels, reductions, num_classes)
         self.check_pyramid(finest=8)
-        check_choice("candidate_rule", candidate_rule, ["anchors", "pairs"])
         check_number("candidates", candidates, at_least=1, whole=True)
         check_number("anchor_scale", anchor_scale, above=0)
         check_limits(score_threshold, nms_threshold, max_detections)
@@ -89,6 +87,11 @@ class RetinaNet(DetectionHead):
     def levels(cls, reductions: Sequence[int]) -> list[int]:
         """Returns the positions of the maps at a reduction of 8 or more."""
         return [i for i, reduction in enumerate(reductions) if reduction >= 8]
+
+    @classmethod
+    def classes_in(cls, state: Mapping[str, Tensor]) -> int:
+        """Returns how many classes the weights of such a head are for: an anchor has as many scores, and four sides."""
+        return 4 * rows(state, "classifier.weight") // max(1, rows(state, "regressor.weight"))
 
     def classifiers(self) -> list[nn.Module]:
         """Returns the last layer of the tower of classes."""

@@ -3,7 +3,7 @@
 Faster R-CNN and Mask R-CNN are cascades of one stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from linvit.errors import check_number
+from linvit.heads.base import rows
 from linvit.heads.detection.assign import Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
@@ -30,9 +31,7 @@ class TwoStage(DetectionHead):
     and none of them can be exchanged alone.
 
     Args:
-        channels: Channels of each feature map, the finest first.
-        reductions: Image side over map side of each map.
-        num_classes: Classes K.
+        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         width: Channels of the pyramid and of the convolutions.
         fc_width: Features of the linear layers of a box head.
         anchor_scale: Side of the square anchors, in strides of their map.
@@ -106,6 +105,11 @@ class TwoStage(DetectionHead):
             )
             for settings in self.cascade
         )
+
+    @classmethod
+    def classes_in(cls, state: Mapping[str, Tensor]) -> int:
+        """Returns how many classes the weights of such a head are for, without background."""
+        return max(0, rows(state, "stages.0.box_head.classifier.weight") - 1)
 
     def classifiers(self) -> list[nn.Module]:
         """Returns the layers of classes, boxes and masks of every stage."""

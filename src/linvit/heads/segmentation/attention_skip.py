@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.errors import check_choice
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
 from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
@@ -82,7 +81,6 @@ class AttentionSkip(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        check_choice("channel_attention", channel_attention, CHANNEL_ATTENTIONS)
 
         def conv(kernel: int, dropped: float = 0.0) -> nn.Sequential:
             """Builds dropout of channels, a convolution that keeps their number, and ReLU."""

@@ -16,9 +16,8 @@ class SegmentationHead(Head):
     some of timm's models.
 
     Args:
-        channels: Channels of each feature map, the finest map first.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map. None is less than the one before.
-        num_classes: Classes K.
 
     Attributes:
         reduction: Image side over the logits' side: 4, unless a head sets another.

@@ -6,7 +6,7 @@ A mechanism of `linvit.attention` mixes tokens; these mix channels, so they are 
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.ops.functional import unit
+from linvit.attention.ops.functional import normalize
 from linvit.attention.ops.precision import full_precision
 
 
@@ -53,7 +53,7 @@ class LinearChannelAttention(ChannelAttention):
     @full_precision
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, C, N) each -> (B, C, N)."""
-        k = unit(k, self.norm_eps, dims=(-2,))
+        k = normalize(k, self.norm_eps, dims=(-2,))
         total = k.sum(-2).unsqueeze(-1) + self.eps  # (B, N, 1)
         numerator: Tensor = v.sum(-2, keepdim=True) + (v @ k.mT) @ k
         return numerator / (v.shape[-1] + k @ total)

@@ -23,9 +23,8 @@ class MACUNet(SegmentationHead):
     All layers have PyTorch's initial values, as in the reference.
 
     Args:
-        channels: Channels of each feature map, the finest first; two maps or more.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map, each twice the one before; the paper's are 1, 2, 4, 8, 16.
-        num_classes: Classes K.
         bottleneck: Channels over hidden channels in the channel attention.
     """
 

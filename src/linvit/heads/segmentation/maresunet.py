@@ -27,9 +27,8 @@ class MAResUNet(SegmentationHead):
     layers have PyTorch's initial values, as in the reference.
 
     Args:
-        channels: Channels of each feature map, the finest first.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map: 4 first, each twice the one before.
-        num_classes: Classes K.
         img_size: Side, or (H, W), of the images that mechanisms with parameters of fixed length are built for.
         attention: The mechanism among positions: one spec for all maps, or a list with one per map.
         num_heads: Its heads.

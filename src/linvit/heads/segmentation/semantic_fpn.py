@@ -18,9 +18,8 @@ class SemanticFPN(SegmentationHead):
     """A feature pyramid network, then on each map a convolution per halving of its size, each followed by upsampling.
 
     Args:
-        channels: Channels of each feature map, the finest first.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
-        num_classes: Classes K.
         width: Channels of the convolutions on the maps of the pyramid.
         fpn_width: Channels of the maps of the pyramid.
         dropout: Fraction of the channels that are dropped before the classifier in training.

@@ -18,9 +18,8 @@ class UPerNet(SegmentationHead):
     """UPerNet with an auxiliary FCN on the last map but one, which acts in training only.
 
     Args:
-        channels: Channels of each feature map, the finest first; two maps or more.
+        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
-        num_classes: Classes K.
         width: Channels of all convolutions.
         pool_sizes: Sides of the grids of the pyramid pooling.
         dropout: Fraction of the channels that are dropped before the classifier in training.
