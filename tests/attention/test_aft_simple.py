@@ -173,7 +173,7 @@ def test_half_precision_at_many_tokens(query_act: str) -> None:
 @pytest.mark.parametrize(
     ("query_act", "message"),
     [
-        ("softmax", "query_act must be one of identity, relu, sigmoid, tanh; got 'softmax'"),
+        ("softmax", "query_act must be one of sigmoid, tanh, relu, identity; got 'softmax'"),
         ("sigmoidd", r"got 'sigmoidd'\. Did you mean 'sigmoid'\?"),
     ],
 )

@@ -137,7 +137,6 @@ def test_number_of_landmarks_has_a_bound(height: int, width: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"landmarks": "average"}, "landmarks must be one of conv, avgpool, random; got 'average'"),
         ({"ratio": 0}, r"ratio must be a whole number at least 1 \(1: every patch makes a landmark\); got 0"),
     ],
     ids=str,
