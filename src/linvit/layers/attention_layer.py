@@ -17,6 +17,9 @@ from linvit.layers.relative_positions import position_table, relative_position_b
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
 
+NOT_KEPT = ("self", "__class__", "attention")
+"""What a layer like another does not take over of the arguments."""
+
 
 class AttentionLayer(nn.Module):
     """Any registered mechanism as a layer on tokens, (B, N, C) -> (B, N, C).
@@ -63,22 +66,9 @@ class AttentionLayer(nn.Module):
         input_norm: bool = False,
         rel_pos_bias: bool = False,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         super().__init__()
-        self.like: partial[Any] = partial(
-            AttentionLayer,
-            dim,
-            num_heads,
-            grid,
-            key_dim=key_dim,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            proj_drop=proj_drop,
-            sr_ratio=sr_ratio,
-            sr_pool=sr_pool,
-            sr_required=sr_required,
-            input_norm=input_norm,
-            rel_pos_bias=rel_pos_bias,
-        )
+        self.like: partial[Any] = partial(AttentionLayer, **arguments)
         check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if sr_ratio < 1 or sr_pool < 0:
             raise UserError(f"sr_ratio must be at least 1 and sr_pool at least 0; got {sr_ratio} and {sr_pool}")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
+from linvit.layers.attention_layer import NOT_KEPT
 from linvit.layers.conv_stem import input_stem
 from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
 from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
@@ -165,10 +166,9 @@ class StripeAttention(nn.Module):
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         super().__init__()
-        self.like: partial[Any] = partial(
-            StripeAttention, dim, num_heads, grid, width, key_dim=key_dim, qkv_bias=qkv_bias, proj_drop=proj_drop
-        )
+        self.like: partial[Any] = partial(StripeAttention, **arguments)
         check_number("proj_drop", proj_drop, at_least=0, at_most=1)
         if width is not None and width < 1:
             raise UserError(f"the width of a stripe must be at least 1, or None for the whole plane; got {width}")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
-from linvit.layers.attention_layer import AttentionLayer
+from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
 from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
@@ -122,24 +122,14 @@ class WindowAttention(AttentionLayer):
         proj_drop: float = 0.0,
         rel_pos_bias: bool = True,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         if window is not None and window < 1:
             raise UserError(f"a window has a side of at least 1, such as 7, or null for the whole map; got {window}")
         check_number("dilation", dilation, at_least=1, whole=True)
         phase = dilated(grid.size, dilation)
         nominal = phase if window is None else square(window, phase)
         super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias, proj_drop=proj_drop)
-        self.like = partial(
-            WindowAttention,
-            dim,
-            num_heads,
-            grid,
-            window=window,
-            shifted=shifted,
-            dilation=dilation,
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop,
-            rel_pos_bias=rel_pos_bias,
-        )
+        self.like = partial(WindowAttention, **arguments)
         self.whole_map = window is None
         self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map
         self.window = nominal
