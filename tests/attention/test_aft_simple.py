@@ -6,7 +6,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linvit import AttentionLayer, Grid, UserError
+from linvit import AttentionLayer, Grid
 from linvit.analysis import attention_matrix
 from linvit.attention.aft_simple import AFTSimpleAttention
 from tests.attention.test_hydra import merge, split
@@ -165,18 +165,3 @@ def test_half_precision_at_many_tokens(query_act: str) -> None:
     want = naive(query_act, *(x.detach().double() for x in (given.q, given.k, given.v)))
     limits = torch.finfo(dtype)
     assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("query_act", "message"),
-    [
-        ("softmax", "query_act must be one of sigmoid, tanh, relu, identity; got 'softmax'"),
-        ("sigmoidd", r"got 'sigmoidd'\. Did you mean 'sigmoid'\?"),
-    ],
-)
-def test_unknown_gate_is_refused(query_act: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AFTSimpleAttention(24, 3, GRID, query_act=query_act)

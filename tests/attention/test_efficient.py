@@ -242,14 +242,3 @@ def test_ratio_that_leaves_no_keys_is_refused() -> None:
 def test_two_widths_of_the_keys_are_refused() -> None:
     with pytest.raises(UserError, match=r"key_dim=4 and key_ratio=0.5 both set the width of the keys; leave one"):
         EfficientAttention(24, 3, Grid((4, 4)), key_dim=4, key_ratio=0.5)
-
-
-@pytest.mark.parametrize("given", ["scale", "soft_max", "", "Softmax"])
-def test_unknown_normalization_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match=rf"normalization must be one of softmax, scaling; got '{given}'"):
-        EfficientAttention(24, 3, Grid((4, 4)), normalization=given)
-
-
-def test_near_miss_is_named() -> None:
-    with pytest.raises(UserError, match="Did you mean 'scaling'"):
-        EfficientAttention(24, 3, Grid((4, 4)), normalization="scalling")

@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linvit import AttentionLayer, Grid, UserError
+from linvit import AttentionLayer, Grid
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.hydra import KERNELS, HydraAttention
 from tests.golden_files import Golden, both_precisions, of_case
@@ -288,21 +288,3 @@ def test_bounded_kernels_in_half_precision(kernel: str) -> None:
     want = naive(module, *(x.detach().double() for x in (given.q, given.k, given.v)))
     limits = torch.finfo(dtype)
     assert ((out.double() - want).abs() <= 2 * limits.eps * want.abs().max() + limits.eps * limits.tiny).all()
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kernel_q": "l3"}, "kernel_q must be one of l2, l1, constant, .*softmax_features; got 'l3'"),
-        ({"kernel_k": "softmax"}, "kernel_k must be one of .*; got 'softmax'"),
-        ({"kernel_k": "sigmoidd"}, r"got 'sigmoidd'\. Did you mean 'sigmoid'\?"),
-        ({"post_norm": "bn"}, "post_norm must be one of none, ln; got 'bn'"),
-    ],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        HydraAttention(24, 3, GRID, **options)

@@ -188,8 +188,3 @@ def test_the_convolution_asks_for_the_input() -> None:
     module, grid = mechanism("inline", Grid((4, 4))), Grid((4, 4))
     with pytest.raises(UserError, match="pass it as x=, or set residual_kernel=0"):
         module(*inputs(module, grid)[:3], grid)
-
-
-def test_unknown_feature_map_is_refused() -> None:
-    with pytest.raises(UserError, match="feature_map must be one of identity, relu, leaky_relu, exp; got 'elu'"):
-        linvit.create_attention({"name": "inline", "feature_map": "elu"}, dim=24, num_heads=3, grid=Grid((4, 4)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linvit import Grid, UserError
+from linvit import Grid
 from linvit.analysis import attention_matrix
 from linvit.attention.linear import LinearAttention
 from tests.golden_files import Golden, both_precisions, of_case
@@ -102,11 +102,6 @@ def test_query_without_a_positive_entry_gives_zero_or_the_mean() -> None:
     k = torch.ones_like(k)
     assert (zero(q, k, v, grid)[:, :, 0] == 0).all()
     assert_near(mean(q, k, v, grid)[:, :, 0], v.mean(2), 1e-12)
-
-
-def test_unknown_feature_map_is_refused() -> None:
-    with pytest.raises(UserError, match=r"feature_map must be one of elu, relu; got 'rellu'. Did you mean 'relu'\?"):
-        LinearAttention(24, 3, GRID, feature_map="rellu")
 
 
 def test_queries_far_below_zero_keep_their_digits() -> None:

@@ -370,9 +370,6 @@ def test_half_precision_at_12544_tokens(scale: float) -> None:
         ({"pinv_iters": -1}, "pinv_iters must be a whole number at least 0; got -1"),
         ({"conv_kernel": 4}, "conv_kernel must be odd and positive, such as 33 or 35, or 0 for no convolution; got 4"),
         ({"conv_kernel": -3}, r"conv_kernel must be a whole number at least 0 \(0: no convolution\); got -3"),
-        ({"init": "orginal"}, "init must be one of exact, original; got 'orginal'. Did you mean 'original'"),
-        ({"landmarks": "conv"}, "landmarks must be one of segment, pool2d; got 'conv'"),
-        ({"uneven": "pad"}, "uneven must be one of t2t, error; got 'pad'"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import pytest
 import linvit
 from linvit import Grid, UserError
 from linvit.registry import attentions
-from linvit.signatures import parameters_of
+from linvit.signatures import choices, parameters_of, signature
 from tests.helpers import own_names
 
 NO_NUMBERS = [True, "3", math.nan, math.inf, -math.inf, [1]]
@@ -86,3 +86,19 @@ def test_what_is_no_number_or_out_of_bounds_is_refused(name: str, option: str) -
 @pytest.mark.parametrize("name", own_names(attentions))
 def test_no_number_is_left_out(name: str) -> None:
     assert numbers(name) <= set(BEYOND.get(name, {}))
+
+
+WORDS = [
+    (name, option, allowed)
+    for name in own_names(attentions)
+    for option, parameter in signature(attentions.get(name))[0].items()
+    if (allowed := choices(parameter))
+]
+
+
+@pytest.mark.parametrize(("name", "option", "allowed"), WORDS, ids=[f"{name}-{option}" for name, option, _ in WORDS])
+def test_another_word_than_the_annotation_lists_is_refused(name: str, option: str, allowed: tuple[str, ...]) -> None:
+    given = f"{allowed[-1]}x"
+    message = f"{option} must be one of {', '.join(allowed)}; got '{given}'. Did you mean '{allowed[-1]}'?"
+    with pytest.raises(UserError, match=re.escape(message)):
+        linvit.create_attention({"name": name, option: given}, dim=24, num_heads=3, grid=Grid((4, 4)))

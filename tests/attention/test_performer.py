@@ -381,7 +381,6 @@ def test_compiled_training_redraws_alike() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "gelu"}, "kernel must be one of softmax, relu, exp, none; got 'gelu'. Did you mean 'relu'"),
         ({"nb_features": 0}, r"nb_features must be a whole number at least 1, or null for int\(dk ln dk\); got 0"),
         (
             {"kernel_eps": -1e-3},

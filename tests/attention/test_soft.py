@@ -242,11 +242,7 @@ def test_tied_keys_on_a_grid_of_their_own_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"landmarks": "pool"}, "landmarks must be one of conv, avgpool, random; got 'pool'"),
-        ({"alpha_scope": "all"}, "alpha_scope must be one of head, batch"),
         ({"conv_size": 4}, "conv_size must be odd"),
-        ({"inverse_backward": "exact"}, "inverse_backward must be one of analytic, autograd"),
-        ({"inverse": "newtn"}, "inverse must be one of newton, solve; got 'newtn'. Did you mean 'newton'"),
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ def test_each_name_is_a_layer_of_the_hidden_width() -> None:
 
 def test_another_name_is_refused() -> None:
     with pytest.raises(UserError, match=r"ffn must be one of mlp, mbconv; got 'mbcon'. Did you mean 'mbconv'\?"):
-        feed_forward("mbcon", 6, 15)
+        linvit.create_backbone({"name": "deit_nano", "ffn": "mbcon"})
 
 
 def test_the_families_that_offer_the_choice() -> None:
