@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from linvit import Grid, UserError
 from linvit.analysis import attention_matrix, rank
-from linvit.attention import performer
 from linvit.attention.ops.functional import linear_attention
 from linvit.attention.performer import PerformerAttention, draw
 from tests.golden_files import Golden, both_precisions, of_case
@@ -138,17 +137,6 @@ def test_equals_formula(options: dict[str, object], grid: Grid) -> None:
     given = inputs(module, grid, grad=True)
     want = naive(module, given.q, given.k, given.v)
     assert_same_gradients(given(module, grid), want, given.tensors, 1e-10)
-
-
-@pytest.mark.parametrize("options", [{"kernel": kernel} for kernel in ("softmax", "relu", "exp", "none")], ids=str)
-def test_tokens_may_be_taken_in_parts(monkeypatch: pytest.MonkeyPatch, options: dict[str, object]) -> None:
-    monkeypatch.setattr(performer, "TOKENS", 25)
-    grid = Grid((7, 9))
-    module = mechanism({"name": "performer", **options}, grid)
-    given = inputs(module, grid, grad=True)
-    with torch.no_grad():
-        given.k[..., 25:50, :] *= 1.5  # the largest feature lies in the second of three parts
-    assert_same_gradients(given(module, grid), naive(module, given.q, given.k, given.v), given.tensors, 1e-10)
 
 
 def test_equals_formula_with_narrow_keys() -> None:

@@ -12,8 +12,7 @@ tokens of a head; this cancels in the quotient but for `kernel_eps`, which is ad
 
 import math
 import random
-from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_fac
 from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
-
-TOKENS = 4096  # tokens whose features are computed at a time
 
 
 class PerformerAttention(Attention):
@@ -104,22 +101,8 @@ class PerformerAttention(Attention):
     @full_precision
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None) -> Tensor:
         """The linear attention on random features of this W."""
-        context, total, level = self._key_sums(k, v, weight)
-        out = [apply_key_sums(self._query_features(part, level, weight), context, total, eps=0.0) for part in _parts(q)]
-        return out[0] if len(out) == 1 else torch.cat(out, -2)
-
-    def _key_sums(self, k: Tensor, v: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`phi(k)^T v` (B, h, m, d), `sum phi(k)` (B, h, m, 1), and the level of `_key_features`."""
-        if self.kernel != "softmax":
-            keys, level = self._key_features(k, weight)
-            return *key_sums(keys, v), level
-        sums = []
-        for keys, values in zip(_parts(k), _parts(v), strict=True):
-            exponentials, peak = self._exponentials(keys, self._projected(keys, cast("Tensor", weight)), (-2, -1))
-            sums.append((*key_sums(exponentials, values), peak))
-        context, total, _ = sums[0] if len(sums) == 1 else _merged(sums)
-        eps = self.kernel_eps / self.nb_features**0.5
-        return context + eps * v.sum(-2, keepdim=True), total + eps * k.shape[-2], None
+        keys, level = self._key_features(k, weight)
+        return apply_key_sums(self._query_features(q, level, weight), *key_sums(keys, v), eps=0.0)
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Random features of q (B, h, N, dk) and k (B, h, M, dk): (B, h, N, m), (B, h, M, m)."""
@@ -139,7 +122,7 @@ class PerformerAttention(Attention):
         if self.kernel == "relu":
             return self._relu_features(u), None
         level = u.detach().amax(-2, keepdim=True).clamp_min(self._floor)
-        return _plus(u.sub_(level).exp_(), (self._floor - level).exp()), level
+        return u.sub_(level).exp_() + (self._floor - level).exp(), level
 
     def _query_features(self, q: Tensor, level: Tensor | None, weight: Tensor | None) -> Tensor:
         """The features (B, h, N, m), for "exp" multiplied by what those of the keys were divided by.
@@ -154,7 +137,7 @@ class PerformerAttention(Attention):
         if level is None:
             return self._relu_features(u)
         shift = level - u.detach().clamp_min(self._floor).add_(level).amax(-1, keepdim=True)
-        return _plus(u.add_(shift).exp_(), shift.add_(self._floor).exp_())
+        return u.add_(shift).exp_() + shift.add_(self._floor).exp_()
 
     def _projected(self, x: Tensor, weight: Tensor) -> Tensor:
         """`W x'`, (B, h, N, m)."""
@@ -163,13 +146,10 @@ class PerformerAttention(Attention):
 
     def _softmax_features(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> Tensor:
         """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` with the peak of u over `dims`; overwrites u."""
-        return _plus(self._exponentials(x, u, dims)[0], self.kernel_eps / self.nb_features**0.5)
-
-    def _exponentials(self, x: Tensor, u: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """`m^-1/2 exp(u - ||x'||^2 / 2 - peak)` and the peak of u over `dims`; overwrites u."""
         half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
         peak = u.detach().amax(dims, keepdim=True)
-        return u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_(), peak
+        features = u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_()
+        return features + self.kernel_eps / self.nb_features**0.5
 
     def _relu_features(self, u: Tensor) -> Tensor:
         """`relu(u) + kernel_eps`; overwrites u."""
@@ -219,24 +199,6 @@ def redraw(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_sc
 @redraw.register_fake
 def _(weight: Tensor, seed: Tensor, passes: Tensor, interval: int, ortho_scaling: int) -> Tensor:
     return torch.empty_like(weight)
-
-
-def _parts(x: Tensor) -> Sequence[Tensor]:
-    """Splits tokens (B, h, N, d) so that the features of a part fit a CPU's cache; compiled code needs no split."""
-    return [x] if torch.compiler.is_compiling() else x.split(TOKENS, -2)
-
-
-def _merged(sums: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Adds the `_key_sums` of parts, whose exponentials were each divided by that of another peak."""
-    contexts, totals, peaks = map(torch.stack, zip(*sums, strict=True))
-    peak = peaks.amax(0)
-    scales = (peaks - peak).exp()
-    return [(scales * contexts).sum(0), (scales * totals).sum(0), peak]
-
-
-def _plus(features: Tensor, eps: float | Tensor) -> Tensor:
-    """`features + eps`, in place unless the backward pass of the exponential needs the features."""
-    return features + eps if features.requires_grad else features.add_(eps)
 
 
 def _recomputing() -> bool:

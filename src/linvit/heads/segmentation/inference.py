@@ -8,7 +8,7 @@ the mean of the probabilities over resized and mirrored copies of the image.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,49 +34,36 @@ class View(NamedTuple):
     mirrored: bool = False
 
 
-class Rows(Protocol):
-    """Logits of which any band of rows can be had."""
-
-    size: tuple[int, int]
-    """Height and width."""
-
-    def band(self, start: int, stop: int) -> Tensor:
-        """Rows from `start` to `stop`: (B, K, stop - start, W). Bands are asked for from top to bottom."""
-        ...
-
-
-class Whole:
-    """Logits (B, K, h, w) as they are."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-        self.size = (logits.shape[2], logits.shape[3])
-
-    def band(self, start: int, stop: int) -> Tensor:
-        """See `Rows`."""
-        return self.logits[:, :, start:stop]
-
-
 class Resized:
-    """Rows resized by bilinear interpolation between the centres of pixels, as `F.interpolate` resizes them."""
+    """Logits resized by bilinear interpolation between the centres of pixels, as `F.interpolate` resizes them.
 
-    def __init__(self, rows: Rows, size: Sequence[int]) -> None:
-        self.rows = rows
+    Args:
+        logits: (B, K, h, w), or those of windows.
+        size: Height and width of the result.
+    """
+
+    def __init__(self, logits: "Tensor | Resized | Windows", size: Sequence[int]) -> None:
+        self.logits = logits
         self.size = (size[0], size[1])
 
     def band(self, start: int, stop: int) -> Tensor:
-        """See `Rows`."""
-        (height, width), rows = self.size, self.rows.size
-        if rows == self.size:
-            return self.rows.band(start, stop)
+        """Rows from `start` to `stop`: (B, K, stop - start, W). Bands are asked for from top to bottom."""
+        height, width = self.size
+        rows = self.logits.shape[-2:] if isinstance(self.logits, Tensor) else self.logits.size
+        if tuple(rows) == self.size:
+            return self._own(start, stop)
         at = ((torch.arange(start, stop, dtype=torch.float64) + 0.5) * rows[0] / height - 0.5).clamp(0, rows[0] - 1)
         above = at.long()
         below = (above + 1).clamp(max=rows[0] - 1)
         first = int(above[0])
-        x = self.rows.band(first, int(below[-1]) + 1)
+        x = self._own(first, int(below[-1]) + 1)
         weight = (at - above).to(x)[:, None]  # (rows, 1)
         x = torch.lerp(x[:, :, (above - first).to(x.device)], x[:, :, (below - first).to(x.device)], weight)
         return F.interpolate(x, (stop - start, width), mode="bilinear", align_corners=False)
+
+    def _own(self, start: int, stop: int) -> Tensor:
+        """Rows of the logits before they are resized."""
+        return self.logits[:, :, start:stop] if isinstance(self.logits, Tensor) else self.logits.band(start, stop)
 
 
 class Windows:
@@ -92,16 +79,16 @@ class Windows:
         self.size = (image.shape[2], image.shape[3])
         self.tops, self.lefts = (starts(*axis) for axis in zip(self.size, window, stride, strict=True))
         self.window = (min(window[0], self.size[0]), min(window[1], self.size[1]))
-        self._kept: list[tuple[int, int, Rows]] = []  # the first row and column of each window, and its logits
+        self._kept: list[tuple[int, int, Resized]] = []  # the first row and column of each window, and its logits
 
     def band(self, start: int, stop: int) -> Tensor:
-        """See `Rows`."""
+        """Rows from `start` to `stop`; see `Resized.band`."""
         height, width = self.window
         while self.tops and self.tops[0] < stop:
             top = self.tops.pop(0)
             for left in self.lefts:
                 logits = self.network(self.image[:, :, top : top + height, left : left + width])
-                self._kept.append((top, left, Resized(Whole(logits), self.window)))
+                self._kept.append((top, left, Resized(logits, self.window)))
         self._kept = [kept for kept in self._kept if kept[0] + height > start]
         total, count = None, self.image.new_zeros(stop - start, self.size[1])
         for top, left, rows in self._kept:
@@ -171,14 +158,14 @@ def bands(
         found = network(image)
         return found.to(torch.promote_types(found.dtype, torch.float32))  # half precision loses small differences
 
-    sources: list[tuple[Rows, bool]] = []
+    sources: list[tuple[Resized, bool]] = []
     for image, mirrored in views:
         # Logits are resized to the image and then to the result, as mmsegmentation does.
         if window is None or stride is None:
-            rows: Rows = Resized(Whole(logits(image)), image.shape[2:])
+            source: Resized | Windows = Resized(logits(image), image.shape[2:])
         else:
-            rows = Windows(logits, image, window, stride)
-        sources.append((Resized(rows, size), mirrored))
+            source = Windows(logits, image, window, stride)
+        sources.append((Resized(source, size), mirrored))
     start, height = 0, 1
     while start < size[0]:
         stop = min(start + height, size[0])
