@@ -29,13 +29,9 @@ def is_finite(values: Any) -> bool:
 
 
 def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
-    """The names of those weights of a checkpoint that are not finite, and "optimizer_states" if these are not.
+    """The names of a checkpoint's weights (`state_dict`) of a model that are not finite, and "optimizer_states" if so.
 
     Buffers other than running statistics may be infinite, as a mask of -inf is, but not NaN.
-
-    Args:
-        model: What the checkpoint is of.
-        checkpoint: With `state_dict`, and `optimizer_states` if there are any.
     """
     masks = {name for name, _ in model.named_buffers() if not is_running_statistic(name)}
     state = checkpoint["state_dict"]

@@ -44,10 +44,7 @@ def specs_per_layer(
 ) -> list[Spec | None]:
     """Returns one spec per attention layer of a model that is already built; see `specs_per_block`.
 
-    Args:
-        attention: A spec or a list of specs.
-        network: A model whose `feature_info`, if it has one, names its stages.
-        names: Names of its attention layers, in order.
+    Its stages are those of its `feature_info`, if it has one.
     """
     levels: Any = getattr(network, "feature_info", ())
     depths = [sum(name.startswith(f"{level['module']}.") for name in names) for level in levels]
@@ -59,12 +56,9 @@ def specs_per_layer(
 def specs_and_rates(
     attention: Spec | Sequence[Spec], drop_path_rate: float, depths: Sequence[int]
 ) -> tuple[list[list[Spec]], list[list[float]]]:
-    """Returns the attention specs and the rates of stochastic depth of the blocks of each stage.
+    """Returns the specs (see `specs_per_block`) and the rates of stochastic depth of the blocks of each stage.
 
-    Args:
-        attention: A spec or a list of specs; see `specs_per_block`.
-        drop_path_rate: Of the last block of all; linear from 0 at the first.
-        depths: Blocks per stage.
+    Rates grow linearly from 0 at the first block to `drop_path_rate` at the last of all.
     """
     specs = iter(specs_per_block(attention, depths))
     rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())

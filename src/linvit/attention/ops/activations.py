@@ -25,14 +25,9 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def focus(x: Tensor, factor: float) -> Tensor:
-    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) with L2 norms over the last dimension.
+    """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) of features x >= 0 (..., C), L2 norms.
 
-    Keeps the norm and the order of the entries and sharpens the direction. Dividing by the largest entry first changes
-    nothing (f_p is the same for x and c x up to the factor c) but keeps x^p from under- and overflowing at any p.
-
-    Args:
-        x: Non-negative features (..., C).
-        factor: The focusing factor p >= 1.
+    Dividing by the largest entry first changes nothing but keeps x^p from under- and overflowing at any p.
     """
     if HAND_WRITTEN and x.requires_grad and takes_function(x):
         return _Focus.apply(x, factor)  # type: ignore[no-any-return]

@@ -53,16 +53,7 @@ def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tupl
 
 
 def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Linear attention with as many heads as channels, `q * sum_m(k_m * v_m)` entry by entry; no denominator.
-
-    Args:
-        q: Query features (B, h, N, d).
-        k: Key features (B, h, M, d).
-        v: Values (B, h, M, d).
-
-    Returns:
-        (B, h, N, d), of rank 1 in every channel.
-    """
+    """`q * sum_m(k_m * v_m)` entry by entry, (B, h, N, d): linear attention with a head per channel."""
     return q * (k * v).sum(-2, keepdim=True)
 
 

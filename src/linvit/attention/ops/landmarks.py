@@ -88,13 +88,7 @@ def segment_means(x: Tensor, count: int, dim: int) -> Tensor:
 
 
 def divisions(count: int, size: tuple[int, int], even: bool) -> list[tuple[int, int]]:
-    """The divisions of an H x W grid into a x b = `count` blocks, those with the squarest blocks first.
-
-    Args:
-        count: Number of blocks.
-        size: (H, W).
-        even: Only divisions into blocks of equal size.
-    """
+    """The divisions of an H x W grid into a x b = `count` blocks, the squarest first; `even`: of one size."""
     height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
     ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
     ways = [(rows, columns) for rows, columns in ways if columns <= width]

@@ -59,7 +59,8 @@ def recomputed(
 
 def is_traced(*tensors: Tensor) -> bool:
     """Whether something beside autograd's backward pass differentiates or traces a call with these tensors."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or tensors[0].is_meta or in_transform():
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if torch.compiler.is_compiling() or tracing or tensors[0].is_meta or in_transform():
         return True
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 

@@ -19,22 +19,22 @@ from linvit.errors import UserError
 
 
 def rotate(q: Tensor, k: Tensor, grid: Grid, *, width: int | None = None, last: bool = True) -> tuple[Tensor, Tensor]:
-    """Queries (B, h, N, d) and keys (B, h, M, d) turned by their positions, in the same shapes and dtypes.
+    """Queries (B, h, N, d) and keys (B, h, M, d) turned by their positions; see `rotate_tokens`."""
+    return rotate_tokens(q, grid, width=width, last=last), rotate_tokens(k, grid, keys=True, width=width, last=last)
+
+
+def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
+    """Queries, or keys, (B, h, N, d) turned by their positions, in their dtype.
 
     Args:
-        q: Queries.
-        k: Keys.
+        x: The tokens.
         grid: Where they lie.
+        keys: Whether they are keys.
         width: Channels that the frequencies run over, a multiple of 4: d, a part of it, or, for even d, all `h * d`.
             None means d.
         last: Frequencies are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer);
             False leaves out the last, `10000^-(i / (width / 4))` (MLLA).
     """
-    return rotate_tokens(q, grid, width=width, last=last), rotate_tokens(k, grid, keys=True, width=width, last=last)
-
-
-def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
-    """Queries, or keys, (B, h, N, d) turned by their positions; see `rotate`."""
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
     table = rotary_table(grid.size, size, grid.num_prefix, width, last, upcast(x.new_empty(0)))

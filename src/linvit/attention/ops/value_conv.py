@@ -16,13 +16,7 @@ from linvit.attention.ops.head_conv import check_side
 
 
 def value_conv(option: str, dim: int, side: int) -> nn.Conv2d | None:
-    """The convolution of C = `dim` channels with a bias; None for side 0.
-
-    Args:
-        option: The option that sets the side, for the message: "lepe_kernel".
-        dim: Channels.
-        side: Side k of the kernels, odd, or 0.
-    """
+    """The convolution of C = `dim` channels with a bias; None for side 0. `option` sets the side, for messages."""
     check_side(option, side, "3 or 5")
     return depthwise_conv(dim, side) if side else None
 

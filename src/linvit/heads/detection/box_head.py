@@ -104,14 +104,7 @@ class BoxHead(nn.Module):
         return deltas.unflatten(1, (-1, 4))[rows, labels]  # type: ignore[no-any-return]
 
     def refine(self, boxes: Tensor, deltas: Tensor, logits: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Returns RoIs (n, 4) moved as their class says; where that is background, the best other class.
-
-        Args:
-            boxes: (n, 4).
-            deltas: (n, 4 K), or (n, 4).
-            logits: (n, K + 1).
-            labels: (n,); None takes the best class without background of each.
-        """
+        """Returns RoIs (n, 4) moved as their class says; where that is background, or unknown, the best other class."""
         best = logits[:, :-1].argmax(1)
         chosen = best if labels is None else torch.where(labels < self.num_classes, labels, best)
         return self.coder.decode(boxes, self.of_class(deltas, chosen))

@@ -79,11 +79,7 @@ class Detector(nn.Module):
         return self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices)  # type: ignore[no-any-return]
 
     def compile(self, **options: Any) -> None:
-        """Lets torch compile the backbone, in place: what follows has sizes that depend on what is in the images.
-
-        Args:
-            options: Of `torch.compile`.
-        """
+        """Compiles the backbone, in place: what follows has sizes that depend on what is in the images."""
         self._feature_maps = torch.compile(feature_maps, **options)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,11 +50,6 @@ class MaskHead(nn.Module):
         return F.relu(self.upsample(self.convs(features)), inplace=True)
 
     def loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        """Returns the mean binary cross-entropy of the masks of the true classes; 0 without RoIs.
-
-        Args:
-            logits: (n, s, s).
-            wanted: 0 and 1, (n, s, s).
-        """
+        """Returns the mean binary cross-entropy of logits (n, s, s) and true masks of 0 and 1; 0 without RoIs."""
         errors = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="sum")
         return errors / max(wanted.numel(), 1)

@@ -16,15 +16,10 @@ CHUNK = 2**26
 
 
 def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, size: int) -> Tensor:
-    """Returns the true mask within each box, (n, size, size) of 0 and 1.
+    """Returns the true mask within each of boxes (n, 4), (n, size, size) of 0 and 1.
 
-    torchvision's `project_masks_on_boxes` differs: it is half a pixel off, and does not round to 0 and 1.
-
-    Args:
-        masks: The true ones (m, H, W), of 0 and 1.
-        boxes: (n, 4), of which the part inside the masks counts.
-        matched: Which of the m masks belongs to each box, (n,).
-        size: Side of the result.
+    `matched` (n,) says which of the masks (m, H, W) belongs to each box. torchvision's `project_masks_on_boxes` is half
+    a pixel off, and does not round to 0 and 1.
     """
     if not len(boxes):
         return masks.new_zeros(0, size, size)

@@ -16,28 +16,15 @@ def check_limits(score_threshold: float, nms_threshold: float, max_detections: i
 
 
 def best(boxes: Tensor, scores: Tensor, labels: Tensor, iou: float, limit: int) -> Detections:
-    """Returns the best detections: of those of one class with more than this IoU, the best stays.
-
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        labels: (n,).
-        iou: Intersection over union.
-        limit: How many are returned at most.
-    """
+    """Returns the best detections, at most `limit`: of those of one class with an IoU above `iou`, the best stays."""
     keep = batched_nms(boxes, scores, labels, iou)[:limit]
     return {"boxes": boxes[keep], "labels": labels[keep], "scores": scores[keep]}
 
 
 def multiclass_nms(boxes: Tensor, scores: Tensor, threshold: float, iou: float, limit: int) -> Detections:
-    """Returns the best detections of all pairs of a box and a class.
+    """Returns the `best` detections of the pairs of a box and a class with scores above a threshold.
 
-    Args:
-        boxes: (n, 4), or of each class (n, K, 4).
-        scores: (n, K), without background.
-        threshold: Pairs with a score of this or less are left out.
-        iou: See `best`.
-        limit: See `best`.
+    Boxes are (n, 4), or of each class (n, K, 4), scores (n, K), without background.
     """
     row, label = (scores > threshold).nonzero(as_tuple=True)
     chosen = boxes[row] if boxes.ndim == 2 else boxes[row, label]

@@ -16,10 +16,7 @@ from linvit.attention.ops.precision import upcast
 def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
     """Returns for each of boxes (n, 4) which of `count` maps it is cut out of, (n,).
 
-    Args:
-        boxes: In pixels of the image.
-        finest_scale: A box whose square root of the area is less than twice this is cut out of the finest map.
-        count: Number of maps.
+    It is the finest where the square root of the box's area is less than twice `finest_scale`, in pixels.
     """
     sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
     return (sides / finest_scale + 1e-6).log2().floor().clamp(0, count - 1).long()

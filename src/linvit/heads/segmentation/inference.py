@@ -103,11 +103,7 @@ class Windows:
 
 
 def starts(side: int, window: int, stride: int) -> list[int]:
-    """The first pixel of each window along an axis of an image.
-
-    Raises:
-        UserError: If the stride leaves pixels out.
-    """
+    """The first pixel of each window along an axis. Raises a `UserError` if the stride leaves pixels out."""
     if not 0 < stride <= window:
         raise UserError(f"the stride of windows of {window} pixels must lie between 1 and {window}; got {stride}")
     rest = max(side - window, 0)
