@@ -1,4 +1,4 @@
-"""Ranks and what they cost: FLatten's Figure 5 anew, a rank at 3,136 tokens, and what the callbacks take of a step.
+"""Ranks and what they cost: FLatten's Figure 5 again, a rank at 3,136 tokens, and what the callbacks take of a step.
 
     python benchmarks/attention_rank.py figure    # DeiT with N = 196, d = 64, untrained and trained on digits
     python benchmarks/attention_rank.py time      # a rank at N = 3,136, d = 64, from factors and from the dense matrix

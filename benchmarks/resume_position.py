@@ -1,4 +1,4 @@
-"""How long a loader takes to go on in the middle of an epoch: `python benchmarks/resume_position.py [SAMPLES]`.
+"""How long a loader takes to resume in the middle of an epoch: `python benchmarks/resume_position.py [SAMPLES]`.
 
 Prints the seconds until the first batch at the start of an epoch and after so many samples, by kind of data: a table
 that is read at random, the same parquet files as a stream, and tar files, which do not contain their number of rows.

@@ -78,7 +78,7 @@ def kill_at(seconds: float, number: int) -> None:
 
 
 def one_run(root: Path, by: str, receiver: str, moment: str, launcher: str) -> tuple[str, int, str]:
-    """Runs once and goes on: what was wrong, the steps lost, and the output."""
+    """Runs once and resumes: what was wrong, the steps lost, and the output."""
     world, receivers = RECEIVERS[receiver]
     number = getattr(signal, by)
     seed = random.random()

@@ -1,4 +1,4 @@
-"""The papers' ablations under configs/ablations: their comments, and that their commands make cells that can be run."""
+"""The ablations of papers under configs/ablations: their comments, and that their commands make runs that start."""
 
 import shlex
 

@@ -82,7 +82,7 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def _continues(line: str, after: str) -> bool:
-    """Whether the next line goes on with an entry, or with a sentence because its first word did not fit on a line."""
+    """Whether the next line continues an entry, or with a sentence because its first word did not fit on a line."""
     if not line.strip() or not after.strip():
         return False
     if _indent(after) != _indent(line):

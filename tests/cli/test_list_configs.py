@@ -87,7 +87,7 @@ def test_a_copy_works_by_itself(name, tmp_path):
         (["configs", "quikstart"], "no configuration is called 'quikstart'"),
         (["configs", "--output", "x.yaml"], "--output is for one configuration"),
         (["attentions", "linear", "-o", "x.yaml"], "--output is for one configuration"),
-        (["configs", "quickstart", "-o", "there.yaml"], "'there.yaml' is there already"),
+        (["configs", "quickstart", "-o", "there.yaml"], "'there.yaml' exists"),
         (["configs", "quickstart", "-o", "no/x.yaml"], "there is no folder 'no'"),
     ],
 )

@@ -73,8 +73,8 @@ class Operations(NamedTuple):
 def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operations:
     """Counts the operations of one forward pass of a module in evaluation mode.
 
-    Views, copies, casts and indexing count nothing. Softmax attention is computed and counted by its formula, whatever
-    fused kernel the device has, so its whole matrix is stored. A module and inputs on the meta device are counted
+    Views, copies, casts and indexing count nothing. Softmax attention is computed and counted by its formula on every
+    device, so its whole matrix is stored. A module and inputs on the meta device are counted
     without arithmetic and without memory.
 
     Args:

@@ -49,7 +49,7 @@ def one(name: str, output: Path | None) -> str:
     if output is None:
         return "\n".join(lines)
     if output.exists():
-        raise UserError(f"'{output}' is there already. Name another file")
+        raise UserError(f"'{output}' exists. Name another file")
     if not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")

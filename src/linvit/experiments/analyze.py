@@ -30,8 +30,8 @@ TABLE = (
     "entropy of the singular values (Roy & Vetterli 2007). Entropy: of the rows' magnitudes over log M, so that 1 is "
     "uniform attention. Top 5: share of the five largest weights. Distance: mean distance of the keys from the "
     "query's patch, in patches. Negative: share of the magnitudes that is negative. All are means over heads and "
-    "images; where matrices differ per channel, of channel 0; of windows, of the first one. The part 'channels' is no "
-    "matrix over tokens: the mechanism (xca) mixes the channels of a head, and these are the numbers of that matrix."
+    "images; where matrices differ per channel, of channel 0; of windows, of the first one. The part 'channels' is not "
+    "a matrix over tokens: the mechanism (xca) mixes the channels of a head, and these are the numbers of that matrix."
 )
 MOST_NAMED = 3  # classes of a mask, in words
 

@@ -54,7 +54,7 @@ def interleaved(
     on_sample: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Times callables in turns, so that whatever else the machine does meets them all.
+    """Times callables in turns, so that other work of the machine slows all of them.
 
     Every callable is called once or twice to warm up. Then rounds follow: each takes a sample of every callable, which
     is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and at least 3 samples,

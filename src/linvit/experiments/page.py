@@ -56,7 +56,7 @@ pre {{ background: var(--stripe); padding: .7rem .9rem; overflow-x: auto; border
 
 
 class Page:
-    """An HTML page that is written part by part; whatever it is given is text, and is escaped.
+    """An HTML page that is written part by part; all that it is given is text, and is escaped.
 
     It follows the reader's choice of light or dark, fits narrow screens (a table or a line of code that is too wide
     scrolls within itself), and loads and runs nothing: pictures are part of the file.

@@ -20,6 +20,8 @@ from linvit.runs.configs import FOLDER
 from linvit.runs.configs import find as find_config
 
 CONFIG, CURVES, HPARAMS, CHECKPOINTS = "config.yaml", "metrics.csv", "hparams.yaml", "checkpoints"
+OUTCOME = "outcome.json"
+"""Beside the `version_N` of a run of `linvit compare`: how its last process ended."""
 VERSION = re.compile(r"version_\d+")
 EVALUATED = "val/score"
 """The curve that every evaluation adds to."""

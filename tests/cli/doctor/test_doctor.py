@@ -11,7 +11,7 @@ from linvit.registry import attentions
 from tests.helpers import own_names
 from tests.plugin.distributions import python, write_distribution
 
-WELL = probe.Report("built for no CUDA, AVX2 on the processor", [], [])
+WELL = probe.ProbeResult("built for no CUDA, AVX2 on the processor", [], [])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from linvit import UserError
 from linvit.experiments.compare.grid import SweepSpec, place
-from linvit.experiments.compare.values import label, named, split
+from linvit.experiments.compare.values import expand_names, split, value_label
 from linvit.registry import attentions
 
 
@@ -40,7 +40,7 @@ def test_commas_outside_of_brackets_and_quotes_part_values(text, values):
     ],
 )
 def test_a_variant_is_named_by_its_values(key, value, name):
-    assert label(key, value) == name
+    assert value_label(key, value) == name
 
 
 def test_all_combinations_are_variants():
@@ -106,7 +106,10 @@ def test_a_plus_adds_to_a_list_as_on_the_command_line_of_fit():
 
 def test_a_star_stands_for_the_registered_names():
     assert list(grid(vary={"model.attention": ["*"]}).variants) == attentions.names()
-    assert named("model.attention", ["soft*", {"name": "linear"}]) == [*attentions.names("soft*"), {"name": "linear"}]
-    assert named("data.split", ["a*"]) == ["a*"]
+    assert expand_names("model.attention", ["soft*", {"name": "linear"}]) == [
+        *attentions.names("soft*"),
+        {"name": "linear"},
+    ]
+    assert expand_names("data.split", ["a*"]) == ["a*"]
     with pytest.raises(UserError, match=r"no registered name fits model.attention='nothing\*'"):
-        named("model.attention", ["nothing*"])
+        expand_names("model.attention", ["nothing*"])

@@ -10,7 +10,7 @@ from typing import Any
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
 from linvit.experiments.compare.grid import UNSAFE, SweepSpec
-from linvit.experiments.compare.values import named, split
+from linvit.experiments.compare.values import expand_names, split
 from linvit.runs.configs import FOLDER, config_file, find
 from linvit.terminal import argument_parser
 
@@ -46,7 +46,7 @@ The same grid as a file, with keys that a command line may override:
 
 Each run is a linvit fit in checkpoints/compare/NAME/VARIANT-seedN, with its
 configuration, its log and its run. The same command again runs what is
-missing; a run that was interrupted goes on from its checkpoint. Tables
+missing; a run that was interrupted resumes from its checkpoint. Tables
 (Markdown, CSV, LaTeX), plots and report.html are written beside the runs.
 
 The score of a run is that of its last epoch, and not of its best: val/score,
@@ -92,7 +92,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "type": int,
         "default": 240,
         "metavar": "N",
-        "help": "of each SLURM job (default: %(default)s); a run that needs more goes on in another",
+        "help": "of each SLURM job (default: %(default)s); a run that needs more resumes in another",
     },
     ("--retry",): {"action": "store_true", "help": "start runs again that have failed"},
     ("--dry_run",): {"action": "store_true", "help": "check and list the runs, and start none"},
@@ -178,7 +178,7 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[SweepSpec, 
     if not spec.config:
         raise UserError("linvit compare needs a grid or a configuration: linvit compare --config quickstart ...")
     for key, values in _options(options).items():
-        if named(key, values) != values or len(values) > 1:  # a pattern such as * stands for several
+        if expand_names(key, values) != values or len(values) > 1:  # a pattern such as * stands for several
             spec.vary[key] = values
         else:
             spec.set[key] = values[0]

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from linvit import entries, machine
 from linvit.cli.doctor import probe
-from linvit.cli.doctor.probe import Problem, Report
+from linvit.cli.doctor.probe import ProbeResult, Problem
 from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
@@ -127,7 +127,7 @@ def _machine(output: Path) -> Iterator[Problem]:
             yield Problem(str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
 
 
-def _devices(report: Report) -> None:
+def _devices(report: ProbeResult) -> None:
     """Shows torch and its devices."""
     _show("torch", report.torch or "cannot be imported")
     devices = report.devices or ["cpu; float32, bf16-mixed (often slower)"] * bool(report.torch)

@@ -21,7 +21,7 @@ class Problem(NamedTuple):
     remedy: str
 
 
-class Report(NamedTuple):
+class ProbeResult(NamedTuple):
     """What the other process found: of torch in a line, empty if it cannot be imported; its devices; problems."""
 
     torch: str
@@ -29,7 +29,7 @@ class Report(NamedTuple):
     problems: list[Problem]
 
 
-def examine(timeout: float) -> Report:
+def examine(timeout: float) -> ProbeResult:
     """Runs `probe` in another process, for so many seconds at most."""
     lines, ending = run_apart(PROGRAM, timeout=timeout)
     messages = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
@@ -38,7 +38,7 @@ def examine(timeout: float) -> Report:
     if stage != "done":
         problems.append(Problem(f"{_named(stage)}: {messages[-1].get('failed', f'it {ending}')}", _remedy(stage)))
     torch = next((message["torch"] for message in messages if "torch" in message), "")
-    return Report(torch, [message["device"] for message in messages if "device" in message], problems)
+    return ProbeResult(torch, [message["device"] for message in messages if "device" in message], problems)
 
 
 def probe() -> None:
@@ -56,7 +56,7 @@ def probe() -> None:
                 if [entry.owner for entry in owners] == ["linvit"]:
                     registry.get(name)
         _say(stage="done")
-    except BaseException as error:  # whatever an installation can do
+    except BaseException as error:  # a broken installation can do anything
         _say(failed=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 

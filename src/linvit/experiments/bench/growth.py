@@ -8,7 +8,7 @@ from statistics import linear_regression
 def growth_exponent(costs: Mapping[float, float]) -> float | None:
     """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
 
-    What a call costs whatever its size flattens the curve at its lower end, which is therefore left out, unless there
+    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there
     are but two sizes.
 
     Args:

@@ -26,7 +26,7 @@ OPERATIONS = (
     "each element that any other operator reads or makes. Many papers write FLOPs and mean MACs."
 )
 TIMES = (
-    "Medians, quartiles in parentheses. The modules take turns, so that whatever else the machine does meets them all. "
+    "Medians, quartiles in parentheses. The modules take turns, so that other work of the machine slows all of them. "
     "Memory is that of the call, beyond inputs and weights; kept for backward are all tensors but weights."
 )
 

@@ -1,4 +1,4 @@
-"""What starts cells: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
+"""What starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
 
 import os
 import signal
@@ -11,23 +11,23 @@ from typing import Any, NamedTuple, Protocol
 
 from linvit import machine
 from linvit.errors import UserError
-from linvit.experiments.compare.cells import Cell
-from linvit.experiments.compare.process import CellJob, run, start
+from linvit.experiments.compare.process import ProcessJob, run_process, start
+from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
-SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the cell, too, which saves. submitit's USR2 would kill it
+SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the run, too, which saves. submitit's USR2 would kill it
 BEFORE = 120  # seconds
-TIMEOUTS = 1000  # a cell resumes in another job when its time is over
+TIMEOUTS = 1000  # a run resumes in another job when its time is over
 
 Environment = Mapping[str, str]
-"""Variables that a cell's process gets: its threads, and the devices that it sees."""
-Watch = Callable[[Cell | None], None]
-"""Called with each cell that has ended, and with None in between."""
+"""Variables that a run's process gets: its threads, and the devices that it sees."""
+Watch = Callable[[SweepRun | None], None]
+"""Called with each run that has ended, and with None in between."""
 
 
 class Job(Protocol):
-    """A cell that was handed to an engine; submitit's jobs are such."""
+    """A run that was handed to an engine; submitit's jobs are such."""
 
     def done(self) -> bool:
         """Whether it has ended, or will not start."""
@@ -39,8 +39,8 @@ class Job(Protocol):
         """Lets it save and end, or not start at all."""
 
 
-def run_jobs(jobs: Mapping[Cell, Job], watch: Watch) -> bool:
-    """Waits for cells, and writes down how each has ended; one that dies stops no other, a signal cancels all.
+def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
+    """Waits for runs, and writes down how each has ended; one that dies stops no other, a signal cancels all.
 
     Returns:
         Whether all have been run; otherwise `STOP.received` is the signal that ended them.
@@ -52,16 +52,16 @@ def run_jobs(jobs: Mapping[Cell, Job], watch: Watch) -> bool:
             for job in running.values():
                 with suppress(subprocess.SubprocessError):  # scancel fails for a job that has ended meanwhile
                     job.cancel()
-        for cell in [cell for cell, job in running.items() if job.done()]:
+        for run in [run for run, job in running.items() if job.done()]:
             try:
-                outcome = running.pop(cell).result()
+                outcome = running.pop(run).result()
             except Exception as error:  # cancelled before it started, or its machine is gone
-                with cell.log.open("a", encoding="utf-8") as log:
+                with run.log.open("a", encoding="utf-8") as log:
                     print(f"linvit: error: it was ended: {type(error).__name__}", file=log)
                 outcome = 1, 0.0
             if outcome is not None:
-                cell.ended(*outcome)
-                watch(cell)
+                run.ended(*outcome)
+                watch(run)
         watch(None)
         time.sleep(POLL if running else 0)
     return STOP.received is None
@@ -70,15 +70,15 @@ def run_jobs(jobs: Mapping[Cell, Job], watch: Watch) -> bool:
 class _LocalJob:
     """A process of this machine, which starts when one of the slots is free."""
 
-    def __init__(self, cell: Cell, slots: list[Environment]) -> None:
-        self._cell, self._slots, self._cancelled = cell, slots, False
+    def __init__(self, run: SweepRun, slots: list[Environment]) -> None:
+        self._run, self._slots, self._cancelled = run, slots, False
         self._process: subprocess.Popen[bytes] | None = None
 
     def done(self) -> bool:
         if self._process is None:
             if self._slots and not self._cancelled:
                 self._slot, self._begun = self._slots.pop(0), time.monotonic()
-                self._process = start(self._cell.command, str(self._cell.log), self._slot)
+                self._process = start(self._run.command, str(self._run.log), self._slot)
                 STOP.children.append(self._process)
             return self._cancelled
         if self._process.poll() is None:
@@ -98,22 +98,22 @@ class _LocalJob:
             self._process.send_signal(signal.SIGTERM)
 
 
-def run_here(cells: Sequence[Cell], slots: Sequence[Environment], watch: Watch) -> bool:
-    """Runs cells on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
+def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment], watch: Watch) -> bool:
+    """Starts runs on this machine, in their order, as many at a time as there are slots; see `run_jobs`."""
     free = list(slots)
-    return run_jobs({cell: _LocalJob(cell, free) for cell in cells}, watch)
+    return run_jobs({run: _LocalJob(run, free) for run in runs}, watch)
 
 
-def slots(jobs: int, devices: Sequence[str], per_cell: int) -> list[Environment]:
-    """What cells that run at a time are given: a share of the threads, and their devices.
+def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
+    """What runs at one time are given: a share of the threads, and their devices.
 
     Args:
-        jobs: Cells at a time.
+        jobs: Runs at a time.
         devices: CUDA devices, as `CUDA_VISIBLE_DEVICES` names them; none on a CPU.
-        per_cell: Devices of each cell; if there are fewer than all cells need, cells share them.
+        per_run: Devices of each run; if there are fewer than all runs need, runs share them.
     """
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
-    groups = [devices[start : start + per_cell] for start in range(0, len(devices) - per_cell + 1, per_cell)]
+    groups = [devices[start : start + per_run] for start in range(0, len(devices) - per_run + 1, per_run)]
     if not groups:
         return [threads] * jobs
     return [{**threads, "CUDA_VISIBLE_DEVICES": ",".join(groups[job % len(groups)])} for job in range(jobs)]
@@ -136,14 +136,14 @@ class _RayJob(NamedTuple):
         self.ray.cancel(self.reference)
 
 
-def run_on_ray(cells: Sequence[Cell], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
-    """Runs cells as tasks of Ray, which decides where and how many at a time; see `run_jobs`.
+def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
+    """Starts runs as tasks of Ray, which decides where and how many at a time; see `run_jobs`.
 
     Args:
-        cells: In the order in which they are submitted.
+        runs: In the order in which they are submitted.
         address: Of the cluster, "auto" for the one that this machine belongs to; None starts Ray on this machine.
-        cpus: Processors of each cell, and its threads.
-        gpus: Devices of each cell, if the cluster has any.
+        cpus: Processors of each run, and its threads.
+        gpus: Devices of each run, if the cluster has any.
         watch: Is told what has ended.
 
     Raises:
@@ -159,25 +159,23 @@ def run_on_ray(cells: Sequence[Cell], address: str | None, cpus: int, gpus: int,
         raise UserError(f"there is no Ray cluster at --address={address}: {error}") from error
     try:
         gpus = gpus if ray.cluster_resources().get("GPU") else 0
-        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run)
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_process)
         threads = {"OMP_NUM_THREADS": str(cpus)}
-        return run_jobs(
-            {cell: _RayJob(ray, task.remote(cell.command, str(cell.log), threads)) for cell in cells}, watch
-        )
+        return run_jobs({run: _RayJob(ray, task.remote(run.command, str(run.log), threads)) for run in runs}, watch)
     finally:
         ray.shutdown()
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What each cell asks SLURM for.
+    """What each run asks SLURM for.
 
     Attributes:
-        minutes: Of one job; a cell that is not finished by then saves, and its job is queued again.
+        minutes: Of one job; a run that is not finished by then saves, and its job is queued again.
         partition: Name, or None for the cluster's default.
         cpus: Processors, and threads.
         gpus: Devices.
-        jobs: Cells at a time, at most.
+        jobs: Runs at a time, at most.
     """
 
     minutes: int
@@ -187,11 +185,11 @@ class Demands:
     jobs: int | None
 
 
-def run_on_slurm(cells: Sequence[Cell], demands: Demands, watch: Watch, cluster: str = "slurm") -> bool:
-    """Runs cells as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
+def run_on_slurm(runs: Sequence[SweepRun], demands: Demands, watch: Watch, cluster: str = "slurm") -> bool:
+    """Starts runs as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
 
     Args:
-        cells: In the order in which they are submitted.
+        runs: In the order in which they are submitted.
         demands: What each asks for.
         watch: Is told what has ended.
         cluster: Executor of submitit.
@@ -204,7 +202,7 @@ def run_on_slurm(cells: Sequence[Cell], demands: Demands, watch: Watch, cluster:
         import submitit
     except ImportError as error:
         raise UserError("--engine=slurm needs the package 'submitit': pip install 'linvit[slurm]'") from error
-    root = cells[0].root
+    root = runs[0].root
     try:
         executor = submitit.AutoExecutor(root / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
         executor.update_parameters(
@@ -213,10 +211,10 @@ def run_on_slurm(cells: Sequence[Cell], demands: Demands, watch: Watch, cluster:
             slurm_array_parallelism=demands.jobs,
             slurm_additional_parameters={"signal": f"{SIGNAL}@{BEFORE}"},
         )  # fmt: skip
-        # one task, which starts the processes of a cell's devices itself: Lightning must not take it for all of them
+        # one task, which starts the processes of a run's devices itself: Lightning must not take it for all of them
         environment = {"OMP_NUM_THREADS": str(demands.cpus), "SLURM_JOB_NAME": "interactive"}
-        commands, logs = [cell.command for cell in cells], [str(cell.log) for cell in cells]
-        jobs: list[Any] = executor.map_array(CellJob(), commands, logs, [environment] * len(cells))
+        commands, logs = [run.command for run in runs], [str(run.log) for run in runs]
+        jobs: list[Any] = executor.map_array(ProcessJob(), commands, logs, [environment] * len(runs))
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(f"SLURM does not take the jobs: {error}") from error
-    return run_jobs(dict(zip(cells, jobs, strict=True)), watch)
+    return run_jobs(dict(zip(runs, jobs, strict=True)), watch)

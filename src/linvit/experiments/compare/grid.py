@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linvit.errors import UserError, check_choice, check_number
-from linvit.experiments.compare.values import label, named
+from linvit.experiments.compare.values import expand_names, value_label
 
 Settings = Mapping[str, Any]
 """Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""
@@ -18,7 +18,7 @@ LONGEST = 80  # characters of a variant's name, which names folders
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedScores:
     """What a paper reports of the variants.
 
     Attributes:
@@ -50,7 +50,7 @@ class Sweep:
     seeds: tuple[int, ...]
     baseline: str
     score: str | None = None
-    published: Published | None = None
+    published: PublishedScores | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -79,7 +79,7 @@ class SweepSpec:
             UserError: If it has unknown keys, or values of another kind.
         """
         if not isinstance(content, dict):
-            raise UserError(f"{what} is no grid: it must be a mapping with {', '.join(KEYS)}")
+            raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(KEYS)}")
         for key, value in content.items():
             check_choice(f"a key of {what}", key, KEYS)
             kinds = {"config": str | list, "seeds": int | list, "baseline": str, "score": str}.get(key, dict)
@@ -115,11 +115,11 @@ class SweepSpec:
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""
-        varied = [[(key, value) for value in named(key, values)] for key, values in self.vary.items()]
+        varied = [[(key, value) for value in expand_names(key, values)] for key, values in self.vary.items()]
         found: dict[str, Settings] = {}
         for name, own in (self.variants or {"": {}}).items():
             for combination in itertools.product(*varied):
-                parts = [str(name), *(label(key, value) for key, value in combination)]
+                parts = [str(name), *(value_label(key, value) for key, value in combination)]
                 whole = UNSAFE.sub("-", "-".join(filter(None, parts))).strip("-.")[:LONGEST] or "all"
                 settings = {**own, **dict(combination)}
                 if found.get(whole) == settings:
@@ -129,7 +129,7 @@ class SweepSpec:
                 found[whole] = settings
         return found
 
-    def _published(self, variants: Mapping[str, Settings]) -> Published | None:
+    def _published(self, variants: Mapping[str, Settings]) -> PublishedScores | None:
         if not self.published:
             return None
         scores = self.published.get("scores")
@@ -138,7 +138,7 @@ class SweepSpec:
         if not self.vary:  # with further options varied they are those of no variant
             for name in scores:
                 check_choice("a variant of 'published'", name, variants)
-        return Published(str(self.published["source"]), scores)
+        return PublishedScores(str(self.published["source"]), scores)
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:

@@ -18,7 +18,7 @@ GROUP = "compare"
 
 
 def write_summary(results: Results, folder: Path, device: str) -> None:
-    """Writes runs beside those of the cells: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
+    """Writes runs beside those of the runs: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
 
     Args:
         results: Of the experiment.

@@ -23,7 +23,7 @@ def outermost(names: Iterable[str]) -> list[str]:
     return [name for name in every if not any(name.startswith(f"{other}.") for other in every)]
 
 
-def shown(options: Mapping[str, Any], name: str) -> str:
+def option_text(options: Mapping[str, Any], name: str) -> str:
     """The value of an option, or its parts, such as `focused, dwc=False`; "-" if there is none."""
     parts = {key[len(name) + 1 :]: value for key, value in options.items() if key.startswith(f"{name}.")}
     own = [str(parts.pop("name"))] if "name" in parts else []

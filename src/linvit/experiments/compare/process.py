@@ -1,4 +1,4 @@
-"""Starts the process of a cell. Imports nothing heavy: a worker of Ray or SLURM imports it."""
+"""Starts the process of a run. Imports nothing heavy: a worker of Ray or SLURM imports it."""
 
 import os
 import signal
@@ -22,18 +22,18 @@ def start(command: Sequence[str], log: str, environment: Mapping[str, str]) -> "
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=given)
 
 
-def run(command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
+def run_process(command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
     """Runs a process; a KeyboardInterrupt, by which Ray cancels, lets it save. Returns its exit code and seconds."""
-    return CellJob()(command, log, environment)
+    return ProcessJob()(command, log, environment)
 
 
-class CellJob:
-    """`run` as a job of submitit."""
+class ProcessJob:
+    """`run_process` as a job of submitit."""
 
     process: "subprocess.Popen[bytes] | None" = None
 
     def __call__(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> tuple[int, float]:
-        """Runs the process of a cell to its end."""
+        """Runs the process of a run to its end."""
         begun = time.monotonic()
         with start(command, log, environment) as self.process:
             while self.process.poll() is None:
@@ -44,10 +44,10 @@ class CellJob:
         return self.process.returncode, time.monotonic() - begun
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """Lets the cell save when the time of its job is over or another takes its place; it goes on in a later job."""
+        """Lets the run save when the time of its job is over or another takes its place; it resumes in a later job."""
         from submitit.helpers import DelayedSubmission
 
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait()
-        return DelayedSubmission(CellJob(), *arguments)
+        return DelayedSubmission(ProcessJob(), *arguments)

@@ -1,4 +1,4 @@
-"""Progress over all cells of an experiment, with the time that is left."""
+"""Progress over all runs of an experiment, with the time that is left."""
 
 import math
 import time
@@ -7,26 +7,26 @@ from datetime import timedelta
 
 from tqdm import tqdm
 
-from linvit.experiments.compare.cells import Cell
+from linvit.experiments.compare.sweep_run import SweepRun
 
-LOOK = 2.0  # seconds between two looks at the curves of running cells
+LOOK = 2.0  # seconds between two looks at the curves of running runs
 
 
 class Progress:
-    """A bar in a terminal, and a line for each cell that has ended.
+    """A bar in a terminal, and a line for each run that has ended.
 
     Args:
-        cells: All cells, those that are finished included.
+        runs: All runs, those that are finished included.
         say: Prints a line.
     """
 
-    def __init__(self, cells: Sequence[Cell], say: Callable[[str], None] = tqdm.write) -> None:
-        self._cells, self._say = cells, say
+    def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
+        self._runs, self._say = runs, say
         self._start, self._looked = time.monotonic(), -math.inf
-        self._done = {cell.name: cell.fraction() for cell in cells}
+        self._done = {run.name: run.fraction() for run in runs}
         self._first = self._sum
         self._bar = tqdm(
-            total=len(cells), initial=self._first, unit="run", disable=None, dynamic_ncols=True,
+            total=len(runs), initial=self._first, unit="run", disable=None, dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs{postfix}",
         )  # fmt: skip
 
@@ -35,21 +35,21 @@ class Progress:
         return math.fsum(self._done.values())
 
     def left(self) -> str:
-        """The time that is left, as far as the cells so far tell."""
+        """The time that is left, as far as the runs so far tell."""
         gained = self._sum - self._first
         if gained <= 0:
             return ""
-        seconds = (len(self._cells) - self._sum) * (time.monotonic() - self._start) / gained
+        seconds = (len(self._runs) - self._sum) * (time.monotonic() - self._start) / gained
         return f"about {timedelta(seconds=round(seconds))} left"
 
-    def __call__(self, ended: Cell | None) -> None:
-        """Looks at the running cells; says how a cell has ended."""
+    def __call__(self, ended: SweepRun | None) -> None:
+        """Looks at the running runs; says how a run has ended."""
         if ended is None and time.monotonic() - self._looked < LOOK:
             return
         self._looked = time.monotonic()
-        for cell in self._cells:
-            if self._done[cell.name] < 1:
-                self._done[cell.name] = cell.fraction()
+        for run in self._runs:
+            if self._done[run.name] < 1:
+                self._done[run.name] = run.fraction()
         if ended is not None:
             self._say(self._line(ended))
         self._bar.n = self._sum
@@ -59,12 +59,12 @@ class Progress:
         """Takes the bar away."""
         self._bar.close()
 
-    def _line(self, cell: Cell) -> str:
-        finished = sum(other.state == "finished" for other in self._cells)
-        how = f"{cell.state} after {timedelta(seconds=round(cell.seconds))}"
-        run = cell.run
-        last = run.score(run.score_tag()) if run is not None else None
-        score = f", {run.score_tag()} {last.value:.4f} of epoch {last.epoch}" if run is not None and last else ""
-        words = f": {cell.last_words()} ({cell.log})" if cell.state == "failed" else score
-        left = self.left() if finished < len(self._cells) else ""
-        return f"{cell.name} {how}{words}; {finished} of {len(self._cells)} runs{', ' * bool(left)}{left}"
+    def _line(self, run: SweepRun) -> str:
+        finished = sum(other.state == "finished" for other in self._runs)
+        how = f"{run.state} after {timedelta(seconds=round(run.seconds))}"
+        begun = run.newest
+        last = begun.score(begun.score_tag()) if begun is not None else None
+        score = f", {begun.score_tag()} {last.value:.4f} of epoch {last.epoch}" if begun is not None and last else ""
+        words = f": {run.last_words()} ({run.log})" if run.state == "failed" else score
+        left = self.left() if finished < len(self._runs) else ""
+        return f"{run.name} {how}{words}; {finished} of {len(self._runs)} runs{', ' * bool(left)}{left}"

@@ -9,7 +9,7 @@ from linvit.callbacks.attention import maps, rank
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
-from linvit.experiments.compare.options import outermost, shown
+from linvit.experiments.compare.options import option_text, outermost
 from linvit.experiments.compare.result_plots import costs_plots, curve_plots
 from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.page import Page
@@ -76,7 +76,7 @@ def _controls(page: Page, results: Results) -> None:
     rows = []
     for variant in results.variants:
         options = [run.options() for run in variant.runs.values()]
-        values = [" or ".join(dict.fromkeys(shown(one, name) for one in options)) for name in names]
+        values = [" or ".join(dict.fromkeys(option_text(one, name) for one in options)) for name in names]
         seeds = ", ".join(map(str, sorted(variant.runs)))
         rows.append([variant.name, seeds, *values])
     page.table(["variant", "seeds", *names], rows)

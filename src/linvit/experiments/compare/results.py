@@ -8,7 +8,7 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.options import covered, differing, outermost, shown
+from linvit.experiments.compare.options import covered, differing, option_text, outermost
 from linvit.experiments.compare.statistics import Difference, paired_differences, spread
 from linvit.plain_text import printable
 from linvit.runs.folder import RunFolder, Score, flat
@@ -152,7 +152,7 @@ def group(runs: Iterable[RunFolder]) -> list[Variant]:
     keys = outermost(differing(options))
     found: dict[str, Variant] = {}
     for run, own in zip(every, options, strict=True):
-        identity = repr([shown(own, key) for key in keys])
+        identity = repr([option_text(own, key) for key in keys])
         variant = found.setdefault(identity, Variant(_name(run, own, keys)))
         variant.runs[run.seed] = run  # of two with one seed, the newer one
     names = [variant.name for variant in found.values()]
@@ -182,5 +182,5 @@ def _name(run: RunFolder, options: Mapping[str, Any], keys: Sequence[str]) -> st
     stem, seed, _ = run.folder.parent.name.rpartition("-seed")
     if seed:
         return stem
-    parts = [f"{key.rpartition('.')[2]}={value}" for key in keys if (value := shown(options, key)) != "-"]
+    parts = [f"{key.rpartition('.')[2]}={value}" for key in keys if (value := option_text(options, key)) != "-"]
     return ", ".join(parts) or run.folder.parent.name

@@ -10,7 +10,7 @@ from linvit.registry import attentions, backbones, heads
 REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
 
 
-def named(key: str, values: Sequence[Any]) -> list[Any]:
+def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
     """Values of an option with the registered names in the place of a pattern: `model.attention: ["*"]` is all of them.
 
     Raises:
@@ -28,7 +28,7 @@ def named(key: str, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def label(key: str, value: Any) -> str:
+def value_label(key: str, value: Any) -> str:
     """A short name of a value: `softmax`, `focused-focusing_factor4`, `lr0.001`, `window_size7`."""
     match value:
         case str():
@@ -36,7 +36,9 @@ def label(key: str, value: Any) -> str:
         case {"name": str(name), **options}:
             return "-".join([name, *(f"{option}{_plain(given)}" for option, given in options.items())])
         case [*values] if any(isinstance(entry, str | dict) for entry in values):
-            runs = [(name, len(list(same))) for name, same in itertools.groupby(label("", entry) for entry in values)]
+            runs = [
+                (name, len(list(same))) for name, same in itertools.groupby(value_label("", entry) for entry in values)
+            ]
             return "-".join(f"{count}{name}" if count > 1 else name for name, count in runs)
         case _:
             return f"{key.rpartition('.')[2]}{_plain(value)}"

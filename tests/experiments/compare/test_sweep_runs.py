@@ -1,4 +1,4 @@
-"""Cells and their processes, with short programs in the place of `linvit fit`."""
+"""Runs and their processes, with short programs in the place of `linvit fit`."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ import time
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.cells import Cell
 from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import SweepSpec
-from linvit.experiments.compare.process import CellJob
+from linvit.experiments.compare.process import ProcessJob
+from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 
@@ -35,13 +35,13 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def program(monkeypatch):
-    """Sets what a cell's process does."""
+    """Sets what a run's process does."""
 
     def replace(**bodies):
         def command(self):
             return [sys.executable, "-S", "-c", PROGRAM.format(bodies.get(self.variant, "")), str(self.folder)]
 
-        monkeypatch.setattr(Cell, "command", property(command))
+        monkeypatch.setattr(SweepRun, "command", property(command))
 
     replace()
     return replace
@@ -59,17 +59,17 @@ def run(experiment, jobs=2):
     ended = []
     with STOP.caught():
         STOP.deferred = True
-        todo = [cell for cell in experiment.cells if cell.state not in ("finished", "failed")]
-        complete = run_here(todo, slots(jobs, [], 1), lambda cell: ended.append(cell) if cell else None)
+        todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
+        complete = run_here(todo, slots(jobs, [], 1), lambda run: ended.append(run) if run else None)
     STOP.release()
-    return complete, {cell.name: cell.state for cell in ended}
+    return complete, {run.name: run.state for run in ended}
 
 
 def test_all_cells_are_run_and_none_again(experiment, program):
-    assert run(experiment) == (True, dict.fromkeys([cell.name for cell in experiment.cells], "finished"))
+    assert run(experiment) == (True, dict.fromkeys([run.name for run in experiment.runs], "finished"))
     assert run(experiment) == (True, {})
-    assert [cell.name for cell in experiment.cells[:2]] == ["softmax-seed0", "linear-seed0"]
-    assert all((cell.folder / "starts").read_text() == "x" for cell in experiment.cells)
+    assert [run.name for run in experiment.runs[:2]] == ["softmax-seed0", "linear-seed0"]
+    assert all((run.folder / "starts").read_text() == "x" for run in experiment.runs)
 
 
 def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
@@ -84,8 +84,8 @@ def test_a_cell_that_dies_keeps_its_log_and_stops_no_other(experiment, program):
     }
     (linear,) = (variant for variant in experiment.results().variants if variant.name == "linear")
     assert linear.trouble[0] == f"it failed: the disk is full ({experiment.root / 'linear-seed0' / 'log.txt'})"
-    experiment.cells[1].ended(-signal.SIGKILL, 0.0)
-    assert experiment.cells[1].last_words() == "its process was ended by SIGKILL"
+    experiment.runs[1].ended(-signal.SIGKILL, 0.0)
+    assert experiment.runs[1].last_words() == "its process was ended by SIGKILL"
 
 
 def test_a_signal_ends_all_cells_and_the_next_start_runs_what_is_missing(experiment, program):
@@ -105,7 +105,7 @@ def _signal_when(path):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-CELL = """
+SAVES = """
 import pathlib, sys, time
 from linvit.signals import STOP
 with STOP.caught():
@@ -125,7 +125,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_cells_save_and_end_when_their_parent_is_killed(tmp_path, number):
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), CELL])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), SAVES])
     _wait_for(tmp_path / "begun")
     parent.send_signal(number)
     parent.wait()
@@ -155,23 +155,23 @@ def test_an_experiment_is_read_from_its_folder(experiment):
 
 def test_progress_is_that_of_the_curves(experiment):
     experiment.prepare(configs(**BOTH))
-    cell = experiment.cells[0]
-    assert (cell.state, cell.fraction()) == ("waiting", 0.0)
-    write_run(cell.folder / "version_0", scores=(0.5,), epochs=4)
-    assert cell.fraction() == 0.25
+    run = experiment.runs[0]
+    assert (run.state, run.fraction()) == ("waiting", 0.0)
+    write_run(run.folder / "version_0", scores=(0.5,), epochs=4)
+    assert run.fraction() == 0.25
 
 
 def test_a_cell_that_ended_well_without_its_last_evaluation_is_run_again(experiment):
     experiment.prepare(configs(**BOTH))
-    cell = experiment.cells[0]
-    folder = write_run(cell.folder / "version_0", scores=(0.5, 0.0), epochs=3)
-    assert cell.ended(0, 1.0) == "finished"
-    assert cell.state == "stopped"
+    run = experiment.runs[0]
+    folder = write_run(run.folder / "version_0", scores=(0.5, 0.0), epochs=3)
+    assert run.ended(0, 1.0) == "finished"
+    assert run.state == "stopped"
     softmax = experiment.results().variants[0]
     assert softmax.scores(None) == {}
     assert softmax.trouble[0] == "its last evaluation is that of epoch 2 of 3, step 20"
     write_run(folder, scores=(0.5, 0.0, 0.75), epochs=3)
-    assert cell.state == "finished"
+    assert run.state == "finished"
     assert experiment.results().variants[0].scores(None) == {0: (0.75, 29, 3)}
 
 
@@ -188,15 +188,15 @@ def test_cells_that_run_at_a_time_see_their_own_devices(experiment, program):
     program(softmax=body, linear=body)
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
-        assert run_here(experiment.cells, slots(2, ["4", "5", "6", "7"], 2), lambda cell: None)
-    devices = [(cell.folder / "devices").read_text() for cell in experiment.cells]
+        assert run_here(experiment.runs, slots(2, ["4", "5", "6", "7"], 2), lambda run: None)
+    devices = [(run.folder / "devices").read_text() for run in experiment.runs]
     assert {*devices[:2]} == {*devices[2:]} == {"4,5", "6,7"}  # two at a time
 
 
 def test_ray_that_is_not_installed_is_named(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"needs the package 'ray': pip install 'linvit\[ray\]'"):
-        run_on_ray(experiment.cells, None, 1, 0, print)
+        run_on_ray(experiment.runs, None, 1, 0, print)
 
 
 @pytest.mark.slow
@@ -205,9 +205,9 @@ def test_cells_on_ray(experiment, program):
     program(linear="sys.exit(2)")
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
-        assert run_on_ray(experiment.cells, None, 1, 0, lambda cell: None)
+        assert run_on_ray(experiment.runs, None, 1, 0, lambda run: None)
     STOP.release()
-    assert [cell.state for cell in experiment.cells] == ["finished", "failed"] * 2
+    assert [run.state for run in experiment.runs] == ["finished", "failed"] * 2
 
 
 DEMANDS = Demands(minutes=5, partition=None, cpus=1, gpus=0, jobs=None)
@@ -218,20 +218,20 @@ def on_slurm(experiment, cluster):
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
         STOP.deferred = True
-        todo = [cell for cell in experiment.cells if cell.state not in ("finished", "failed")]
-        complete = run_on_slurm(todo, DEMANDS, lambda cell: None, cluster) if todo else True
+        todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
+        complete = run_on_slurm(todo, DEMANDS, lambda run: None, cluster) if todo else True
     STOP.release()
-    return complete, [cell.state for cell in experiment.cells]
+    return complete, [run.state for run in experiment.runs]
 
 
 def test_submitit_that_is_not_installed_is_named_and_so_is_a_machine_without_slurm(experiment, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: .*srun"):
-        run_on_slurm(experiment.cells, DEMANDS, print)
+        run_on_slurm(experiment.runs, DEMANDS, print)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"needs the package 'submitit': pip install 'linvit\[slurm\]'"):
-        run_on_slurm(experiment.cells, DEMANDS, print)
+        run_on_slurm(experiment.runs, DEMANDS, print)
 
 
 SBATCH = """#!/bin/sh
@@ -248,7 +248,7 @@ def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monke
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: (.|\n)*invalid partition specified: gpu"):
-        run_on_slurm(experiment.cells, Demands(minutes=90, partition="gpu", cpus=4, gpus=2, jobs=3), print)
+        run_on_slurm(experiment.runs, Demands(minutes=90, partition="gpu", cpus=4, gpus=2, jobs=3), print)
     lines = (tmp_path / "submitted").read_text(encoding="utf-8").splitlines()
     asked = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
     assert asked >= {
@@ -259,7 +259,7 @@ def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monke
         "partition=gpu",
         "time=90",
     }
-    assert asked >= {"job-name=linvit-x", "signal=USR1@120"}  # at which a cell saves
+    assert asked >= {"job-name=linvit-x", "signal=USR1@120"}  # at which a run saves
 
 
 @pytest.mark.slow
@@ -267,9 +267,9 @@ def test_cells_as_jobs(experiment, program):
     pytest.importorskip("submitit")
     program(linear="print('linvit: error: the disk is full'); sys.exit(2)")
     assert on_slurm(experiment, "local") == (True, ["finished", "failed"] * 2)
-    assert experiment.cells[1].last_words() == "the disk is full"
+    assert experiment.runs[1].last_words() == "the disk is full"
     assert on_slurm(experiment, "local") == (True, ["finished", "failed"] * 2)
-    assert all((cell.folder / "starts").read_text() == "x" for cell in experiment.cells)
+    assert all((run.folder / "starts").read_text() == "x" for run in experiment.runs)
 
 
 @pytest.mark.slow
@@ -284,12 +284,12 @@ def test_a_signal_cancels_the_jobs_and_the_next_start_runs_what_is_missing(exper
 
 def test_a_job_whose_time_is_over_lets_its_cell_save_and_is_queued_again(tmp_path):
     helpers = pytest.importorskip("submitit.helpers")
-    job, arguments = CellJob(), ([sys.executable, "-c", CELL, str(tmp_path)], str(tmp_path / "log.txt"), {})
+    job, arguments = ProcessJob(), ([sys.executable, "-c", SAVES, str(tmp_path)], str(tmp_path / "log.txt"), {})
     thread = threading.Thread(target=job, args=arguments)
     thread.start()
     _wait_for(tmp_path / "begun")
     again = job.checkpoint(*arguments)
     assert (tmp_path / f"saved {signal.SIGTERM}").exists()
     assert isinstance(again, helpers.DelayedSubmission)
-    assert (type(again.function), again.args) == (CellJob, arguments)
+    assert (type(again.function), again.args) == (ProcessJob, arguments)
     thread.join()

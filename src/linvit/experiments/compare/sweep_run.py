@@ -1,4 +1,4 @@
-"""The cells of a grid: a variant and a seed, an ordinary `linvit fit` in a folder with a telling name."""
+"""The runs of a sweep: a variant and a seed, an ordinary `linvit fit` in a folder with a telling name."""
 
 import json
 import signal
@@ -12,14 +12,14 @@ import yaml
 from linvit.errors import UserError
 from linvit.experiments.compare.options import differing
 from linvit.files import replacing
-from linvit.runs.folder import RunFolder, flat, newest, read_yaml
+from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
 
 State = Literal["waiting", "stopped", "failed", "finished"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepRun:
     """One run of an experiment. Its folder `VARIANT-seedN` has its configuration, its log, and the run `version_N`.
 
     Attributes:
@@ -53,13 +53,13 @@ class Cell:
         return self.folder / "log.txt"
 
     @property
-    def run(self) -> RunFolder | None:
-        """The run, if it has begun."""
+    def newest(self) -> RunFolder | None:
+        """What it has written, if it has begun."""
         return newest(self.folder)
 
     @property
     def command(self) -> list[str]:
-        """Starts it, or goes on with it."""
+        """Starts it, or resumes it."""
         arguments = ["--config", str(self.config), "--trainer.default_root_dir", str(self.root), "--resume=auto"]
         return [sys.executable, "-m", "linvit", "fit", *arguments]
 
@@ -67,7 +67,7 @@ class Cell:
     def state(self) -> State:
         """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
         state: State = self._outcome().get("state", "waiting")
-        return "stopped" if state == "finished" and (run := self.run) is not None and not run.complete else state
+        return "stopped" if state == "finished" and (begun := self.newest) is not None and not begun.complete else state
 
     @property
     def seconds(self) -> float:
@@ -78,14 +78,14 @@ class Cell:
         """How much of it is done, 0 to 1."""
         if self.state == "finished":
             return 1.0
-        run = self.run
-        return 0.0 if run is None else run.fraction
+        begun = self.newest
+        return 0.0 if begun is None else begun.fraction
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Writes its configuration.
 
         Raises:
-            UserError: If there is a cell of this name with another configuration.
+            UserError: If there is one of this name with another configuration.
         """
         config = {**config, "seed_everything": self.seed}
         if self.config.exists():
@@ -112,7 +112,7 @@ class Cell:
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
         outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}
-        with replacing(self.folder / "cell.json") as file:
+        with replacing(self.folder / OUTCOME) as file:
             file.write(json.dumps(outcome).encode())
         return state
 
@@ -128,7 +128,7 @@ class Cell:
 
     def _outcome(self) -> dict[str, Any]:
         try:
-            content = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
+            content = json.loads((self.folder / OUTCOME).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
