@@ -132,11 +132,6 @@ def test_the_command_line(mine):
     done = python("-m", "linvit", "check", "mine:Mine", "--quick", cwd=mine)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("mine:Mine: passed (")
-    done = python("-m", "linvit", "check", "focussed")
-    assert done.returncode == 2
-    assert "Did you mean 'focused'?" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "  check " in python("-m", "linvit", "--help").stdout
 
 
 SOUND = "tests.testing.wrong_backbones:Sound"

@@ -54,9 +54,9 @@ def test_the_written_file_holds_what_the_official_one_does(imported, family):
     assert f"wrote {out}: {len(report.loaded)} tensors" in printed
 
 
-@pytest.mark.parametrize("family", FAKES)
+@pytest.mark.parametrize("family", ["deit", "flatten_pvt", "cswin"])
 def test_the_written_file_is_validated(imported, tmp_path, family):
-    """On small data, with another image size and other classes than the file has."""
+    """On small data, with another image size and other classes than the file has; test_load.py has every family."""
     _, out, _ = imported(family)
     backbone = json.dumps(FAKES[family].spec)
     size = 224 if "cswin" in family else 64  # its convolutions are split by stripes, which follow the size

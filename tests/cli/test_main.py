@@ -73,12 +73,11 @@ def test_a_bug_is_not_hidden(monkeypatch, error):
         main(["fit"])
 
 
-@pytest.mark.parametrize(("arguments", "word"), [("list", "attentions"), ("fit --help", "Trains")])
-def test_output_that_nobody_reads_to_the_end_is_no_failure(arguments, word):
-    command = f"{sys.executable} -m linvit {arguments} | head -n 1"
+def test_output_that_nobody_reads_to_the_end_is_no_failure():
+    command = f"{sys.executable} -m linvit list | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
-    assert done.stdout.split()[0] == word
+    assert done.stdout.split()[0] == "attentions"
 
 
 @pytest.mark.parametrize(
