@@ -39,7 +39,7 @@ def test_a_bomb_is_refused_before_it_is_built(tmp_path, name):
 def test_what_is_no_text_is_no_configuration(tmp_path, content, said):
     path = tmp_path / "binary.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"binary.yaml' is no configuration: {said}"):
+    with pytest.raises(UserError, match=f"binary.yaml' is not a configuration: {said}"):
         with_bases(["fit", "--config", str(path)])
 
 

@@ -20,11 +20,11 @@ def read(path: Path) -> str:
         UserError: If it is too large or no UTF-8.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"'{path}' is no configuration: it is larger than {MAX_BYTES:,} bytes")
+        raise UserError(f"'{path}' is not a configuration: it is larger than {MAX_BYTES:,} bytes")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"'{path}' is no configuration: it is not UTF-8 text ({error.reason})") from error
+        raise UserError(f"'{path}' is not a configuration: it is not UTF-8 text ({error.reason})") from error
 
 
 def load(text: str, what: str) -> Any:
@@ -32,7 +32,7 @@ def load(text: str, what: str) -> Any:
 
     Raises:
         UserError: If `check` refuses it.
-        Exception: Of the loader's kinds, if it is no YAML.
+        Exception: Of the loader's kinds, if it is not YAML.
     """
     check(text, what)
     import jsonargparse  # `linvit list` reads the tables of configurations without it
@@ -52,14 +52,14 @@ def load_with_tuples(text: str, what: str) -> Any:
 
     Raises:
         UserError: If `check` refuses it.
-        yaml.YAMLError: If it is no YAML.
+        yaml.YAMLError: If it is not YAML.
     """
     check(text, what)
     return yaml.load(text, _Tuples)
 
 
 def check(text: str, what: str) -> None:
-    """Raises a `UserError` if a text nests too deeply or stands for too much; one that is no YAML the loader reports.
+    """Raises a `UserError` if a text nests too deeply or stands for too much; one that is not YAML the loader reports.
 
     Args:
         text: The YAML.

@@ -126,7 +126,7 @@ def test_a_whole_object_is_no_state_dict(tmp_path, content):
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_a_tensor_that_is_not_what_it_seems(tmp_path, tensor):
     torch.save({"w": tensor, "v": torch.ones(2), "x": Path()}, tmp_path / "x.pth")
-    with pytest.raises(linvit.UserError, match=r"'w' of .* is no plain tensor"):
+    with pytest.raises(linvit.UserError, match=r"'w' of .* is not a plain tensor"):
         read(tmp_path / "x.pth")
 
 

@@ -47,7 +47,7 @@ class AgentAttention(ConvolvedAttention):
         dwc_kernel: Side of the convolution's kernels, one for each of the C channels; 0 is no convolution.
 
     Raises:
-        UserError: If `agents` is no square.
+        UserError: If `agents` is not a square.
     """
 
     complexity = "O(N)"

@@ -201,7 +201,7 @@ class Attention(nn.Module):
         """Shares parameters with other layers, for a mechanism that does. A backbone calls it once, when it is built.
 
         Args:
-            earlier: The mechanisms before this one, from the first on, whatever their classes and grids are.
+            earlier: The mechanisms before this one, from the first on, of any class and grid.
         """
 
     def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ class EnhancedLinearAttention(Attention):
         grid: Nominal grid (unused: nothing here has a fixed length).
         key_dim: Channels of q and k per head; None means d.
         head_dim: Width d of a head: 16 or 32 in the published models. There are h = int(C // d * heads_ratio) of them,
-            so that the values have h d channels, whatever C is. None leaves the host's heads.
+            so that the values have h d channels for any C. None leaves the host's heads.
         heads_ratio: Heads over those that C has room for; without `head_dim`, over the host's (rounded down).
         scales: Sides of the aggregation's depthwise kernels, odd; () leaves plain ReLU linear attention.
         agg_bias: Biases in the aggregation's convolutions.

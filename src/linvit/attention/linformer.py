@@ -1,6 +1,6 @@
 """Linformer attention: `o = softmax(q (E k)^T / sqrt(dk)) (F v)`, with learnable E and F of shape k x M.
 
-E and F act along the tokens and leave k projected keys and values, whatever the number M of tokens.
+E and F act along the tokens and leave k projected keys and values for any number M of tokens.
 
 Paper: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", Eq. 7.
 Cost: `(N + M) (h dk + C) k` MACs. Rank: at most k.
@@ -37,7 +37,7 @@ class LinformerAttention(Attention):
             matrix for all heads, keys and values; "layerwise": that matrix for all layers of a backbone, too, as far
             as they have the same channels, k and nominal grid (in a pyramid: of a stage); "none": an E and an F for
             each head.
-        share_kv_weights: F is E, whatever `share` says of the heads: with "none" this is Nystromformer's Linformer.
+        share_kv_weights: F is E for any `share` of the heads: with "none" this is Nystromformer's Linformer.
             (lucidrains' `share_kv` also makes the keys the values, which is for the host's projections to do.)
         one_kv_head: All heads read the keys and values of the first head; a host may supply that one alone.
         init: "uniform" in +-1 / sqrt(k) (lucidrains) or "normal002", normal of standard deviation 0.02 (Nystromformer).

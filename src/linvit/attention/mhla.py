@@ -140,7 +140,7 @@ class MHLAttention(ConvolvedAttention):
         return state
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Every query weighed for each block, and every key at its own block; none if they are no thinner than wide."""
+        """Every query weighed for each block, and every key at its own block; none if not thinner than the matrix."""
         if self.rank_bound(grid) == grid.num_queries:
             return None
         q, k = self._features(q, self.q_norm), self._features(k, self.k_norm)

@@ -40,7 +40,7 @@ class PerformerAttention(Attention):
         redraw_interval: Draws a new W every so many forward passes in training mode; None never does. A pass that
             gradient checkpointing repeats does not count. The count is read on the host, which costs a device
             synchronisation per training pass.
-        seed: Seed of all W; the n-th W depends on it and on n alone, whatever the device. None takes one from torch's
+        seed: Seed of all W; the n-th W depends on it and on n alone, not on the device. None takes one from torch's
             global generator, another for each layer. It is saved in checkpoints with W and the number of passes, so
             that a resumed run continues with the W of an uninterrupted one.
     """

@@ -63,7 +63,7 @@ class PolyNLAttention(Attention):
         return k / k.shape[-2] if self.reduce == "mean" else k
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` knows no v and is no part of them."""
+        """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` does not depend on v."""
         q = q if self.beta is None else self.beta.to(q.dtype) * q
         return channelwise_factors(q, self._weights(k))
 

@@ -1,7 +1,7 @@
 """Rank-augmented linear attention (RALA): `o = rot(q') (rot(a k')^T v) / (q' sum a k' + eps) + lepe(v)`.
 
 `q' = elu(q) + 1`, `k' = elu(k) + 1`; `a = softmax_m(s mean(q') k'_m)` weighs the keys by the mean query, so that
-`K^T V` is no plain sum over all tokens. Rotary position embeddings (rot) turn the numerator alone, a depthwise
+`K^T V` is not a plain sum over all tokens. Rotary position embeddings (rot) turn the numerator alone, a depthwise
 convolution of the values (lepe) brings the rank of the map to N, and the host multiplies the output by a linear gate.
 
 Paper: Fan et al. 2025, "Breaking the Low-Rank Dilemma of Linear Attention" (CVPR). Follows the authors' code.

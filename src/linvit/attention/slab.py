@@ -17,7 +17,7 @@ class SimplifiedLinearAttention(FocusedAttention):
     """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults.
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
+        dim, num_heads: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
         focus: Apply focused attention's f_p.
         learn_scale: Divide q and k by softplus of a learnable scale.
@@ -34,7 +34,6 @@ class SimplifiedLinearAttention(FocusedAttention):
         num_heads: int,
         grid: Grid,
         *,
-        key_dim: int | None = None,
         focus: bool = False,
         learn_scale: bool = False,
         relu_eps: float = 0.0,
@@ -45,7 +44,6 @@ class SimplifiedLinearAttention(FocusedAttention):
             dim,
             num_heads,
             grid,
-            key_dim=key_dim,
             focus=focus,
             learn_scale=learn_scale,
             relu_eps=relu_eps,

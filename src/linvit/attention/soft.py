@@ -45,7 +45,7 @@ class SoftAttention(ConvolvedAttention):
         newton_alpha: a in `alpha = a / max_row_sum^2`, the factor of its start `Y0 = alpha A`; at most 2, the paper's.
         newton_beta: Backtracking multiplies alpha by this.
         max_backtrack: Backtracking steps at most; 0 is the reference.
-        backtrack_tol: Backtracking goes on while the largest column sum of `|I - A Y0|` exceeds this.
+        backtrack_tol: Backtracking continues while the largest column sum of `|I - A Y0|` exceeds this.
         alpha_scope: "head": alpha for every image and head; "batch": one for all, which couples the images of a batch.
         ridge: Added to the diagonal of the landmarks' kernel; bounds Y by 1 / ridge. 0 is the paper.
         conv_size: Side s of the kernel of the values' convolution, odd; 0 is none. One kernel per head, shared by its

@@ -22,7 +22,7 @@ class TaylorAttention(Attention):
     The reference has one head, keys of C/8 channels (`key_reduction: 8`) and adds the layer's input, which is the
     residual connection of a block. Its denominators have no lower bound; here they are at least M times the machine
     epsilon, or keys that all oppose a query would give infinities of either sign. The paper's channel attention mixes
-    channels and no tokens, so it is no mechanism of this contract: it belongs with the heads of segmentation.
+    channels and no tokens, so it is not a mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
         dim, num_heads, grid: See `linvit.Attention`.

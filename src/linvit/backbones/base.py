@@ -21,8 +21,8 @@ class Backbone(nn.Module):
     features, pruning, pooling and classifier, checkpointing, weight decay and layer groups.
 
     A stage takes a plane (B, C, H, W) and returns tokens (B, N, C'), prefix first, and their `Grid`;
-    `linvit.backbones.stage.Stage` is one, and checkpoints its blocks. A backbone that is no pyramid of stages overrides
-    `levels`, the name of the modules that its features come from, and `forward_levels` (DeiT does).
+    `linvit.backbones.stage.Stage` is one, and checkpoints its blocks. A backbone that is not a pyramid of stages
+    overrides `levels`, the name of the modules that its features come from, and `forward_levels` (DeiT does).
 
     Args:
         num_classes: Classes; 0 for features.

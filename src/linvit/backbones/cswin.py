@@ -40,8 +40,8 @@ class CSWin(Backbone):
         embed_dim: Channels of the first stage, doubled by every next; or a list with one number per stage.
         depths: Blocks per stage.
         num_heads: Heads per stage.
-        split_size: Width of the stripes per stage; None is the whole plane. The last stage is on the whole plane
-            whatever its number.
+        split_size: Width of the stripes per stage; None is the whole plane. The last stage is always on the
+            whole plane.
         mlp_ratio: Hidden width of the feed-forward layer over C.
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.

@@ -33,8 +33,8 @@ class PVT(Backbone):
     """PVT: four stages of strides 4, 8, 16 and 32; the class token joins in the last.
 
     Images of any size and aspect: position embeddings of another grid are interpolated (bilinear) in every stage, and
-    planes that are no multiple of the patch are padded with zeros at the right and the bottom. The reference decides by
-    the token count of stage 1 whether to interpolate, which fails at 448 x 448 for a model of 224; here each stage
+    planes that are not a multiple of the patch are padded with zeros at the right and the bottom. The reference decides
+    by the token count of stage 1 whether to interpolate, which fails at 448 x 448 for a model of 224; here each stage
     compares its own grid.
 
     Args:

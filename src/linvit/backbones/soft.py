@@ -49,9 +49,9 @@ SOFT_NORM_STAGES = softmax_free("soft_norm")
 class SOFT(Backbone):
     """SOFT: four stages of strides 4, 8, 16, 32, on images of any size and aspect; the last has the class token.
 
-    At another image size than 224 the position embeddings are interpolated (bilinear); sides that are no multiple of a
-    stride are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49 at
-    224 x 224, 256 at 512 x 512), and the cost of their inverse grows with the cube of their number.
+    At another image size than 224 the position embeddings are interpolated (bilinear); sides that are not a multiple of
+    a stride are rounded up. A landmark stands for as many patches at any size, so larger images have more of them (49
+    at 224 x 224, 256 at 512 x 512), and the cost of their inverse grows with the cube of their number.
 
     A spec in the list replaces the attention of its stage or block and nothing else: blocks of stages 1 to 3 stay
     post-norm. One spec for all is for all four stages, the last with its class token included: a bare `soft` is soft

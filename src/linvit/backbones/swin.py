@@ -45,7 +45,7 @@ class Swin(Backbone):
         depths: Blocks of each stage.
         num_heads: Heads of each stage.
         window_size: Side of the windows, one for all or a list with one per stage or per block. None (null) is the
-            whole map, whatever its size is, for mechanisms whose cost is linear.
+            whole map of any size, for mechanisms whose cost is linear.
         window_dilation: Distance of a window's tokens in rows and columns, for all stages or as a list; see
             `WindowAttention`.
         mlp_ratio: Hidden width of the feed-forward layer over C.

@@ -23,7 +23,7 @@ class Head(nn.Module):
             rather than begin at zero.
 
     Raises:
-        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
+        UserError: If there is no map, or channels, reductions or classes are not positive, or out of order.
     """
 
     task: ClassVar[str]

@@ -89,7 +89,7 @@ class CPEBlock(Block):
 class LayerScale(nn.Module):
     """A learnable factor per channel (Touvron et al. 2021, "Going deeper with Image Transformers", Sec. 2).
 
-    Unlike timm's it is no vector, (1, C), since the references decay it like weights.
+    Unlike timm's it is not a vector, (1, C), since the references decay it like weights.
 
     Args:
         dim: Channels C.

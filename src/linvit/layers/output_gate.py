@@ -42,7 +42,7 @@ class OutputGate(nn.Linear):
 
     @torch.no_grad()
     def init_open(self) -> None:
-        """Lets everything pass, as a gate that joins trained weights should begin; it needs the bias."""
+        """Sets the gate to 1, as a gate that joins trained weights should begin; it needs the bias."""
         if self.bias is not None:
             nn.init.zeros_(self.weight)
             nn.init.constant_(self.bias, self.OPEN if self.silu else 1)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 class PatchEmbed(nn.Module):
     """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): convolution, then LayerNorm.
 
-    Without overlap (`kernel == stride`) a plane whose sides are no multiples of the stride is padded with zeros at the
+    Without overlap (`kernel == stride`) a plane whose sides are not multiples of the stride is padded with zeros at the
     right and the bottom. With overlap only the convolution pads.
 
     Args:

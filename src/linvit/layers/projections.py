@@ -63,7 +63,7 @@ def keep_weights(old: Any, new: Any) -> None:
 
     Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
     start from the rows of q), the output projection, the spatial reduction, LePE, the table of relative positions, and
-    norm, gate and stem. A gate that the old layer does not have lets everything pass. The mechanism's own parameters,
+    norm, gate and stem. A gate that the old layer does not have begins at 1. The mechanism's own parameters,
     and what else only the new layer has, stay as they are.
     """
     given, wanted = rows_of(old), rows_of(new)

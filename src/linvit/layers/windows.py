@@ -18,7 +18,7 @@ from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
 MASK_VALUE = -1e4
-"""What is added to the logits of tokens that are no neighbours."""
+"""What is added to the logits of tokens that are not neighbours."""
 
 
 class Windows(NamedTuple):
@@ -88,7 +88,7 @@ class WindowAttention(AttentionLayer):
     that side and no shift, as in the reference for classification.
 
     A mechanism that takes a bias gets a learnable bias for every relative position in the window (`rel_pos_bias`), and
-    under the shift a mask between tokens that are no neighbours in the map: -10,000, whose exponential is 0. (That of
+    under the shift a mask between tokens that are not neighbours in the map: -10,000, whose exponential is 0. (That of
     the reference's -100 is a denormal number, with which a CPU multiplies many times more slowly.) The others get
     neither, as the reference's focused blocks: under the shift their windows at the border mix tokens of opposite sides
     of the map.
@@ -97,8 +97,8 @@ class WindowAttention(AttentionLayer):
         dim: Channels C.
         num_heads: Heads h.
         grid: Nominal grid of the map.
-        window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map, whatever its
-            size.
+        window: Side of the windows, at most the smaller side of the nominal grid; None is the whole map of
+            any size.
         shifted: Roll the map by half a window first.
         dilation: Distance of a window's tokens in rows and columns. With 2, the pixels at each of the four places of
             2 x 2 are among themselves, as MobileViTv2's separable attention has them (on the whole map).
@@ -147,7 +147,7 @@ class WindowAttention(AttentionLayer):
         return windows.reverse(self.project(out, inputs))
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
-        """The window of so many tokens in a checkpoint: square, whatever the map, unless it is the whole map."""
+        """The window of so many tokens in a checkpoint: square for any map, unless it is the whole map."""
         if not self.whole_map:
             return grid_from_count(count, (1, 1))
         size = size_of(count * self.dilation**2)

@@ -34,7 +34,7 @@ def load_pretrained(
     images of a file are taken for square, unless linvit wrote it and it says otherwise. A classifier of another number
     of classes is set to zero, as the official fine-tuning does, or in a detector left as it was built. If the model has
     another attention than the file, the projections are loaded, the attention's own parameters stay as they are, and a
-    gate that the file does not have lets everything pass. A network of a backbone and a head takes weights of the like,
+    gate that the file does not have begins at 1. A network of a backbone and a head takes weights of the like,
     or those of its backbone alone; a backbone takes its part of a network.
 
     Args:

@@ -50,7 +50,7 @@ class Weights:
 
 
 def model_named(options: Any) -> str:
-    """The model that the options of a task name, in words; "" if they name none."""
+    """A text on the model that the options of a task name; "" if they name none."""
     found = []
     for part in ("backbone", "attention", "head"):
         spec = options.get(part) if isinstance(options, Mapping) else None
@@ -165,7 +165,9 @@ def _checked(name: str, value: Tensor, source: str) -> Tensor:
     tensor = value.detach()
     dense = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
     if not dense or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise UserError(f"'{name}' of {source} is no plain tensor; save the file again with dense, contiguous tensors")
+        raise UserError(
+            f"'{name}' of {source} is not a plain tensor; save the file again with dense, contiguous tensors"
+        )
     return tensor
 
 

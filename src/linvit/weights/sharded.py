@@ -1,6 +1,6 @@
 """Checkpoints in folders, as `torch.distributed.checkpoint` writes them: looked through before torch opens them.
 
-torch unpickles the table of contents of such a folder freely, and whatever in it is no tensor.
+torch unpickles the table of contents of such a folder freely, and everything in it that is not a tensor.
 """
 
 import io

@@ -86,7 +86,7 @@ class GaussianKernels(nn.Module):
     def forward(self, q: Tensor, k: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         """(B, h, N, d), (B, h, M, d) -> `G(q, l)` (B, h, N, m), `G(l, l)` (B, h, m, m), `G(k, l)` (B, h, M, m).
 
-        Without k the keys are the queries. In the precision of q, whatever that of the parameters.
+        Without k the keys are the queries. In the precision of q, not of the parameters.
         """
         scale = self.key_dim**-0.25
         q = q * scale

@@ -1,4 +1,4 @@
-"""Landmarks: means over parts of a sequence or of a grid, whatever their lengths."""
+"""Landmarks: means over parts of a sequence or of a grid of any size."""
 
 import math
 import operator

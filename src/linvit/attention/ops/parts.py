@@ -42,7 +42,7 @@ class ConvolvedAttention(Attention):
         return convolve_values(getattr(self, self.convolution), v, grid)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Those of the kernel; None with the convolution, whose matrix is no thin product."""
+        """Those of the kernel; None with the convolution, whose matrix has no thin factors."""
         return self.kernel_factors(q, k, grid) if getattr(self, self.convolution) is None else None
 
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:

@@ -1,4 +1,4 @@
-"""Numerically delicate mathematics runs in at least float32, whatever the precision around it."""
+"""Numerically delicate mathematics runs in at least float32, also under autocast."""
 
 import functools
 from collections.abc import Callable, Iterator

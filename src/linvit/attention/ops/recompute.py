@@ -31,7 +31,7 @@ def recomputed(
     is kept is in half precision if the inputs are.
 
     Nothing is recomputed where the module's attribute `recompute` is False; where an argument behind the tensors, or a
-    tensor of the module that is no parameter, needs a gradient; and where others decide what is kept: in
+    tensor of the module that is not a parameter, needs a gradient; and where others decide what is kept: in
     `torch.compile`, `torch.export` and `torch.jit.trace`, in transforms of `torch.func`, and for forward-mode
     derivatives.
 
@@ -81,7 +81,7 @@ def takes_function(x: Tensor) -> bool:
 
 
 def _unseen_sources(module: nn.Module, *others: object) -> bool:
-    """Whether arguments, or attributes of a module that are no parameters (as in FSDP 1), need a gradient."""
+    """Whether arguments, or attributes of a module that are not parameters (as in FSDP 1), need a gradient."""
     attributes = chain.from_iterable(vars(part).values() for part in module.modules())
     return any(isinstance(x, Tensor) and x.requires_grad for x in chain(others, attributes))
 

@@ -24,7 +24,7 @@ class ReplacedAttention(nn.Module):
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
     projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
     position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
-    and the gate lets everything pass at first.
+    and the gate is 1 at first.
 
     Args:
         source: timm's module.

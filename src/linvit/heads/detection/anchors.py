@@ -43,7 +43,7 @@ class Anchors:
         return torch.cat([-half, half], 1)
 
     def __call__(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the anchors (H_i W_i A, 4) of maps (B, C, H_i, W_i), in float32 whatever the maps are."""
+        """Returns the anchors (H_i W_i A, 4) of maps (B, C, H_i, W_i), in float32 for maps of any dtype."""
         like = maps[0].new_empty(0, dtype=torch.float32)
         return [
             self._grid((feature.shape[-2], feature.shape[-1]), stride, like)

@@ -63,9 +63,6 @@ class DetectionHead(Head):
 
     Attributes:
         with_masks: Whether it predicts masks, for which targets need `masks`.
-
-    Raises:
-        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
     """
 
     task = "detection"

@@ -109,22 +109,7 @@ def create_detector(
 ) -> Detector:
     """Creates a network of object detection or instance segmentation.
 
-    A backbone takes the form that its authors publish for dense prediction (`Backbone.dense`), unless its spec says
-    otherwise. `linvit.load_pretrained` loads the weights of a whole network into it, or those of a classifier into its
-    backbone.
-
-    Args:
-        backbone: Name, or `{name: ..., option: value}`.
-        head: Name, or `{name: ..., option: value}`.
-        num_classes: Classes K, without background.
-        attention: The attention of the backbone: one spec, or a list with one per stage or block; None is its own.
-        img_size: Side, or (H, W), that tables of fixed length are built for; images may be of any other size. Where the
-            spec of the backbone has an `img_size`, that is the backbone's.
-        drop_path_rate: Stochastic depth of the backbone's last block.
-        in_chans: Channels of the images.
-
-    Raises:
-        UserError: If a name or option is unknown, or the backbone has no feature maps that the head can use.
+    Arguments and errors are those of `linvit.create_segmentor`; images may be of any size.
 
     Example:
         >>> model = linvit.create_detector(backbone="pvt_v2_b0", head="retinanet", num_classes=80)

@@ -12,8 +12,8 @@ class SegmentationHead(Head):
 
     A subclass writes a constructor that takes `channels`, `reductions` and `num_classes` and calls this one, and a
     `forward`; options are keyword arguments with defaults. It names its last layer `classifier`. Maps may be of any
-    size: where a side of the image is no multiple of a reduction, a map's side is that quotient rounded up, or down in
-    some of timm's models.
+    size: where a side of the image is not a multiple of a reduction, a map's side is that quotient rounded up, or down
+    in some of timm's models.
 
     Args:
         channels, num_classes: See `linvit.heads.base.Head`.
@@ -23,9 +23,6 @@ class SegmentationHead(Head):
         reduction: Image side over the logits' side: 4, unless a head sets another.
         classifier: The last layer, which has one output channel per class. A checkpoint of other classes fits all
             layers but this one.
-
-    Raises:
-        UserError: If there is no map, or channels, reductions or classes are no positive numbers, or out of order.
     """
 
     task = "segmentation"

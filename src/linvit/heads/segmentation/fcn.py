@@ -16,7 +16,7 @@ from linvit.heads.segmentation.layers import ConvNormReLU, pixel_classifier
 class FCN(SegmentationHead):
     """Convolutions on one feature map; logits of that map's size.
 
-    It reads a single map, the last in `linvit.create_segmentor`, so it goes on any backbone, also one without a pyramid
+    It reads a single map, the last in `linvit.create_segmentor`, so it fits any backbone, also one without a pyramid
     such as DeiT. At a reduction of 32 small things are lost; `upernet` and `semantic_fpn` join all maps.
 
     Args:

@@ -40,4 +40,4 @@ NETWORKS: tuple[Layout, ...] = (
 )
 """Of networks of a backbone and a head. What they make of the names of the backbone may be of a layout above."""
 OWN = Layout(name="linvit", marks=(r".*",))
-"""Our own names, or those of whatever model is loaded: nothing to translate."""
+"""Our own names, or those of the model that is loaded: nothing to translate."""

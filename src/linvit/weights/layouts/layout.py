@@ -18,7 +18,7 @@ class Layout:
         name: What it is called in messages: "pvt".
         marks: Regular expressions; a file is of this layout if each of them matches some whole key.
         renames: Applied one after the other, each to the result of the one before.
-        drops: Regular expressions of whole keys that hold nothing learned (buffers that the model computes anew).
+        drops: Regular expressions of whole keys that hold nothing learned (buffers that the model computes itself).
         absent: Regular expressions of keys that a file of this layout does not have; tells apart relatives.
         conversions: Regular expressions of whole keys, and what becomes of the values under them.
     """
