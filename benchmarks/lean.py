@@ -31,7 +31,7 @@ from authors.focused import Focused
 
 import linvit
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.experiments.bench.costs import PASSES, shown
+from linvit.experiments.bench.costs import PASSES, format_size
 from linvit.experiments.bench.runner import Mode, Runner, Settings
 from linvit.runs.memory import keep_memory
 
@@ -87,7 +87,7 @@ def authors(rounds: int) -> None:
     for shape in SHAPES:
         torch.compiler.reset()
         batch, size, *widths = shape
-        name = ", ".join(map(str, (batch, shown(size), *widths)))
+        name = ", ".join(map(str, (batch, format_size(size), *widths)))
         runners = [layer(shape, attention, Settings(), mode) for mode in MODES for attention in (None, "focused")]
         for kind in Settings().passes:
             theirs, ours, theirs_compiled, ours_compiled = in_turns(runners, kind, rounds)
