@@ -60,7 +60,7 @@ def test_the_scores_of_the_papers_are_named_and_clutter_is_left_out_of_means(nam
     model, data, _ = recipe(stem, tmp_path)
     aerial = "whdld" not in stem
     assert data["reduce_zero_label"] is not aerial
-    assert (data["class_names"], model["left_out"]) == (("isprs", ["clutter"]) if aerial else (None, []))
+    assert (data["class_names"], model["exclude_from_mean"]) == (("isprs", ["clutter"]) if aerial else (None, []))
     expected = heading(name)["Expected"]
     assert "not yet run" in expected
     assert all(tag in expected for tag in ("test/mF1", "test/aAcc", "test/kappa", "val/score", "mIoU"))

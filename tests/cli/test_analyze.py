@@ -108,7 +108,7 @@ def test_a_matrix_over_channels_is_called_that(photos, tmp_path):
     assert header == ["layer", "rank", "tokens", "channels"]
     assert (len(first), len(second)) == (3, 3)  # neither has both
     assert "left out: map of blocks.0.attn: XCAttention mixes the channels of each token" in " ".join(done.out.split())
-    assert "no matrix over tokens" in (tmp_path / "analysis" / "index.html").read_text(encoding="utf-8")
+    assert "not a matrix over tokens" in (tmp_path / "analysis" / "index.html").read_text(encoding="utf-8")
 
 
 def test_layers_that_take_too_long_are_named(tmp_path):

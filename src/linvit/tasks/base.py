@@ -153,6 +153,10 @@ class Task(LightningModule):
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
         return self.build_with_attention(num_classes=self.hparams["num_classes"])
 
+    def measurable_network(self) -> nn.Module:
+        """The network, as what it costs is measured: from images (B, C, H, W) alone to a tensor to differentiate."""
+        return self.network
+
     def configure_metrics(self) -> Mapping[str, Metric]:
         """New metrics by name. It is called once for each stage and each kind of weights."""
         raise NotImplementedError

@@ -2,9 +2,12 @@
 
 import sys
 
+import torch
+
 import linvit
-from linvit.experiments.compare.costs import Costs, _with_images, measure
+from linvit.experiments.compare.costs import Costs, measure
 from linvit.runs.folder import RunFolder
+from linvit.tasks import DetectionTask
 from tests.experiments.compare.runs import write_run
 from tests.families import narrow, small
 
@@ -37,11 +40,11 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
 
 def test_a_detector_has_something_to_find_when_it_trains():
     """Its losses need boxes, and so does the time of a step."""
-    detector = linvit.create_detector(small("pvt_v2_b0"), narrow("mask_rcnn"), num_classes=3)
-    module, images, _ = _with_images(detector, "cpu", (64, 64))
-    module.train()(*images).backward()
-    assert all(parameter.grad is not None for parameter in detector.parameters())
-    assert len(module.eval()(*images)) == 2
+    task = DetectionTask(backbone=small("pvt_v2_b0"), head=narrow("mask_rcnn"), num_classes=3, img_size=64)
+    module, images = task.measurable_network(), torch.randn(2, 3, 64, 64)
+    module.train()(images).backward()
+    assert all(parameter.grad is not None for parameter in task.network.parameters())
+    assert len(module.eval()(images)) == 2
 
 
 def test_a_report_of_other_peoples_runs_imports_and_calls_nothing(tmp_path, monkeypatch):

@@ -25,8 +25,8 @@ def found(image_id, size, labels):
     return Objects(size, boxes, classes, counts, np.array([each["score"] for each in mine]))
 
 
-@pytest.mark.parametrize(("size_by", "masks"), [("mask", "segm"), ("box", "segm_box_area")])
-def test_figures_of_coco_s_files_are_the_stored_ones(tmp_path, size_by, masks):
+@pytest.mark.parametrize(("area_from", "masks"), [("mask", "segm"), ("box", "segm_box_area")])
+def test_figures_of_coco_s_files_are_the_stored_ones(tmp_path, area_from, masks):
     """Crowds, an image without objects, category ids 1, 2 and 13."""
     for split in ("train", "val"):
         for image in GOLDEN.meta["ground_truth"]["images"]:
@@ -38,7 +38,7 @@ def test_figures_of_coco_s_files_are_the_stored_ones(tmp_path, size_by, masks):
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(content, encoding="utf-8")
     data = DetectionData(str(tmp_path), masks=True, num_workers=0, batch_size=2, empty_classes=True)
     data.setup("validate")
-    results = DetectionResults(data.num_classes, ["box", "mask"], "faster-coco-eval", size_by)
+    results = DetectionResults(data.num_classes, ["box", "mask"], "faster-coco-eval", area_from)
     labels = {number: label for label, number in enumerate(data.category_ids)}
     for batch in data.val_dataloader():
         given = data.on_after_batch_transfer(batch, 0)

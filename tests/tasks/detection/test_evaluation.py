@@ -12,12 +12,12 @@ TRUTH, DETECTIONS = GOLDEN.meta["ground_truth"], GOLDEN.meta["detections"]
 
 @pytest.mark.parametrize("evaluator", ["faster-coco-eval", "pycocotools"])
 @pytest.mark.parametrize(
-    ("output", "kind", "size_by"),
+    ("output", "kind", "area_from"),
     [("bbox", "box", "box"), ("segm", "mask", "mask"), ("segm_box_area", "mask", "box")],
 )
-def test_the_figures_are_exactly_the_stored_ones(evaluator, output, kind, size_by):
+def test_the_figures_are_exactly_the_stored_ones(evaluator, output, kind, area_from):
     """float32 of ours against float32 of the stored figures: no tolerance."""
-    found = evaluate(TRUTH, DETECTIONS, kind, evaluator, size_by)
+    found = evaluate(TRUTH, DETECTIONS, kind, evaluator, area_from)
     assert (found.figures.astype(np.float32) == GOLDEN.tensors[f"output.{output}"].numpy()).all()
     if kind == "box":
         ours = found.class_scores()["AP"].astype(np.float32)

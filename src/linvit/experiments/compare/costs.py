@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
@@ -85,35 +85,14 @@ def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int],
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
     with skip_pretrained(), restrict_imports_to(run.config if imports else ()):
         built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
-    return built.network, image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
+    return built.measurable_network(), image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
 
 
 def _with_images(
     network: nn.Module, device: str, size: tuple[int, int], channels: int = 3
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A network with images (2, C, H, W)."""
-    module = WithTruth(network) if hasattr(network, "with_masks") else network
-    return module, (torch.randn(BATCH, channels, *size, device=device),), {}
-
-
-class WithTruth(nn.Module):
-    """A detector that has one object to find in each image when it trains; its output is then the sum of its losses."""
-
-    def __init__(self, detector: nn.Module) -> None:
-        super().__init__()
-        self.detector = detector
-
-    def forward(self, images: Tensor) -> Any:
-        """Images (B, 3, H, W) to a number, or in evaluation mode to what is found."""
-        if not self.training:
-            return self.detector(images)
-        height, width = images.shape[-2:]
-        target = {
-            "boxes": images.new_tensor([[0, 0, width / 2, height / 2]]),
-            "labels": torch.zeros(1, dtype=torch.long, device=images.device),
-            "masks": images.new_ones(1, height, width),
-        }
-        return sum(self.detector(images, [target] * len(images)).values())
+    return network, (torch.randn(BATCH, channels, *size, device=device),), {}
 
 
 def _costs(cost: Cost, load: float | None, published: Published | None) -> Costs | str:

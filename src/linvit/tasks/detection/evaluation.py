@@ -46,7 +46,7 @@ def evaluate(
     detections: Sequence[Mapping[str, Any]],
     kind: Literal["box", "mask"],
     evaluator: Evaluator = "faster-coco-eval",
-    size_by: Literal["box", "mask"] = "box",
+    area_from: Literal["box", "mask"] = "box",
 ) -> Evaluation:
     """Evaluates detections against the truth.
 
@@ -56,15 +56,15 @@ def evaluate(
             `segmentation`, an RLE.
         kind: Whether boxes or masks must overlap.
         evaluator: The package that computes.
-        size_by: Of which area detected masks are small, medium or large: of their "box", as in mmdetection before 2.12
-            and so in Swin's tables, or of the "mask" itself. It changes APs, APm and APl alone.
+        area_from: Of which area detected masks are small, medium or large: of their "box", as in mmdetection before
+            2.12 and so in Swin's tables, or of the "mask" itself. It changes APs, APm and APl alone.
 
     Raises:
         UserError: If the package is not installed.
     """
     coco, evaluation = tools(evaluator)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-        found = [_annotation(i, given, kind, size_by) for i, given in enumerate(detections, 1)]
+        found = [_annotation(i, given, kind, area_from) for i, given in enumerate(detections, 1)]
         sets = [coco(), coco()]
         for made, annotations in zip(sets, (truth["annotations"], found), strict=True):
             made.dataset = {**truth, "annotations": annotations}
@@ -76,9 +76,9 @@ def evaluate(
     return Evaluation(np.array(run.stats[: len(FIGURES)]), np.array(run.eval["precision"][..., 0, -1]))
 
 
-def _annotation(number: int, given: Mapping[str, Any], kind: str, size_by: str) -> dict[str, Any]:
+def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str) -> dict[str, Any]:
     """A detection as COCO's `loadRes` makes it, which takes the area from the box if there is one."""
-    if kind == "mask" and size_by == "mask":
+    if kind == "mask" and area_from == "mask":
         area = int(coco_masks.area([given["segmentation"]])[0])
     else:
         area = given["bbox"][2] * given["bbox"][3]

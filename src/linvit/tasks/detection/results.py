@@ -24,7 +24,7 @@ class DetectionResults:
         num_classes: Classes.
         kinds: What is evaluated.
         evaluator: The package that computes the figures.
-        size_by: See `evaluate`.
+        area_from: See `evaluate`.
 
     Attributes:
         evaluations: On rank 0, once `figures` was called: what COCO's evaluation says. On others, empty.
@@ -32,12 +32,12 @@ class DetectionResults:
     """
 
     def __init__(
-        self, num_classes: int, kinds: Sequence[Kind], evaluator: Evaluator, size_by: Literal["box", "mask"]
+        self, num_classes: int, kinds: Sequence[Kind], evaluator: Evaluator, area_from: Literal["box", "mask"]
     ) -> None:
         self.num_classes = num_classes
         self.kinds = kinds
         self.evaluator: Evaluator = evaluator
-        self.size_by = size_by
+        self.area_from = area_from
         self.reset()
 
     def reset(self) -> None:
@@ -79,7 +79,7 @@ class DetectionResults:
             "annotations": true,
         }
         for kind in self.kinds:
-            self.evaluations[kind] = evaluate(truth, detected, kind, self.evaluator, self.size_by)
+            self.evaluations[kind] = evaluate(truth, detected, kind, self.evaluator, self.area_from)
         labels = [one["category_id"] for one in true if not one["iscrowd"]]
         self.objects = np.bincount(np.array(labels, dtype=np.int64), minlength=self.num_classes)
 

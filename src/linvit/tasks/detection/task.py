@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -29,7 +30,7 @@ class DetectionTask(Task):
     Args:
         head: Name, or `{name: ..., option: value}`. See `linvit list heads`.
         evaluator: Package that computes the figures; both give the same ones, pycocotools in more time.
-        size_by: Of which area detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: of their
+        area_from: Of which area detected masks are small, medium or large in mask_APs, mask_APm and mask_APl: of their
             "box", as in mmdetection before 2.12, with which the papers' tables were made, or of the "mask" itself.
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
@@ -38,17 +39,17 @@ class DetectionTask(Task):
     """
 
     score_metric = "box_AP"
-    advanced_options = Task.advanced_options | {"evaluator", "size_by"}
+    advanced_options = Task.advanced_options | {"evaluator", "area_from"}
 
     def __init__(
         self,
         head: str | dict[str, Any] = "retinanet",
         evaluator: Evaluator = "faster-coco-eval",
-        size_by: Literal["box", "mask"] = "box",
+        area_from: Literal["box", "mask"] = "box",
         **task: Any,
     ) -> None:
         check_choice("evaluator", evaluator, list(MODULES))
-        check_choice("size_by", size_by, ["box", "mask"])
+        check_choice("area_from", area_from, ["box", "mask"])
         super().__init__(**task)
 
     def configure_network(self) -> nn.Module:
@@ -59,11 +60,15 @@ class DetectionTask(Task):
         }
         return create_detector(**given, drop_path_rate=self.hparams["drop_path_rate"])
 
+    def measurable_network(self) -> nn.Module:
+        """The detector, which in training finds one object in each image; its output is then the sum of its losses."""
+        return _WithTruth(self.network)
+
     def configure_metrics(self) -> Mapping[str, Metric]:
         """COCO's figures."""
         kinds: list[Kind] = ["box", "mask"] if self.network.with_masks else ["box"]
         settings = self.hparams
-        results = DetectionResults(settings["num_classes"], kinds, settings["evaluator"], settings["size_by"])
+        results = DetectionResults(settings["num_classes"], kinds, settings["evaluator"], settings["area_from"])
         return {f"{kind}_{name}": CocoScore(results, f"{kind}_{name}") for kind in kinds for name in FIGURES}
 
     def setup(self, stage: str) -> None:
@@ -143,3 +148,23 @@ class DetectionTask(Task):
                 f"the head {self.hparams['head']!r} predicts masks, and this data has none: set --data.masks=true if "
                 f"its annotations have them, or else --model.head=faster_rcnn or retinanet"
             )
+
+
+class _WithTruth(nn.Module):
+    """A detector that has one object to find in each image when it trains."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, images: Tensor) -> Any:
+        """Images (B, 3, H, W) to a number, or in evaluation mode to what is found."""
+        if not self.training:
+            return self.detector(images)
+        height, width = images.shape[-2:]
+        target = {
+            "boxes": images.new_tensor([[0, 0, width / 2, height / 2]]),
+            "labels": torch.zeros(1, dtype=torch.long, device=images.device),
+            "masks": images.new_ones(1, height, width),
+        }
+        return sum(self.detector(images, [target] * len(images)).values())

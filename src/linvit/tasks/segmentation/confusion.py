@@ -39,7 +39,7 @@ def class_scores(matrix: Tensor) -> dict[str, Tensor]:
     }
 
 
-def mean_scores(matrix: Tensor, left_out: Sequence[int] = ()) -> dict[str, Tensor]:
+def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[str, Tensor]:
     """Scores of a confusion matrix, each a scalar.
 
     `mIoU`, `mAcc` and `mF1` are means over the classes that have one; `aAcc` is the fraction of the labelled pixels
@@ -48,10 +48,11 @@ def mean_scores(matrix: Tensor, left_out: Sequence[int] = ()) -> dict[str, Tenso
 
     Args:
         matrix: (K, K), rows are labels.
-        left_out: Classes that the means leave out, such as the clutter of the ISPRS sets; `aAcc` and `kappa` do not.
+        exclude_from_mean: Classes that the means leave out, such as the clutter of the ISPRS sets; `aAcc` and `kappa`
+            do not.
     """
     kept = torch.ones(len(matrix), dtype=torch.bool, device=matrix.device)
-    kept[list(left_out)] = False
+    kept[list(exclude_from_mean)] = False
     means = {f"m{name}": values[kept].nanmean() for name, values in class_scores(matrix).items()}
     matrix = matrix.double() / matrix.sum()
     right, by_chance = matrix.trace(), matrix.sum(0) @ matrix.sum(1)
@@ -64,23 +65,23 @@ class ConfusionScore(Metric):
     Args:
         confusion: The matrix.
         name: One of `mean_scores`.
-        left_out: See `mean_scores`.
+        exclude_from_mean: See `mean_scores`.
     """
 
     full_state_update = False
 
-    def __init__(self, confusion: PixelConfusion, name: str, left_out: Sequence[int] = ()) -> None:
+    def __init__(self, confusion: PixelConfusion, name: str, exclude_from_mean: Sequence[int] = ()) -> None:
         super().__init__()
         self.confusion = confusion
         self.name = name
-        self.left_out = left_out
+        self.exclude_from_mean = exclude_from_mean
 
     def update(self) -> None:
         """Says that the matrix has been updated."""
 
     def compute(self) -> Tensor:
         """The score, a scalar."""
-        return mean_scores(self.confusion.compute(), self.left_out)[self.name].float()
+        return mean_scores(self.confusion.compute(), self.exclude_from_mean)[self.name].float()
 
     def reset(self) -> None:
         """Empties the matrix, too."""

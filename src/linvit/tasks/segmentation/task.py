@@ -44,7 +44,7 @@ class SegmentationTask(Task):
         stride: Step between windows; null is two thirds of the window.
         scales: Factors on the size of the images in evaluation; with several, their probabilities are averaged.
         mirror: Average also over mirrored images in evaluation.
-        left_out: Names of classes that the means leave out, such as the clutter of the ISPRS sets.
+        exclude_from_mean: Names of classes that the means leave out, such as the clutter of the ISPRS sets.
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
     Example:
@@ -52,7 +52,7 @@ class SegmentationTask(Task):
     """
 
     score_metric = "mIoU"
-    advanced_options = Task.advanced_options | {"loss_average", "label_smoothing", "dice_weight", "left_out"}
+    advanced_options = Task.advanced_options | {"loss_average", "label_smoothing", "dice_weight", "exclude_from_mean"}
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SegmentationTask(Task):
         stride: int | Sequence[int] | None = None,
         scales: Sequence[float] = (1.0,),
         mirror: bool = False,
-        left_out: Sequence[str] = (),
+        exclude_from_mean: Sequence[str] = (),
         **task: Any,
     ) -> None:
         check_choice("loss_average", loss_average, ["all", "valid"])
@@ -95,11 +95,11 @@ class SegmentationTask(Task):
     def configure_metrics(self) -> Mapping[str, Metric]:
         """Cross entropy of the labelled pixels, and the scores of one confusion matrix."""
         names = self.hparams["class_names"] or []
-        for name in self.hparams["left_out"]:
-            check_choice("an entry of left_out", name, list(names))
-        left_out = [names.index(name) for name in self.hparams["left_out"]]
+        for name in self.hparams["exclude_from_mean"]:
+            check_choice("an entry of exclude_from_mean", name, list(names))
+        excluded = [names.index(name) for name in self.hparams["exclude_from_mean"]]
         confusion = PixelConfusion(self.hparams["num_classes"])
-        scores = {name: ConfusionScore(confusion, name, left_out) for name in SCORES}
+        scores = {name: ConfusionScore(confusion, name, excluded) for name in SCORES}
         return {"loss": MeanMetric(nan_strategy="disable"), **scores}
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
