@@ -95,16 +95,7 @@ def make_loader(
 ) -> DataLoader[Any]:
     """Makes a loader that leaves torch's global random generator alone and keeps its processes from epoch to epoch.
 
-    Args:
-        samples: A data set with a sampler, or a stream, which must have `set_epoch`.
-        batch_size: Samples per batch.
-        num_workers: Loader processes; 0 loads in this process.
-        collate: Samples to a batch.
-        sampler: The order of a data set that is not a stream.
-        training: Whether passes can be resumed.
-
-    Raises:
-        UserError: If this process may not open as many files as so many loader processes need.
+    A stream, which has no `sampler`, must have `set_epoch`; passes of `training` can be resumed.
     """
     if num_workers:
         let_open(64 + 16 * num_workers, f"{num_workers} loader processes", "lower --data.num_workers, or")

@@ -133,10 +133,7 @@ def check_enough_samples(length: int, world_size: int) -> None:
 def check_equal_batches(length: int | None, world_size: int, batch_size: int) -> None:
     """Raises a `UserError` if one rank would evaluate a batch more than another: a sharded model would wait for ever.
 
-    Args:
-        length: Samples of the set; None if the files do not say.
-        world_size: Processes.
-        batch_size: Samples per batch and process.
+    `length` is None if the files do not say how many samples there are.
     """
     if world_size == 1:
         return

@@ -16,14 +16,7 @@ def needed(batch_size: int, image_bytes: int, num_workers: int) -> int:
 
 
 def check_shared_memory(batch_size: int, image_bytes: int, num_workers: int, ranks: int = 1) -> None:
-    """Warns if the batches that may exist at once do not fit into the free part of /dev/shm.
-
-    Args:
-        batch_size: Images per batch.
-        image_bytes: Bytes of one image as the loader processes hand it over.
-        num_workers: Loader processes of each rank.
-        ranks: Ranks on this machine.
-    """
+    """Warns if the batches that may exist at once do not fit into the free part of /dev/shm."""
     wanted = needed(batch_size, image_bytes, num_workers * ranks)
     if wanted and SHARED_MEMORY.exists() and wanted > shutil.disk_usage(SHARED_MEMORY).free:
         usage = describe(batch_size, image_bytes, num_workers, ranks)

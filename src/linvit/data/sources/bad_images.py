@@ -53,11 +53,7 @@ class BadImages:
         return max(ALWAYS_ALLOWED if self.max_fraction else 0, math.floor(self.max_fraction * total))
 
     def record(self, bad: BadImageError, row: int) -> None:
-        """Counts a bad image and writes it to the report.
-
-        Raises:
-            UserError: If policy or max_fraction do not allow to go on.
-        """
+        """Counts a bad image and writes it to the report."""
         if self.policy == "raise":
             raise UserError(f"image {bad.name} cannot be decoded: {bad.reason}. Replace or remove it") from bad
         self.met[_process()] += 1
@@ -81,17 +77,7 @@ class BadImages:
         return self._reported - before
 
     def sample_or_other(self, sample: Callable[[int, int], Any], row: int, seed: int, length: int) -> Any:
-        """Returns the sample of a row or, if its image is bad, of another row that the seed chooses.
-
-        Args:
-            sample: Row and seed to a sample; raises `BadImageError`.
-            row: Of the table.
-            seed: The sample's seed.
-            length: Rows of the table.
-
-        Raises:
-            UserError: If the image is bad and policy or max_fraction do not allow to go on.
-        """
+        """The sample of a row or, after a `BadImageError`, of another of `length` rows that the seed chooses."""
         chosen = row
         for attempt in range(ATTEMPTS):
             try:

@@ -33,11 +33,8 @@ class Classes(NamedTuple):
 def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
     """The classes of a set, which are the names of the folders that its images lie in.
 
-    The images of a split have classes if all lie equally deep, and below the folder of the split.
-
-    Args:
-        trees: Of each split the folders below it by their paths, its own first.
-        source: The data set, for messages.
+    The images of a split have classes if all lie equally deep, and below the folder of the split. A tree has the
+    folders of a split by their paths, its own first.
     """
     names: set[str] = set()
     splits, warnings = set(), []

@@ -21,11 +21,7 @@ class Classes(NamedTuple):
 
 
 def read_names(given: str) -> list[str]:
-    """The names of a known set, or the lines of a file that are not empty.
-
-    Raises:
-        UserError: If it is neither.
-    """
+    """The names of a known set, or the lines of a file that are not empty."""
     known = KNOWN / f"{given}.txt"
     try:
         lines = (known if known.is_file() else Path(given).expanduser()).read_text(encoding="utf-8").splitlines()

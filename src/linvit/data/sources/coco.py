@@ -37,12 +37,7 @@ def find_coco(
 
     Known are COCO's own names (`annotations/instances_train2017.json` and `train2017/`), a file per split
     (`train.json`, `annotations/train.json`, `train/_annotations.coco.json`) beside a folder `train/` or `images/`, and
-    one file (`annotations.json`), which is train.
-
-    Args:
-        path: The folder.
-        annotation_files: Of train, val and test, in place of what would be found.
-        image_folders: Likewise.
+    one file (`annotations.json`), which is train. Files and folders of splits that are given are not looked for.
     """
     for option, given in (("annotation_files", annotation_files), ("image_folders", image_folders)):
         for split in given or {}:
@@ -80,9 +75,6 @@ def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
 
     The tables are kept in the cache of `datasets` as long as the dates of annotation files and folders stay, so that
     loader processes and the next run share them from there. One process reads the files, others wait for it.
-
-    Raises:
-        UserError: If files are missing, are not COCO's, or the splits have different categories.
     """
     places = [(split, *map(str, map(Path.absolute, [file, *folders]))) for split, (file, folders) in files.items()]
     cache = cache_folder("coco", repr((VERSION, masks, places)))
@@ -115,11 +107,7 @@ def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> datasets.D
 
 
 def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:
-    """The folder with the images of a file.
-
-    Raises:
-        UserError: If there is none, or images are missing in it.
-    """
+    """The folder with the images of a file."""
     names = [name for _, name, _, _ in read.images]
     folder = next((folder for folder in folders if (folder / names[0]).is_file()), None)
     if folder is None:

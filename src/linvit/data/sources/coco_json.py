@@ -199,16 +199,9 @@ def is_number(value: Any) -> bool:
 
 
 def rle_counts(segmentation: Any, size: tuple[int, ...]) -> str:
-    """The counts of the compressed RLE of a mask: of polygons, or of an RLE, compressed or not.
+    """The counts of the compressed RLE of a mask (H, W): of polygons, or of an RLE, compressed or not.
 
     Polygons of fewer than three corners are left out, as in mmdetection; of none of three the mask is empty.
-
-    Args:
-        segmentation: What COCO's files have.
-        size: (H, W) of the image.
-
-    Raises:
-        UserError: If it is malformed, or has another size than its image.
     """
     height, width = size
     if isinstance(segmentation, list):

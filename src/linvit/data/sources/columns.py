@@ -16,11 +16,7 @@ def features_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, Any]:
 
 
 def column(features: Mapping[str, Any], given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
-    """The given column, else the first with a usual name, else the first of a feature type, else None.
-
-    Raises:
-        UserError: If the given column does not exist.
-    """
+    """The given column, else the first with a usual name, else the first of a feature type, else None."""
     if given is not None:
         if given not in features:
             raise UserError(
@@ -34,11 +30,7 @@ def column(features: Mapping[str, Any], given: str | None, kind: type, names: Se
 
 
 def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
-    """Rows whose images are bytes or paths, as images; others stay, and splits without the column.
-
-    Raises:
-        UserError: If the column cannot hold images.
-    """
+    """Rows whose images are bytes or paths, as images; others stay, and splits without the column."""
     plain = {
         name: rows
         for name, rows in splits.items()
@@ -51,16 +43,7 @@ def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> d
 
 
 def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
-    """Labels that are words become class indices, in alphabetical order over all splits; indices stay, and gaps.
-
-    Args:
-        splits: Tables that have the column.
-        label: Column of the labels.
-        source: The data source, for messages.
-
-    Raises:
-        UserError: If the labels are neither words nor whole numbers from 0.
-    """
+    """Labels that are words become class indices, in alphabetical order over all splits; indices stay, and gaps."""
     features = [rows.features[label] for rows in splits.values()]
     kinds = {getattr(feature, "dtype", str(feature)) for feature in features} - {"null"}
     words, numbers = kinds <= {"string", "large_string"}, all(kind.startswith(("int", "uint")) for kind in kinds)

@@ -76,11 +76,7 @@ class DataSource:
 
     @cached_property
     def image_column(self) -> str:
-        """Name of the column of images.
-
-        Raises:
-            UserError: If there is none.
-        """
+        """Name of the column of images."""
         features = features_of(self.tables)
         found = column(features, self.given_image_column, datasets.Image, ["image", "img"], self.name)
         if found is None:
@@ -100,11 +96,7 @@ class DataSource:
         return split if split in self.splits else "train"
 
     def rows_of(self, split: str, whole: bool = False) -> SplitRows:
-        """The rows of a split; without a validation split, train and val are two parts of train unless `whole` is set.
-
-        Raises:
-            UserError: If there is no such split, or it has no images.
-        """
+        """The rows of a split; without a validation split, train and val are parts of train unless `whole` is set."""
         table, chosen = split, None
         cut = not whole and not self.streaming and "val" not in self.splits and "train" in self.splits
         if cut and split in ("train", "val"):

@@ -28,22 +28,11 @@ THREADS = 16  # folders that are read at once: on a network file system one wait
 
 
 def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
-    """The images below some folders with their classes, which are the names of the folders that they lie in.
+    """The images below the folder of each split, with their classes if they have such (`find_classes`), as tables.
 
-    Each split is looked at by itself: the images of one must lie equally deep, and below its folder. The result is kept
-    in the cache of `datasets` and holds as long as no folder's date changes: adding, removing and renaming files
-    changes it. Where something may be wrong nothing is kept: each start warns of it, and sees when it is mended.
-
-    Args:
-        path: The data set, for messages and as the name of the cache.
-        splits: The folder of each split.
-
-    Returns:
-        A table per split that has images: `image` (a path) and, if they have classes, `label`; None if the folder
-        holds metadata files or archives, which are for `datasets` to read.
-
-    Raises:
-        UserError: If a folder may not be read, there are no images, or the name of one is not UTF-8.
+    They are kept in the cache of `datasets`, under the name of `path`, as long as no folder's date changes: adding,
+    removing and renaming files changes it. Where something may be wrong nothing is kept: each start warns of it, and
+    sees when it is repaired. None if the folder holds metadata files or archives, which are for `datasets` to read.
     """
     cache = cache_folder("folders", str(path.absolute()))
     found = cached(cache, splits)
@@ -83,11 +72,7 @@ def ignored_files(folder: Path) -> list[str]:
 
 
 def path_column(paths: list[str]) -> pa.StructArray:
-    """Paths as the `datasets` library stores images.
-
-    Raises:
-        UserError: If a path is not UTF-8.
-    """
+    """Paths as the `datasets` library stores images."""
     try:
         return pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
     except UnicodeEncodeError as error:

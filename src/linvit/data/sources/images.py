@@ -56,29 +56,15 @@ class Reader(ABC):
         """Selects the columns that samples need."""
 
     def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Loads what is done first for all of several rows: the row, with an `ImageFile` in place of a stored image.
+        """What is done first for all of several rows: the row, with an `ImageFile` in place of a stored image.
 
-        Args:
-            row: Cells by column.
-            place: What messages call an image without a path.
-
-        Raises:
-            BadImageError: If the image cannot be loaded.
+        `place` is what messages call an image without a path.
         """
         return row
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
-        """Makes the sample of a loaded row.
-
-        Args:
-            row: What `load` returns.
-            number: The sample's `index`, and its `id` if it has no path.
-            seed: Of the sample.
-
-        Raises:
-            BadImageError: If the image cannot be decoded, or a target cannot be read.
-        """
+        """Makes the sample of a loaded row; `number` is its `index`, and its `id` if it has no path."""
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
         """Makes the sample of a row; see `load` and `sample`."""
@@ -121,11 +107,7 @@ class SampleReader(Reader):
         return self.transform(sample, seed) | {"index": number, "id": file.path or str(number)}
 
     def complete(self, sample: Sample, name: str) -> None:
-        """Checks what was read of a row, before the transform.
-
-        Raises:
-            BadImageError: If the targets do not fit the image.
-        """
+        """Checks what was read of a row, before the transform."""
         check_sizes(sample, name)
 
 
@@ -159,11 +141,7 @@ class Images(Dataset[Sample]):
             raise UserError(f"image {found.name}: {found.reason}") from found
 
     def __getitem__(self, at: SeededIndex | int) -> Sample:
-        """Loads, decodes and transforms one image, or another one in its place; a bare index has the seed 0.
-
-        Raises:
-            UserError: If the image cannot be decoded and may not be skipped; names its file.
-        """
+        """Loads, decodes and transforms one image, or another one in its place; a bare index has the seed 0."""
         return self.__getitems__([at])[0]
 
     def __getitems__(self, ats: Sequence[SeededIndex | int]) -> list[Sample]:
@@ -247,13 +225,8 @@ def collate(
 ) -> dict[str, Any]:
     """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
 
-    The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device.
-
-    Args:
-        samples: With the same entries.
-        list_keys: Entries that differ in shape between samples, such as boxes: the batch has a list of them.
-        list_if_ragged: Entries that may differ in shape: the batch has a list of them if they do.
-        cpu_keys: Entries that the batch has in `not_transferred`, a `NotTransferred`.
+    The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device. For
+    the keys see `ImageData`; `cpu_keys` are in `not_transferred`, a `NotTransferred`.
     """
     differ = {name for name in list_if_ragged if len({sample[name].shape for sample in samples if name in sample}) > 1}
     apart = {"device_ops", *list_keys, *cpu_keys, *differ}

@@ -66,17 +66,7 @@ SETS = {
 
 
 def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
-    """The pictures of a set with their masks.
-
-    Args:
-        of: The set.
-        images: Folder of the pictures.
-        masks: Folder of the colour-coded masks.
-        eval_masks: Folder of the masks of validation and test, if they are others: eroded ones.
-
-    Raises:
-        UserError: If an area has no picture or no mask.
-    """
+    """The pictures of a set with their masks; those of validation and test may be others: eroded ones."""
     found = [_by_area(of, folder) for folder in (images, masks, eval_masks or masks)]
     chosen = []
     for name, image in found[0].items():
@@ -92,14 +82,7 @@ def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = No
 
 
 def read_classes(path: str) -> tuple[Image.Image, int]:
-    """A colour-coded mask as numbers with the set's colours as their palette.
-
-    Returns:
-        The mask, and how many pixels have a stray colour, which are ignored.
-
-    Raises:
-        UserError: If it cannot be read, or many pixels have stray colours.
-    """
+    """A colour-coded mask as numbers with the set's colours as palette, and how many stray pixels of it are ignored."""
     reader = MaskReader(len(COLOURS), values=[*COLOURS], ignored=[BOUNDARY])
     try:
         raw = reader.raw({"bytes": None, "path": path}, path)

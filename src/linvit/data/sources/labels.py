@@ -13,16 +13,7 @@ MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mist
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
-    """Raises a `UserError` unless the label of every row lies in [0, num_classes).
-
-    Args:
-        rows: A table; its whole label column is looked at, its images are not.
-        image: Column of the images, to name the wrong ones.
-        label: Column of the labels.
-        num_classes: Classes of the model.
-        split: Name of the split, for the message.
-        source: The data source, for the message.
-    """
+    """Raises a `UserError` unless the label of every row lies in [0, num_classes); its images are not looked at."""
     column = rows.select_columns([label]).with_format("arrow")[:][label]
     known = pyarrow.compute.and_(
         pyarrow.compute.greater_equal(column, 0), pyarrow.compute.less(column, num_classes)
@@ -50,11 +41,7 @@ def label_counts(rows: datasets.Dataset, label: str, num_classes: int) -> str:
 
 
 def check_label(label: int | None, name: str, num_classes: int | None, source: str) -> int:
-    """The label of one image, if it lies in [0, num_classes); None for the number of classes only asks for 0 or more.
-
-    Raises:
-        UserError: If it does not; names the image.
-    """
+    """The label of one image, if it lies in [0, num_classes); without a number it is only to be 0 or more."""
     if label is None or label < 0 or (num_classes is not None and label >= num_classes):
         raise UserError(
             f"the label of '{name}' in '{source}' is {label}, but there are {num_classes} classes: 0 to "
@@ -66,14 +53,7 @@ def check_label(label: int | None, name: str, num_classes: int | None, source: s
 def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int | None, source: str) -> int:
     """The number of classes: of their names, or one more than the largest label of training.
 
-    Args:
-        splits: Tables that have the column.
-        label: Column of the labels.
-        expected: What the configuration says; None says nothing.
-        source: The data source, for messages.
-
-    Raises:
-        UserError: If the configuration says another number, or none and there seem to be more than `MAX_CLASSES`.
+    A `UserError` says if it is not the one that is expected, or none is and there seem to be more than `MAX_CLASSES`.
     """
     rows = splits.get("train", next(iter(splits.values())))
     feature = features_of(splits)[label]
@@ -114,16 +94,7 @@ def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: 
 def check_trained_classes(
     splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
 ) -> str | None:
-    """Holds the classes of the validation and test images against those of the training images.
-
-    Args:
-        splits: Tables that have the column, train among them.
-        label: Column of the labels.
-        classes: Names, or numbers as text; labels outside are not looked at.
-        source: The data source, for messages.
-
-    Returns:
-        What to warn of if a trained class has no validation image: a part of a set may well be meant.
+    """What to warn of if a trained class has no validation image: a part of a set may well be meant.
 
     Raises:
         UserError: If a class of validation or test images has no training image.

@@ -84,15 +84,6 @@ def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) 
 
     It warns of classes that occur in no mask of training, if all were looked at. Single files that cannot be read are
     left to training, which skips them or not.
-
-    Args:
-        masks: Of one split.
-        names: Of the classes, if they are known.
-        split: Name of the split, for messages.
-        source: The data source, for messages.
-
-    Raises:
-        UserError: If no mask can be read, values are no class, or a mask has not the size of its image.
     """
     chosen = np.linspace(0, len(masks) - 1, min(len(masks), LOOKED_AT)).astype(int).tolist()
     pixels: Counter[int] = Counter()

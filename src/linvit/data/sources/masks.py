@@ -71,15 +71,7 @@ class MaskReader:
         self.images = images
 
     def __call__(self, stored: Stored, name: str) -> Tensor:
-        """Reads a mask as classes, 8-bit (h, w); 255 is ignored.
-
-        Args:
-            stored: The file.
-            name: Of its image.
-
-        Raises:
-            BadImageError: If it cannot be read, or has values that are no class.
-        """
+        """Reads the mask of the image of a name as classes, 8-bit (h, w); 255 is ignored."""
         label = name_of(stored, f"the mask of {name}")
         raw = self.raw(stored, label)
         mask = self.classify(raw)
@@ -97,11 +89,7 @@ class MaskReader:
         return classes.take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
-        """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers.
-
-        Raises:
-            BadImageError: If it cannot be read.
-        """
+        """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
         try:
             with open_image(self.images.load(stored)) as picture:
                 if picture.format in LOSSY:
@@ -181,11 +169,7 @@ class MaskReader:
 
 
 def as_value(value: Any) -> Value:
-    """A number or a colour as configurations state them.
-
-    Raises:
-        UserError: If it is neither.
-    """
+    """A number or a colour as configurations state them."""
     parts = [value] if isinstance(value, int) else value if isinstance(value, Sequence) else []
     limit = WHOLE if len(parts) == 1 else 256
     if len(parts) not in (1, 3) or not all(isinstance(part, int) and 0 <= part < limit for part in parts):

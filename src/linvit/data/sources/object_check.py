@@ -116,12 +116,7 @@ def annotation_name(finding: AnnotationFinding, name: Callable[[int], str]) -> s
 
 
 def describe(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
-    """How many annotations have what, the most frequent first, each with an example.
-
-    Args:
-        findings: Of a split.
-        name: What messages call the image of a row.
-    """
+    """How many annotations have what, the most frequent first, each with an example in an image by its name."""
     first = {finding.reason: finding for finding in reversed(findings)}
     return [
         f"{count:,} with {reason}, such as {annotation_name(first[reason], name)}"

@@ -107,11 +107,7 @@ class ObjectSource(DataSource):
 
     @cached_property
     def classes(self) -> Classes:
-        """The classes, in the order of their ids.
-
-        Raises:
-            UserError: If there are none, or some that are asked for do not exist.
-        """
+        """The classes, in the order of their ids."""
         column = self.column
         if column is None:
             raise UserError(f"data source '{self.name}' has no objects; it has: {', '.join(features_of(self.tables))}")

@@ -48,11 +48,7 @@ class ObjectColumn(NamedTuple):
 
 
 def object_column(features: Mapping[str, Any], given: str | None, box_format: str, source: str) -> ObjectColumn | None:
-    """Finds the column of objects; None if there is none.
-
-    Raises:
-        UserError: If the given one does not exist, or has no boxes or categories.
-    """
+    """Finds the column of objects; None if there is none."""
     check_choice("box_format", box_format, ["xywh", "xyxy"])
     if given is not None and given not in features:
         raise UserError(
@@ -141,11 +137,7 @@ class ObjectReader(SampleReader):
     masks: bool = False
 
     def complete(self, sample: Sample, name: str) -> None:
-        """Turns the cell of the objects into arrays.
-
-        Raises:
-            BadImageError: If the image has not the size for which its objects are given, or a mask is malformed.
-        """
+        """Turns the cell of the objects into arrays."""
         check_sizes(sample, name)
         for side in ("height", "width"):
             sample.pop(side, None)

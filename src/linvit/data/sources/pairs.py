@@ -27,16 +27,10 @@ class Folders(NamedTuple):
 
 
 def load_pairs(source: str, mask_path: str | None = None, mask_suffix: str = "") -> dict[str, datasets.Dataset]:
-    """The splits of a data source with images and masks.
+    """The splits of a folder of images and masks, or of anything that `load_splits` knows.
 
-    Args:
-        source: A folder of images and masks, or anything that `load_splits` knows.
-        mask_path: Folder of the masks, if they do not lie beside the images: as the images, in folders of the splits or
-            not.
-        mask_suffix: What the names of masks have between the name of their image and the extension, such as "_mask".
-
-    Raises:
-        UserError: If images have no masks, or masks no images, or masks are saved with loss.
+    Masks that do not lie beside the images are in `mask_path`, in folders of the splits or not; their names may have a
+    suffix before the extension.
     """
     path = Path(source).expanduser()
     found = {} if source.startswith(HUB) or not path.is_dir() else split_folders(path, mask_path)
@@ -92,11 +86,7 @@ def child(path: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
-    """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name.
-
-    Raises:
-        UserError: If there are no images, an image or a mask is alone or twice, or masks are saved with loss.
-    """
+    """A table of `image` and `mask`, of files that are called alike but for the extension; sorted by name."""
     images = by_stem(folders.images)
     if not images:
         raise UserError(f"there are no images in '{folders.images}'")
@@ -132,11 +122,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
 
 
 def by_stem(folder: Path, suffix: str = "") -> Mapping[str, str]:
-    """Image files below a folder by their path within it, without extension and suffix; sorted.
-
-    Raises:
-        UserError: If two files have the same.
-    """
+    """Image files below a folder by their path within it, without extension and suffix; sorted."""
     found: dict[str, str] = {}
     for path in files_below(folder):
         stem = path[len(str(folder.absolute())) + 1 :].rpartition(".")[0].removesuffix(suffix)

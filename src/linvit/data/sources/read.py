@@ -71,11 +71,7 @@ class ImageReader:
             )
 
     def load(self, stored: Stored) -> bytes:
-        """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there.
-
-        Raises:
-            OSError: If it cannot be read, is empty, is too large for an image, or there is none.
-        """
+        """The file of an image. A path in data is a file of this machine, or of the hub if the data lie there."""
         data, path = _parts(stored)
         if data is None:
             if not path:
@@ -86,12 +82,7 @@ class ImageReader:
         return data
 
     def open(self, stored: Stored, name: str) -> "ImageFile":
-        """Loads an image file and checks its header.
-
-        Raises:
-            BadImageError: If it cannot be read, is not an image, is too large or too thin, takes too long to decode, or
-                has more bands or bits than are asked for, which would be lost; messages call it `name`.
-        """
+        """Loads an image file and checks its header."""
         with _bad_images(name):
             data = self.load(stored)
             kind = header(data)
@@ -142,11 +133,7 @@ class ImageFile:
     reader: ImageReader
 
     def decode(self) -> Tensor:
-        """Decodes it to 8-bit RGB (3, H, W), or to the bands (C, H, W) that were asked for.
-
-        Raises:
-            BadImageError: If it is not a whole image.
-        """
+        """Decodes it to 8-bit RGB (3, H, W), or to the bands (C, H, W) that were asked for."""
         bands, turn = self.reader.bands, self.reader.exif_orientation
         with _bad_images(self.name):
             if bands == RGB:

@@ -32,11 +32,7 @@ class StreamRows(NamedTuple):
     source: str
 
     def read(self, parts: Iterable[Part]) -> Iterator[Row]:
-        """Yields the rows of the parts.
-
-        Raises:
-            UserError: If the files cannot be read to their end.
-        """
+        """Yields the rows of the parts."""
         with readable(self.source):
             yield from self._read(parts)
 

@@ -128,15 +128,7 @@ class _Rows(Dataset[ImageFinding]):
 def scan(
     splits: Mapping[str, datasets.Dataset], image: str, reader: ImageReader, workers: int, progress: bool = True
 ) -> ScanResult:
-    """Examines every image, in several processes.
-
-    Args:
-        splits: Tables; those that are compared for copies come in this order.
-        image: Column of the images.
-        reader: How images are read.
-        workers: Processes besides this one; 0 does everything here.
-        progress: Whether to show a bar.
-    """
+    """Examines every image, in so many processes besides this one; splits are compared for copies in their order."""
     found = ScanResult()
     with tqdm(total=sum(map(len, splits.values())), unit=" images", disable=not progress) as bar:
         for split, rows in splits.items():

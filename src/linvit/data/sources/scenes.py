@@ -60,13 +60,7 @@ class Scenes:
 
 
 def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes()) -> dict[str, Tensor]:
-    """Makes one scene.
-
-    Args:
-        split: Whose digits: train, val or test.
-        seed: What the scene follows from, besides its size and the options.
-        size: (H, W).
-        options: What scenes are like; how many there are does not matter.
+    """Makes the scene of a size (H, W) that follows from a seed, of the digits of a split.
 
     Returns:
         `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), with 0 for the background and 1 + digit; of each digit that is

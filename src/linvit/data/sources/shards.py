@@ -44,12 +44,8 @@ class Part(NamedTuple):
 def load_streams(source: str) -> dict[str, Shards]:
     """The splits of a data source, under the names train, val and test, to be streamed.
 
-    Args:
-        source: An embedded set; the path of a parquet, arrow or tar file (webdataset), of a folder of them, or of a set
-            saved with `save_to_disk`; or "hub:owner/name".
-
-    Raises:
-        UserError: If nothing is there, or it cannot be streamed.
+    It is an embedded set; a parquet, arrow or tar file (webdataset), or a folder of them; a set saved with
+    `save_to_disk`; or "hub:owner/name".
     """
     with readable(source):
         return _streams(source)

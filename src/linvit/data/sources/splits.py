@@ -25,22 +25,14 @@ SPLITS = {"train": ("train", "training"), "val": ("validation", "val", "valid", 
 def load_splits(source: str) -> dict[str, datasets.Dataset]:
     """The splits of a data source, under the names train, val and test as far as they exist.
 
-    Args:
-        source: The name of an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder
-            of them, or a set saved with `save_to_disk`; or "hub:owner/name".
-
-    Raises:
-        UserError: If nothing is there, or nothing in it can be read as images.
+    It is an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder of them, or a set
+    saved with `save_to_disk`; or "hub:owner/name".
     """
     return named(_load(source), source)
 
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
-    """Splits under the names train, val and test, whatever they are called.
-
-    Raises:
-        UserError: If none has a known name.
-    """
+    """Splits under the names train, val and test, whatever they are called."""
     known = {}
     for name, aliases in SPLITS.items():
         present = [alias for alias in aliases if alias in found]
@@ -82,11 +74,7 @@ def readable(source: str) -> Iterator[None]:
 
 
 def on_hub(source: str) -> str:
-    """The name that the hub knows a set by.
-
-    Raises:
-        UserError: If it can be none.
-    """
+    """The name that the hub knows a set by."""
     name = source.removeprefix(HUB)
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
@@ -99,11 +87,7 @@ def location(path: Path) -> dict[str, str]:
 
 
 def existing(source: str) -> Path:
-    """The path that a source names.
-
-    Raises:
-        UserError: If nothing is there.
-    """
+    """The path that a source names."""
     path = Path(source).expanduser()
     if path.exists() and not (path.is_dir() or path.is_file()):
         raise UserError(f"'{source}' is neither a folder nor a regular file")
@@ -157,11 +141,7 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
 
 
 def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
-    """Splits training rows at random, always the same way: `val` gets the fraction, `train` the rest.
-
-    Raises:
-        UserError: If nothing would be left to train on.
-    """
+    """Splits training rows at random, always the same way: `val` gets the fraction, `train` the rest."""
     held = math.ceil(fraction * count)
     if held >= count:
         raise UserError(

@@ -133,11 +133,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
                 self.bad.record(error, number)
 
     def _training(self, process: int) -> Iterator[Sample]:
-        """Yields the rest of the share of a loader process in training, each sample with the seed of its own row.
-
-        Raises:
-            UserError: If no image can be used, or more are bad than may be skipped.
-        """
+        """Yields the rest of the share of a loader process in training, each sample with the seed of its own row."""
         seed, done, workers = (self.seed or 0, int(self.epoch)), self.batches_done, self.topology.workers
         worker = (process + done) % workers  # the loader starts with process 0
         parts, count = self._share(worker, np.random.default_rng(seed).permutation(self.shards.rows.num_shards))

@@ -9,7 +9,7 @@ from linvit.errors import UserError
 def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, source: str) -> None:
     """Raises a `UserError` if some processes would have nothing to read.
 
-    Where the length of every shard is known, rows are dealt out and any number of processes will do. Otherwise whole
+    Where the length of every shard is known, rows are shared out and any number of processes will do. Otherwise whole
     shards are, and in training each loader process of each rank needs one.
     """
     available, unit = (shards.rows.num_shards, "shards") if shards.counts is None else (sum(shards.counts), "rows")
@@ -24,11 +24,7 @@ def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, so
 
 
 def total_of(shards: Shards, given: int | None, source: str) -> int:
-    """Rows of a training stream, from its files or the configuration.
-
-    Raises:
-        UserError: If neither says, or the configuration contradicts the files.
-    """
+    """Rows of a training stream, from its files or the configuration."""
     if shards.total is None and given is None:
         raise UserError(
             f"nothing says how many rows the training split of '{source}' has, so that all devices could do "
@@ -42,11 +38,7 @@ def total_of(shards: Shards, given: int | None, source: str) -> int:
 def check_stream_options(
     streaming: bool, rows: int | None, buffer: int, repeated_aug: int
 ) -> tuple[int, int | None] | None:
-    """The buffer and the number of rows of a stream, or None if nothing is streamed.
-
-    Raises:
-        UserError: If a value makes no sense, or streaming cannot have it.
-    """
+    """The buffer and the number of rows of a stream, or None if nothing is streamed."""
     if buffer < 1:
         raise UserError(f"shuffle_buffer must be 1 (no shuffling within a shard) or more; got {buffer}")
     if rows is not None and rows < 1:
@@ -61,11 +53,7 @@ def check_stream_options(
 def check_stream_labels(
     splits: dict[str, datasets.IterableDataset], label: str, source: str
 ) -> dict[str, datasets.IterableDataset]:
-    """The splits, if their labels are class indices: words can only be numbered by one who has seen them all.
-
-    Raises:
-        UserError: If they are not.
-    """
+    """The splits, if their labels are class indices: words can only be numbered by one who has seen them all."""
     kind = getattr(next(iter(splits.values())).features[label], "dtype", "no value")
     if not kind.startswith(("int", "uint")):
         raise UserError(
@@ -76,11 +64,7 @@ def check_stream_labels(
 
 
 def stream_classes(expected: int | None, source: str) -> int:
-    """The number of classes of a stream whose labels have no names.
-
-    Raises:
-        UserError: If the configuration does not say.
-    """
+    """The number of classes of a stream whose labels have no names."""
     if expected is None:
         raise UserError(f"the labels of '{source}' have no names and are not read beforehand; set --data.num_classes")
     return expected

@@ -17,12 +17,7 @@ SMALL = 2**30  # bytes that any archive may unpack to
 
 
 def check_tables(path: Path, kind: str) -> None:
-    """Raises a `UserError` if a file is special, malformed, or claims more rows or classes than can be.
-
-    Args:
-        path: A file, or a folder of them.
-        kind: parquet, arrow or tar, or "saved" by `save_to_disk`.
-    """
+    """Raises a `UserError` if a file of a kind, or a saved one, is special, malformed, or claims too much."""
     suffix = "arrow" if kind == "saved" else kind
     for file in [path] if path.is_file() else sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")}):
         if not file.is_file():

@@ -30,17 +30,9 @@ class Area(NamedTuple):
 
 
 def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], test: Collection[str]) -> list[Area]:
-    """The pictures of a folder with the masks of another.
+    """The pictures of a folder with the masks of another, both perhaps of folders of splits.
 
-    Args:
-        images: Folder of the pictures, or of folders of splits.
-        masks: Folder of the masks, as that of the pictures.
-        suffix: What names of masks have after that of their picture.
-        val: Names of the pictures of validation, without extension; where the folders have no splits.
-        test: Names of those of the test set; all others are for training.
-
-    Raises:
-        UserError: If a folder is missing, a picture or a mask is alone, or there is no picture of a name.
+    Without these, pictures that are named without extension are for validation and test, all others for training.
     """
     for folder in (images, masks):
         if not folder.is_dir():
@@ -65,11 +57,7 @@ def find_areas(images: Path, masks: Path, suffix: str, val: Collection[str], tes
 
 
 def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
-    """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies.
-
-    Raises:
-        UserError: If it cannot be read.
-    """
+    """The values (bands, H, W) of a picture as they are stored, its kind, and where it lies."""
     try:
         data = LARGE.load({"bytes": None, "path": path})
         kind = header(data)
@@ -81,11 +69,7 @@ def read_picture(path: str) -> tuple[np.ndarray, Kind, Georeference | None]:
 
 
 def read_mask(path: str) -> Image.Image:
-    """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours.
-
-    Raises:
-        UserError: If it cannot be read, is saved with loss, or has other values.
-    """
+    """A mask as it is stored: numbers of 8 or 16 bits, a palette, or colours."""
     try:
         picture = open_image(LARGE.load({"bytes": None, "path": path}))
         picture.load()
@@ -110,9 +94,6 @@ def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> 
     The last training tiles of a row or column are shifted inwards, so that all are whole; those of validation and test
     do not overlap, and are cut off at the edge, so that each pixel counts once. Tiles are PNG, or GeoTIFF where the
     picture has a georeference, or bands that a PNG does not have.
-
-    Raises:
-        UserError: If the picture cannot be read, or differs from its mask in size.
     """
     values, kind, place = read_picture(area.image)
     if mask.size != (values.shape[2], values.shape[1]):

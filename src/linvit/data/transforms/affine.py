@@ -21,13 +21,9 @@ Matrix = tuple[float, float, float, float, float, float]
 
 
 def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
-    """Returns the matrix that turns about the centre, enlarges and then shifts an image of `size` (H, W).
+    """The matrix that turns an image (H, W) about its centre, anticlockwise by degrees, enlarges and shifts it.
 
-    Args:
-        angle: Degrees, anticlockwise.
-        zoom: Factor.
-        shift: Pixels to the right and down.
-        size: Of the image.
+    The shift is in pixels to the right and down.
     """
     x, y = size[1] / 2, size[0] / 2
     a, b = math.cos(math.radians(angle)) / zoom, -math.sin(math.radians(angle)) / zoom
@@ -36,13 +32,9 @@ def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: t
 
 
 def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """Maps an image (C, H, W) as PIL does, which truncates results of 8-bit images to whole numbers.
+    """Maps an image (C, H, W) as PIL does, bicubically or bilinearly, truncating results of 8-bit images.
 
-    Args:
-        image: The pixels.
-        matrix: From places in the output to places in the image, in pixels from the upper left corner.
-        bicubic: Else bilinear.
-        fill: Colour of what lies outside of the image.
+    What lies outside of the image gets the colour `fill`.
     """
     a, b, c, d, e, f = matrix
     height, width = image.shape[1:]

@@ -50,11 +50,7 @@ class Kind(NamedTuple):
 
 
 def kind_of_tiff(data: bytes) -> Kind:
-    """Reads the header of a TIFF, which PIL refuses if it has four bands of 16 bits.
-
-    Raises:
-        Exception: Of nearly any kind if the file is damaged.
-    """
+    """Reads the header of a TIFF, which PIL refuses if it has four bands of 16 bits."""
     file = io.BytesIO(data)
     tags = ImageFileDirectory_v2(file.read(16 if b"+" in data[:4] else 8))
     file.seek(tags.next)
@@ -141,11 +137,7 @@ class Bands:
         return self.channels == 3 and self.ranges is None
 
     def check_colours(self, ops: Mapping[str, object]) -> None:
-        """Raises a `UserError` if an operation on colours is switched on that these images do not allow.
-
-        Args:
-            ops: Options of operations on colours and their values; a false one is off.
-        """
+        """Raises a `UserError` if an operation on colours is switched on that these images do not allow."""
         for option, value in {} if self.eight_bit_rgb else ops.items():
             if value:
                 off = "false" if value is True else "null" if isinstance(value, str) else "0"
@@ -182,13 +174,9 @@ class Bands:
             )
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """The channels of an image.
+        """The channels of an image (bands, H, W), as stored, of a file that `check` has passed.
 
-        Args:
-            values: (bands, H, W), as stored, of a file that `check` has passed.
-
-        Returns:
-            (channels, H, W), uint8 without a value range, else float32 from 0 to 255; what is not a number is 0.
+        Uint8 without a value range, else float32 from 0 to 255; what is not a number is 0.
         """
         if self.numbers is not None:
             values = values[[number - 1 for number in self.numbers]]

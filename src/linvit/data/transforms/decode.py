@@ -26,11 +26,7 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def header(data: bytes) -> Kind:
-    """What an image file holds; no more than its header is read.
-
-    Raises:
-        Exception: Of nearly any kind if it is not an image, or damaged.
-    """
+    """What an image file holds; no more than its header is read."""
     if data[:4] in TIFF:
         return kind_of_tiff(data)
     with open_image(data) as picture:
@@ -40,12 +36,7 @@ def header(data: bytes) -> Kind:
 def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
     """Decodes an image file to 8-bit RGB (3, H, W), channels last in memory, which is faster to crop and resize.
 
-    Args:
-        data: The file, whose `header` must be `plain`: nothing is scaled here.
-        exif_orientation: Whether to turn the image as the camera's EXIF entry says.
-
-    Raises:
-        OSError: If it is no image, or not a whole one.
+    The `header` of the file must be `plain`: nothing is scaled here. It raises an `OSError` if it is not a whole image.
     """
     return (jpeg_decoder() if data.startswith(JPEG) else decode_with_pil)(data, exif_orientation)
 
@@ -53,16 +44,7 @@ def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
 def decode_bands(data: bytes, kind: Kind, bands: Bands, exif_orientation: bool, name: str) -> Tensor:
     """Decodes chosen bands of an image file (channels, H, W): 8-bit, or float32 from 0 to 255 with a value range.
 
-    Args:
-        data: The file.
-        kind: Its `header`, which `bands.check` has passed.
-        bands: What is taken of it.
-        exif_orientation: Whether to turn the image as the camera's EXIF entry says.
-        name: What messages call the image.
-
-    Raises:
-        OSError: If it is not a whole image.
-        UserError: If it is of a format whose bands cannot be read, or rasterio is not installed.
+    `bands.check` has passed its header, `kind`. A `UserError` says if the bands of a format cannot be read.
     """
     return torch.from_numpy(bands.take(stored_values(data, kind, exif_orientation, name)))
 

@@ -155,11 +155,7 @@ def trainable(objects: Objects, size: tuple[Any, Any]) -> np.ndarray:
     """Which objects are trained on, bool (n,): those that mmdetection keeps (`CocoDataset._parse_ann_info`).
 
     Left out are crowds, objects to be ignored, boxes outside of the image or with a side of less than a pixel, and
-    objects without area.
-
-    Args:
-        objects: Of one image, or of many.
-        size: (H, W) of the image, or two arrays (n,), of the image of each object.
+    objects without area. The size is (H, W) of one image, or two arrays (n,), of the image of each object.
     """
     boxes = objects["boxes"]
     kept: np.ndarray = inside(boxes, size) & (boxes[:, 2:] - boxes[:, :2] >= 1).all(1) & (areas(objects) > 0)

@@ -10,16 +10,11 @@ from linvit.data.transforms.ops import BLACK, Fill, Op
 def evaluation_ops(
     shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Fill = BLACK
 ) -> list[Op]:
-    """Returns the operations that resize (bicubically) and crop an image for evaluation.
+    """The operations that resize (bicubically) and crop an image (H, W) for evaluation to `size`.
 
-    Args:
-        shape: (H, W) of the image.
-        size: Wanted (H, W).
-        crop_mode: "center" resizes until the image covers `size / crop_pct` and keeps its aspect; "squash" resizes to
-            `size / crop_pct` whatever the aspect; "border" resizes until the image fits into `size / crop_pct`, keeps
-            its aspect, and pads what is missing. All take the centre of the result.
-        crop_pct: Fraction of the resized side that is kept.
-        fill: Colour of the padding of "border".
+    "center" resizes until the image covers `size / crop_pct` and keeps its aspect; "squash" resizes to `size /
+    crop_pct` whatever the aspect; "border" resizes until the image fits into `size / crop_pct`, keeps its aspect, and
+    pads what is missing with the colour `fill`. All take the centre of the result.
     """
     height, width = shape
     target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)

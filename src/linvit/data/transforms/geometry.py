@@ -179,12 +179,8 @@ def random_box(
 ) -> Box:
     """Draws the box of a random resized crop (Szegedy et al. 2015), as torchvision and timm do.
 
-    Args:
-        rng: Random numbers of the sample.
-        height: Of the image.
-        width: Of the image.
-        scale: Range of the area as a fraction of the image's, uniform.
-        ratio: Range of width over height, uniform in the logarithm.
+    `scale` is the range of the area as a fraction of the image's, uniform; `ratio` that of width over height, uniform
+    in the logarithm.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):

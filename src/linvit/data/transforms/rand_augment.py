@@ -41,11 +41,7 @@ class RandAugment:
 
     @classmethod
     def parse(cls, text: str) -> "RandAugment":
-        """Reads timm's notation, such as rand-m9-mstd0.5-inc1.
-
-        Raises:
-            UserError: If a part of it is unknown or out of range.
-        """
+        """Reads timm's notation, such as rand-m9-mstd0.5-inc1."""
         kind, *parts = text.split("-")
         names = {"m": "magnitude", "n": "layers", "mstd": "deviation", "mmax": "largest", "p": "probability"}
         options: dict[str, float] = {}

@@ -28,16 +28,9 @@ def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, in
 
 
 def erase_(images: Tensor, boxes: Sequence[Box | None], seeds: Sequence[int]) -> Tensor:
-    """Fills one box of each normalised image with normal noise, in place.
+    """Fills a box of each normalised image (B, 3, H, W), unless it is None, with normal noise, in place.
 
-    Args:
-        images: (B, 3, H, W) on any device.
-        boxes: B boxes; None leaves an image as it is.
-        seeds: B seeds of samples. The noise follows from the seed and the kind of device: a GPU's generator gives other
-            numbers than a CPU's.
-
-    Returns:
-        The images.
+    The noise follows from the sample's seed and the kind of device: a GPU's generator gives other numbers than a CPU's.
     """
     generator = torch.Generator(images.device)
     for image, box, seed in zip(images, boxes, seeds, strict=True):
