@@ -355,7 +355,7 @@ class TestRefused:
             ([annotation(7, 5, "1")], "no whole number as category_id, such as annotation 7 of .*5.png: '1'"),
             ([annotation(7, 5, iscrowd="0")], "another value than 0 or 1 as iscrowd"),
             ([annotation(7, 5, area="9")], "an area that is not a finite number"),
-            (["7"], "an entry that is no object of JSON"),
+            (["7"], "an entry that is not an object of JSON"),
             ([annotation(7, 5, segmentation=[[1, 2, 3, 4, 5, 6, 7]])], "annotation 7 .* got 7 coordinates"),
             ([annotation(7, 5, segmentation=[1, 2, 3, 4, 5, 6])], "polygons are lists in a list"),
             ([annotation(7, 5, segmentation=[[1, 2, 3e9, 4, 5, 6]])], "annotation 7 .* far outside of its image"),

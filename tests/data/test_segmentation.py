@@ -193,14 +193,14 @@ class TestRefused:
     def test_labels_outside(self, folder):
         message = refused(folder, reduce_zero_label=False)
         assert "annotations/training/0.png" in message
-        assert "values 2 are no class (2 classes: 0 to 1; ignored: 255)" in message
+        assert "values 2 are not classes (2 classes: 0 to 1; ignored: 255)" in message
         assert "--data.reduce_zero_label=true" in message
 
     def test_a_label_that_training_meets(self, folder):
         made = data(folder, bad_images="raise")
         made.setup("fit")
         Image.fromarray(np.full(SIZES[2], 7, np.uint8)).save(folder / "annotations/training/2.png")
-        with pytest.raises(UserError, match=r"annotations/training/2.png.*values 7 are no class"):
+        with pytest.raises(UserError, match=r"annotations/training/2.png.*values 7 are not classes"):
             list(made.train_dataloader())
 
     def test_a_bad_mask_is_skipped_as_a_bad_image_is(self, folder):
@@ -278,7 +278,7 @@ def test_data_check_reads_every_mask(folder, capsys):
     Image.fromarray(np.full(SIZES[2], 7, np.uint8)).save(folder / "annotations/training/2.png")
     Image.fromarray(np.ones((9, 9), np.uint8)).save(folder / "annotations/validation/1.png")
     assert main([*arguments, f"--output={folder}/bad.csv"]) == 1
-    assert "annotations/training/2.png: its values 7 are no class" in capsys.readouterr().out
+    assert "annotations/training/2.png: its values 7 are not classes" in capsys.readouterr().out
     assert "it has 9 x 9 pixels" in (folder / "bad.csv").read_text(encoding="utf-8")
 
 

@@ -28,8 +28,7 @@ from linvit.data.sources.images import Images, Sample, Target, Transform, collat
 from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.read import MAX_PIXELS, ImageReader
 from linvit.data.sources.scan import ImageFinding, ScanResult
-from linvit.data.sources.stream import Stream
-from linvit.data.sources.stream_checks import check_stream_options
+from linvit.data.sources.stream import Stream, check_stream_options
 from linvit.data.transforms.bands import Bands
 from linvit.data.transforms.on_device import Normalisation
 from linvit.errors import UserError, check_number

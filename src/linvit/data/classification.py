@@ -15,13 +15,14 @@ from linvit.data.sources.labels import (
     check_label,
     check_labels,
     check_same_classes,
+    check_stream_labels,
     check_trained_classes,
     count_classes,
     label_counts,
+    stream_classes,
 )
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
-from linvit.data.sources.stream_checks import check_stream_labels, stream_classes
 from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
 from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice, check_number
@@ -121,10 +122,10 @@ class ClassificationData(ImageData):
         return splits | indices(labelled, label, self.source)
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The labels of a split, checked beforehand if it is no stream.
+        """The labels of a split, checked beforehand unless it is streamed.
 
         Raises:
-            UserError: If it has none, or some that are no classes.
+            UserError: If it has none, or some that are not classes.
         """
         if has_masks(self.source):
             raise UserError(

@@ -25,7 +25,7 @@ from linvit.data.sources.object_check import (
     audit_lines,
     check_all_occur,
     class_table,
-    describe,
+    describe_findings,
 )
 from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.objects import COLUMNS, identity, object_targets
@@ -203,7 +203,7 @@ class DetectionData(ImageData):
         if found.wrong_format is not None:
             raise UserError(f"the {split} split of '{self.source}': {found.wrong_format}")
         if found.untrained and split == "train":
-            which = "; ".join(describe(found.untrained, partial(source.name_of, split)))
+            which = "; ".join(describe_findings(found.untrained, partial(source.name_of, split)))
             rank_zero_warn(f"{len(found.untrained)} objects of '{self.source}' are left out of training: {which}")
         return found.counts
 
@@ -212,7 +212,7 @@ class DetectionData(ImageData):
             return
         bad, allowed = len(found.malformed), self.bad_images.allowed_of(found.total)
         name = partial(source.name_of, split)
-        which = "; ".join(describe(found.malformed, name))
+        which = "; ".join(describe_findings(found.malformed, name))
         said = (
             f"{bad:,} of the {found.total:,} annotations in the {split} split of '{self.source}' are malformed: {which}"
         )
@@ -326,7 +326,7 @@ class DetectionData(ImageData):
                     f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask; to train without masks, give"
                 )
                 lines.append("    --data.masks=false and a head without masks, such as --model.head=faster_rcnn")
-                lines += [f"    {line}" for line in describe(masks, name)]
+                lines += [f"    {line}" for line in describe_findings(masks, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             stored, said = source.header_sizes(split), source.sizes(split)

@@ -20,7 +20,7 @@ def small(monkeypatch, tmp_path):
 
 
 def test_too_little_is_a_warning_with_sizes_and_settings(small):
-    with pytest.warns(UserWarning, match="want of shared memory") as told:
+    with pytest.warns(UserWarning, match="lack of shared memory") as told:
         check_shared_memory(256, IMAGE, 8)
     text = str(told[0].message)
     for part in ("has 64 MiB, 60 free", "8 processes x 3 batches of 36.8 MiB", "may take 882", "--data.num_workers"):

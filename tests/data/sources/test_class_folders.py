@@ -53,7 +53,7 @@ def test_folders_and_links_of_no_class_are_named(tmp_path):
     assert names == ["ant", "bee"]
     assert doubts == [
         f"no images lie in '{tmp_path}/train/cow': fill or remove these folders",
-        f"links lead nowhere: '{tmp_path}/train/dog': mend or remove them",
+        f"links lead nowhere: '{tmp_path}/train/dog': repair or remove them",
         f"no images lie in '{tmp_path}/val/bee': fill or remove these folders",
     ]
 

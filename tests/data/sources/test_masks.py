@@ -81,7 +81,7 @@ def test_colours():
     ):
         assert read(file(picture), 2, values=[RED, GREEN], ignored=[BLACK]) == [[0, 1], [255, 0]]
     reason = complaint(file(Image.fromarray(pixels)), 2, values=[RED, GREEN])
-    assert "colours (0, 0, 0) are no class" in reason
+    assert "colours (0, 0, 0) are not classes" in reason
 
 
 class TestBad:
@@ -95,9 +95,9 @@ class TestBad:
 
     def test_values_outside(self):
         reason = complaint(file(GREY), 3)
-        assert "values 3 are no class (3 classes: 0 to 2; ignored: 255)" in reason
+        assert "values 3 are not classes (3 classes: 0 to 2; ignored: 255)" in reason
         reason = complaint(file(GREY), 2, reduce_zero_label=True)
-        assert "values 3 are no class (2 classes: 1 to 2; ignored: 0, 255)" in reason
+        assert "values 3 are not classes (2 classes: 1 to 2; ignored: 0, 255)" in reason
         wide = Image.fromarray(np.array([[0, 700]], np.uint16))
         assert "values 700" in complaint(file(wide), 2)
         assert "from 0 to 70000" in complaint(file(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF"), 2)

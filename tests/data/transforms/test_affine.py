@@ -47,7 +47,7 @@ def test_an_image_of_one_colour_stays_so(matrix, bicubic, device):
     for level in range(0, 256, 5):
         image = torch.full((3, HEIGHT, WIDTH), level, dtype=torch.uint8)
         if device:
-            moved = on_device.warp(image[None], [matrix], bicubic, (level,) * 3)[0]
+            moved = on_device.warp_batch(image[None], [matrix], bicubic, (level,) * 3)[0]
         else:
             moved = warp(image, matrix, bicubic, (level,) * 3)
         assert torch.equal(moved, image)

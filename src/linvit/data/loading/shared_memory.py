@@ -19,11 +19,11 @@ def check_shared_memory(batch_size: int, image_bytes: int, num_workers: int, ran
     """Warns if the batches that may exist at once do not fit into the free part of /dev/shm."""
     wanted = needed(batch_size, image_bytes, num_workers * ranks)
     if wanted and SHARED_MEMORY.exists() and wanted > shutil.disk_usage(SHARED_MEMORY).free:
-        usage = describe(batch_size, image_bytes, num_workers, ranks)
-        rank_zero_warn(f"loader processes may be killed for want of shared memory: {usage}")
+        usage = describe_shared_memory(batch_size, image_bytes, num_workers, ranks)
+        rank_zero_warn(f"loader processes may be killed for lack of shared memory: {usage}")
 
 
-def describe(batch_size: int, image_bytes: int, num_workers: int, ranks: int = 1) -> str:
+def describe_shared_memory(batch_size: int, image_bytes: int, num_workers: int, ranks: int = 1) -> str:
     """Says how much there is, how much is needed, and which settings change that."""
     usage = shutil.disk_usage(SHARED_MEMORY)
     each = f" x {ranks} devices" if ranks > 1 else ""
@@ -40,4 +40,6 @@ def explain(exception: BaseException, batch_size: int, image_bytes: int, num_wor
     text = str(exception)
     killed = isinstance(exception, RuntimeError) and "DataLoader worker" in text and "Terminated" not in text
     if num_workers and killed and SHARED_MEMORY.exists():
-        exception.add_note(f"If it was for want of shared memory: {describe(batch_size, image_bytes, num_workers)}")
+        exception.add_note(
+            f"If it was for lack of shared memory: {describe_shared_memory(batch_size, image_bytes, num_workers)}"
+        )

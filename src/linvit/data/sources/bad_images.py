@@ -43,7 +43,7 @@ class BadImages:
         self._reported = 0
 
     def start(self, images: int) -> None:
-        """Starts counting anew for a set of so many images."""
+        """Starts counting again for a set of so many images."""
         self.images = images
         self.allowed = self.allowed_of(images)
         self.rows = torch.full((len(self.met), self.allowed + 1), -1).share_memory_()  # of each process, -1 for none

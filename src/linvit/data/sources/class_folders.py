@@ -16,7 +16,7 @@ class Listing(NamedTuple):
     changed: int  # of the folder, in nanoseconds
 
 
-class Classes(NamedTuple):
+class FoundClasses(NamedTuple):
     """What the folders of a set say.
 
     Attributes:
@@ -30,7 +30,7 @@ class Classes(NamedTuple):
     warnings: list[str]
 
 
-def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
+def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> FoundClasses:
     """The classes of a set, which are the names of the folders that its images lie in.
 
     The images of a split have classes if all lie equally deep, and below the folder of the split. A tree has the
@@ -59,6 +59,6 @@ def find_classes(trees: dict[str, dict[str, Listing]], source: str) -> Classes:
         above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
         broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
         if broken:
-            warnings.append(f"links lead nowhere: {quote_first(broken)}: mend or remove them")
+            warnings.append(f"links lead nowhere: {quote_first(broken)}: repair or remove them")
     labelled = len(names) > 1
-    return Classes(sorted(names) if labelled else [], splits if labelled else set(), warnings)
+    return FoundClasses(sorted(names) if labelled else [], splits if labelled else set(), warnings)

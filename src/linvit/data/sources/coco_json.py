@@ -60,7 +60,7 @@ class AnnotationFile:
         malformed: Annotations that are in no row of the table.
 
     Raises:
-        UserError: If it is no such file, or its images or categories are malformed or come twice.
+        UserError: If it is not such a file, or its images or categories are malformed or come twice.
     """
 
     def __init__(self, path: Path, masks: bool) -> None:
@@ -174,7 +174,7 @@ class Malformed(Exception):  # noqa: N818 (it never leaves this file)
 def _check_fields(entry: Any) -> None:
     """Raises `Malformed` unless an annotation has the fields of COCO, of their types."""
     if not isinstance(entry, dict):
-        raise Malformed("an entry that is no object of JSON", reprlib.repr(entry))
+        raise Malformed("an entry that is not an object of JSON", reprlib.repr(entry))
     box, area = entry.get("bbox"), entry.get("area")
     for name in ("id", "image_id", "category_id"):
         if not is_whole(entry.get(name)):

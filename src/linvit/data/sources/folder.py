@@ -1,7 +1,7 @@
 """Folders of images: found quickly, and found again at once.
 
 The `datasets` library takes minutes for a folder of ImageNet's size, since it asks for every file's size and date. The
-result is the same: which files are images, their order, their classes.
+order of images and their classes are the same; images are files of the formats that are read.
 """
 
 import hashlib
@@ -14,15 +14,17 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from lightning.pytorch.utilities import rank_zero_warn
+from PIL import Image
 
-from linvit.data.sources.class_folders import Classes, Listing, find_classes
+from linvit.data.sources.class_folders import FoundClasses, Listing, find_classes
+from linvit.data.transforms.decode import FORMATS
 from linvit.errors import UserError
 
-EXTENSIONS = (*ImageFolder.EXTENSIONS, ".avif")
+Image.init()
+EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
-METADATA = set(ImageFolder.METADATA_FILENAMES)
+METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}  # of an imagefolder of `datasets`
 SETTLED = 2.0  # seconds; a folder that changed later than this before its scan may change again within one clock tick
 THREADS = 16  # folders that are read at once: on a network file system one waits for answers
 
@@ -130,7 +132,7 @@ def _files(tree: dict[str, Listing]) -> list[str]:
     return sorted(f"{folder}/{name}" for folder, listing in tree.items() for name in listing.images)
 
 
-def _tables(files: dict[str, list[str]], classes: Classes) -> dict[str, datasets.Dataset]:
+def _tables(files: dict[str, list[str]], classes: FoundClasses) -> dict[str, datasets.Dataset]:
     """The files of each split as a table, with labels if the folders that they lie in are classes."""
     number = {name: index for index, name in enumerate(classes.names)}
     tables = {}
@@ -178,9 +180,9 @@ def keep(
         names = {name: f"{version}-{name}.arrow" for name in tables}
         for name, table in tables.items():
             part = cache / f"{names[name]}.{os.getpid()}"
-            with datasets.arrow_writer.ArrowWriter(path=str(part), features=table.features) as writer:
-                writer.write_table(table.data.table)
-                writer.finalize()
+            schema = table.features.arrow_schema  # with the kinds of columns as metadata
+            with pa.ipc.new_stream(part, schema) as writer:
+                writer.write_table(table.with_format("arrow")[:].cast(schema))
             part.replace(cache / names[name])
         part = cache / f"index.json.{os.getpid()}"
         part.write_text(json.dumps({"folders": dates, "tables": names}), encoding="utf-8")

@@ -38,28 +38,18 @@ SETS = {
     "vaihingen": AerialSet(
         r"area(\d+)",
         frozenset({"30"}),
-        frozenset(["2", "4", "6", "8", "10", "12", "14", "16", "20", "22", "24", "27", "29", "31", "33", "35", "38"]),
+        frozenset(
+            {*("2", "4", "6", "8", "10", "12", "14", "16", "20"), *("22", "24", "27", "29", "31", "33", "35", "38")}
+        ),
     ),
     "potsdam": AerialSet(
         r"potsdam_(\d+_\d+)",
         frozenset({"2_10"}),
         frozenset(
-            [
-                "2_13",
-                "2_14",
-                "3_13",
-                "3_14",
-                "4_13",
-                "4_14",
-                "4_15",
-                "5_13",
-                "5_14",
-                "5_15",
-                "6_13",
-                "6_14",
-                "6_15",
-                "7_13",
-            ]
+            {
+                *("2_13", "2_14", "3_13", "3_14", "4_13", "4_14", "4_15"),
+                *("5_13", "5_14", "5_15", "6_13", "6_14", "6_15", "7_13"),
+            }
         ),
     ),
 }
@@ -91,7 +81,7 @@ def read_classes(path: str) -> tuple[Image.Image, int]:
     mask = reader.classify(raw)
     stray = mask == UNKNOWN
     if stray.mean() > STRAY:
-        raise UserError(f"'{path}' is no mask of this set: {stray.mean():.0%} of its pixels have other colours")
+        raise UserError(f"'{path}' is not a mask of this set: {stray.mean():.0%} of its pixels have other colours")
     mask[stray] = IGNORE_INDEX
     picture = Image.fromarray(mask, "P")
     picture.putpalette([*np.array(COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(COLOURS))])

@@ -28,7 +28,7 @@ def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: in
     more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     raise UserError(
         f"{len(wrong)} of {len(rows)} labels in the {split} split of '{source}' lie outside the {num_classes} classes, "
-        f"0 to {num_classes - 1}: {first}{more}. Mend or remove these rows, or set --data.num_classes"
+        f"0 to {num_classes - 1}: {first}{more}. Repair or remove these rows, or set --data.num_classes"
     )
 
 
@@ -45,7 +45,7 @@ def check_label(label: int | None, name: str, num_classes: int | None, source: s
     if label is None or label < 0 or (num_classes is not None and label >= num_classes):
         raise UserError(
             f"the label of '{name}' in '{source}' is {label}, but there are {num_classes} classes: 0 to "
-            f"{(num_classes or 0) - 1}. Mend the label, or set --data.num_classes"
+            f"{(num_classes or 0) - 1}. Repair the label, or set --data.num_classes"
         )
     return label
 
@@ -61,7 +61,7 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
     found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
     if names is None and expected is None and found > MAX_CLASSES:
         raise UserError(
-            f"the largest label of data source '{source}' is {found - 1}. If it is no mistake, and there are {found} "
+            f"the largest label of data source '{source}' is {found - 1}. If that is right, and there are {found} "
             f"classes, set --data.num_classes={found}"
         )
     if expected is not None and found != expected:
@@ -121,3 +121,23 @@ def check_model_classes(model: int | None, data: int | None, source: str) -> Non
             f"the model has {model} classes, but data source '{source}' has {data}. "
             f"Build the model with num_classes={data}, or choose other data"
         )
+
+
+def check_stream_labels(
+    splits: dict[str, datasets.IterableDataset], label: str, source: str
+) -> dict[str, datasets.IterableDataset]:
+    """The splits, if their labels are class indices: words can only be numbered by one who has seen them all."""
+    kind = getattr(next(iter(splits.values())).features[label], "dtype", "no value")
+    if not kind.startswith(("int", "uint")):
+        raise UserError(
+            f"column '{label}' of data source '{source}' ({kind}) holds no class indices, which streaming needs; "
+            f"name another one with --data.label_column, or leave out --data.streaming"
+        )
+    return splits
+
+
+def stream_classes(expected: int | None, source: str) -> int:
+    """The number of classes of a stream whose labels have no names."""
+    if expected is None:
+        raise UserError(f"the labels of '{source}' have no names and are not read beforehand; set --data.num_classes")
+    return expected

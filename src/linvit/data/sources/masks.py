@@ -14,7 +14,7 @@ from linvit.data.transforms.decode import open_image
 from linvit.errors import UserError
 from linvit.ignore_index import IGNORE_INDEX
 
-UNKNOWN = 254  # stands for values that are no class; so there are at most 254 classes
+UNKNOWN = 254  # stands for values that are not classes; so there are at most 254 classes
 LOSSY = ("JPEG", "JPEG2000", "WEBP", "AVIF")
 WHOLE = 2**16  # values of masks of numbers
 COLOURS = 2**24
@@ -121,7 +121,7 @@ class MaskReader:
         return found if all(map(len, found)) and len(set(found)) == len(found) else None
 
     def unknown(self, found: Iterable[int]) -> list[int]:
-        """Those of some values, as `raw` has them, that are no class and not ignored; sorted."""
+        """Those of some values, as `raw` has them, that are neither classes nor ignored; sorted."""
         meaning = dict(self.meaning)
         return sorted(value for value in found if self.value(value) not in meaning)
 
@@ -134,13 +134,13 @@ class MaskReader:
         if self.reduce_zero_label:
             shown = f"1 to {self.num_classes}"
         ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
-        way = "Mend the mask, or set --data.num_classes, --data.mask_values or --data.ignored_values"
+        way = "Repair the mask, or set --data.num_classes, --data.mask_values or --data.ignored_values"
         if unknown == [self.num_classes] and counted and not self.given:
             way = (
                 f"If classes count from 1 and 0 is for pixels without a class, set --data.reduce_zero_label=true; else "
                 f"there are {self.num_classes + 1} classes (--data.num_classes)"
             )
-        return f"its {kind} {listed} are no class ({self.num_classes} classes: {shown}{ignored}). {way}"
+        return f"its {kind} {listed} are not classes ({self.num_classes} classes: {shown}{ignored}). {way}"
 
     def value(self, raw: int) -> Value:
         """A value as masks and options state it."""
@@ -161,7 +161,7 @@ class MaskReader:
             if np.array_equal(red, green) and np.array_equal(red, blue):
                 return np.ascontiguousarray(red)
             raise OSError("its pixels are colours; say the colour of each class with --data.mask_values")
-        raise OSError(f"its pixels are of the kind {picture.mode}, which are no classes")
+        raise OSError(f"its pixels are of the kind {picture.mode}, which are not classes")
 
     def _colours(self, picture: Image.Image) -> np.ndarray:
         pixels = np.asarray(picture.convert("RGB")).astype(np.int32)

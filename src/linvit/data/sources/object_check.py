@@ -115,7 +115,7 @@ def annotation_name(finding: AnnotationFinding, name: Callable[[int], str]) -> s
     return f"annotation {finding.id}" + (f" of {name(finding.row)}" if finding.row >= 0 else "")
 
 
-def describe(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
+def describe_findings(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
     """How many annotations have what, the most frequent first, each with an example in an image by its name."""
     first = {finding.reason: finding for finding in reversed(findings)}
     return [
@@ -135,10 +135,10 @@ def audit_lines(found: ObjectAudit, split: str, images: int, name: Callable[[int
     ]
     if found.malformed:
         lines.append(f"  {split:<10}{len(found.malformed):>12,} of {found.total:,} ANNOTATIONS ARE MALFORMED")
-        lines += [f"    {line}" for line in describe(found.malformed, name)]
+        lines += [f"    {line}" for line in describe_findings(found.malformed, name)]
     if found.untrained:
         lines.append(f"  {split:<10}WARNING: training leaves out {len(found.untrained):,} objects")
-        lines += [f"    {line}" for line in describe(found.untrained, name)]
+        lines += [f"    {line}" for line in describe_findings(found.untrained, name)]
     return lines
 
 

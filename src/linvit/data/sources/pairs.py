@@ -97,7 +97,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
         if lossy:
             raise UserError(
                 f"masks must be saved without loss, as PNG: {quote_first(lossy, 3)} have other labels at edges than "
-                f"they had before they were saved, and they cannot be had back from these files"
+                f"they had before they were saved, which these files do not have any more"
             )
         alone = [images[stem] for stem in images.keys() - masks.keys()]
         without = [masks[stem] for stem in masks.keys() - images.keys()]

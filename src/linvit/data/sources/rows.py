@@ -70,13 +70,13 @@ class StreamRows(NamedTuple):
         """Yields the rows at some places of the parts in the given order. The first place is where reading starts."""
         first, wanted = int(order.min()), set(order.tolist())
         rows = enumerate(self.read(from_row(parts, first)), first)
-        held: dict[int, Row] = {}
+        buffered: dict[int, Row] = {}
         for place in order.tolist():
-            while place not in held:
+            while place not in buffered:
                 at, row = next(rows)
                 if at in wanted:
-                    held[at] = row
-            yield held.pop(place)
+                    buffered[at] = row
+            yield buffered.pop(place)
 
 
 def from_row(parts: Iterable[Part], first: int) -> list[Part]:
@@ -94,13 +94,13 @@ def shuffled(items: Iterable[T], buffer: int, seed: Sequence[int]) -> Iterator[T
     """Yields items through a buffer, in which each takes the place of a random other one."""
     rng = np.random.default_rng(list(seed))
     places = chain.from_iterable(rng.integers(buffer, size=DRAWN).tolist() for _ in count())
-    held: list[T] = []
+    buffered: list[T] = []
     for item in items:
-        if len(held) < buffer:
-            held.append(item)
+        if len(buffered) < buffer:
+            buffered.append(item)
             continue
         place = next(places)
-        yield held[place]
-        held[place] = item
-    rng.shuffle(held)
-    yield from held
+        yield buffered[place]
+        buffered[place] = item
+    rng.shuffle(buffered)
+    yield from buffered

@@ -59,7 +59,7 @@ def _load(source: str) -> dict[str, datasets.Dataset]:
 
 @contextmanager
 def readable(source: str) -> Iterator[None]:
-    """Turns whatever `datasets` and pyarrow raise about data that cannot be had into a `UserError`."""
+    """Turns anything that `datasets` and pyarrow raise about unreadable data into a `UserError`."""
     try:
         yield
     except (UserError, MemoryError):
@@ -142,11 +142,11 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
 
 def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
     """Splits training rows at random, always the same way: `val` gets the fraction, `train` the rest."""
-    held = math.ceil(fraction * count)
-    if held >= count:
+    count_val = math.ceil(fraction * count)
+    if count_val >= count:
         raise UserError(
             f"data source '{source}' has no validation split, and holding out a fraction of {fraction} of its {count} "
             f"training images (--data.val_fraction) would leave none to train on; add images, or a validation split"
         )
     order = np.random.default_rng(0).permutation(count)
-    return {"train": order[held:], "val": order[:held]}
+    return {"train": order[count_val:], "val": order[:count_val]}

@@ -1,9 +1,9 @@
 """A stream of samples, split over ranks and loader processes.
 
-Where files contain their number of rows (parquet, arrow, save_to_disk), the rows of an epoch are dealt out in whole
-batches: each process reads a range of its own, ranges do not overlap, and together they are the epoch, whatever the
+Where files contain their number of rows (parquet, arrow, save_to_disk), the rows of an epoch are shared out in whole
+batches: each process reads a range of its own, ranges do not overlap, and together they are the epoch, for any
 numbers of shards, ranks and processes. `split_dataset_by_node` deals whole shards, which differ in length, or lets
-every rank read everything. Where files do not (tar, JSON), whole shards are dealt out as it does.
+every rank read everything. Where files do not (tar, JSON), whole shards are shared out as it does.
 
 Training: every rank does floor(total / (ranks x batch)) batches; what is over is left out of that epoch, another part
 of the data each time. A process whose rows run out early, because images are skipped or shards are short, begins them
@@ -29,7 +29,6 @@ from linvit.data.sources.images import Reader, Sample
 from linvit.data.sources.read import BadImageError
 from linvit.data.sources.rows import StreamRows
 from linvit.data.sources.shards import ROWS, Part, Shards, assign, whole, worker_batches
-from linvit.data.sources.stream_checks import check_consumers, total_of
 from linvit.errors import UserError
 
 
@@ -163,3 +162,47 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         counted = self.shards.counts is not None
         place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
         return self.reader(row, number, place, seed)
+
+
+def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, source: str) -> None:
+    """Raises a `UserError` if some processes would have nothing to read.
+
+    Where the length of every shard is known, rows are shared out and any number of processes will do. Otherwise whole
+    shards are, and in training each loader process of each rank needs one.
+    """
+    available, unit = (shards.rows.num_shards, "shards") if shards.counts is None else (sum(shards.counts), "rows")
+    needed = ranks * workers if training and shards.counts is None else ranks
+    if available < needed:
+        each = f" x {workers} loader processes" if needed > ranks else ""
+        fewer = f"lower --data.num_workers to {available // ranks}, " if needed > ranks and available >= ranks else ""
+        raise UserError(
+            f"data source '{source}' has {available} {unit} to stream, too few for {ranks} devices{each}; "
+            f"{fewer}use fewer devices, or write the data into more files"
+        )
+
+
+def total_of(shards: Shards, given: int | None, source: str) -> int:
+    """Rows of a training stream, from its files or the configuration."""
+    if shards.total is None and given is None:
+        raise UserError(
+            f"nothing says how many rows the training split of '{source}' has, so that all devices could do "
+            f"equally many steps; set --data.streaming_rows"
+        )
+    if given is not None and shards.total is not None and given > shards.total:
+        raise UserError(f"--data.streaming_rows={given}, but '{source}' has {shards.total}; leave it out")
+    return shards.total or 0 if given is None else given
+
+
+def check_stream_options(
+    streaming: bool, rows: int | None, buffer: int, repeated_aug: int
+) -> tuple[int, int | None] | None:
+    """The buffer and the number of rows of a stream, or None if nothing is streamed."""
+    if buffer < 1:
+        raise UserError(f"shuffle_buffer must be 1 (no shuffling within a shard) or more; got {buffer}")
+    if rows is not None and rows < 1:
+        raise UserError(f"streaming_rows must be 1 or more; got {rows}")
+    if streaming and repeated_aug > 1:
+        raise UserError(
+            f"a stream gives each image once per epoch; got repeated_aug={repeated_aug}. Leave out --data.streaming"
+        )
+    return (buffer, rows) if streaming else None

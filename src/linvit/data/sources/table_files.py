@@ -43,7 +43,7 @@ def check_archives(folders: list[Path]) -> None:
             with zipfile.ZipFile(file) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise UserError(f"cannot read the archive '{file}': {error}. Mend it or move it away") from error
+            raise UserError(f"cannot read the archive '{file}': {error}. Repair it or move it away") from error
         if size > max(SMALL, MAX_RATIO * file.stat().st_size):
             raise UserError(f"the archive '{file}' unpacks to {size} bytes, far more than images would; move it away")
 

@@ -84,7 +84,9 @@ def read_mask(path: str) -> Image.Image:
     if picture.mode == "I" and picture.getextrema()[0] >= 0 and picture.getextrema()[1] < WHOLE:  # type: ignore[operator]
         return Image.fromarray(np.asarray(picture).astype(np.uint16))
     if picture.mode not in MODES:
-        raise UserError(f"'{path}' is no mask: its pixels are of the kind {picture.mode}; known are {', '.join(MODES)}")
+        raise UserError(
+            f"'{path}' is not a mask: its pixels are of the kind {picture.mode}; known are {', '.join(MODES)}"
+        )
     return picture
 
 

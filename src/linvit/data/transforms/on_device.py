@@ -69,7 +69,7 @@ class BatchDeviceOps:
 
 
 class Normalisation:
-    """What brings the images of a batch to mean 0 and standard deviation 1 over the data, on whatever device.
+    """What brings the images of a batch to mean 0 and standard deviation 1 over the data, on any device.
 
     Args:
         mean: Of each channel of images in [0, 1].
@@ -129,12 +129,12 @@ def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
                 amount = torch.tensor(amounts).to(images.device, non_blocking=True).view(-1, 1, 1, 1)
                 changed = OPERATIONS[kind](images[rows], amount)
             else:
-                changed = warp(images[rows], amounts, *kind)
+                changed = warp_batch(images[rows], amounts, *kind)
             images[rows] = changed
     return images
 
 
-def warp(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequence[int]) -> Tensor:
+def warp_batch(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequence[int]) -> Tensor:
     """Maps each of the 8-bit images (n, 3, H, W) by its own matrix; see `linvit.data.transforms.affine.warp`.
 
     torch interpolates with Keys' kernel at a = -0.75 where PIL has a = -1, so bicubic results differ a little at edges.
