@@ -59,7 +59,7 @@ def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> 
 
 
 def _numbered(rows: datasets.Dataset, label: str, names: list[str]) -> datasets.Dataset:
-    """A table whose labels are places in `names`. A cast of the column would write the whole table again, images too."""
+    """A table whose labels are places in `names`. A cast of the column would write all of it again, images too."""
     words = rows.select_columns([label]).with_format("arrow")[:][label].cast(pyarrow.string())
     indices = pyarrow.compute.index_in(words, pyarrow.array(names)).cast(pyarrow.int64())
     return rows.remove_columns(label).add_column(label, indices, feature=datasets.ClassLabel(names=names))
