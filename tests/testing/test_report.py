@@ -4,7 +4,7 @@ import pytest
 
 from linvit import UserError
 from linvit.testing import Line, Report, Verdict
-from linvit.testing.report import Advice, Finding, at, crash, refusable
+from linvit.testing.report import Advice, at, crash, refusable
 
 LINES = (
     Line("grids", Verdict.PASS, "7x9", 0.31),
@@ -40,7 +40,7 @@ def test_a_crash_says_what_and_where():
             raise ValueError("first\n  second")
     except ValueError as error:
         finding = crash(error)
-    assert finding[:2] == (Verdict.FAIL, "ValueError: first second (at 7x9)")
+    assert finding[1:3] == (Verdict.FAIL, "ValueError: first second (at 7x9)")
 
 
 def test_advice_comes_last() -> None:
@@ -52,15 +52,15 @@ def test_advice_comes_last() -> None:
 def test_an_exit_is_a_crash_with_its_place() -> None:
     with pytest.raises(SystemExit) as caught, at("7x9"):
         raise SystemExit(3)
-    assert crash(caught.value)[:2] == (Verdict.FAIL, "SystemExit: 3 (at 7x9)")
+    assert crash(caught.value)[1:3] == (Verdict.FAIL, "SystemExit: 3 (at 7x9)")
 
 
 def test_a_refusal_is_a_declaration_and_a_crash_is_not() -> None:
     @refusable
-    def check(error: Exception) -> Finding:
+    def check(error: Exception) -> Line:
         raise error
 
-    assert check(UserError("at most 1000 tokens"))[:2] == (Verdict.UNSUPPORTED, "at most 1000 tokens")
+    assert check(UserError("at most 1000 tokens"))[1:3] == (Verdict.UNSUPPORTED, "at most 1000 tokens")
     with pytest.raises(ValueError, match="no reason"):
         check(ValueError("no reason"))
 

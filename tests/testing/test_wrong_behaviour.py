@@ -71,7 +71,7 @@ def test_a_refused_size_is_not_supported_in_every_clause(name: str, names: set[s
 @pytest.mark.parametrize("check", [finite, error])
 def test_a_refused_size_leaves_the_numbers_of_the_others(name: str, check: object) -> None:
     subject = AttentionSubject(getattr(wrong_behaviour, name), 32, 2, quick=False)
-    verdict, note, _ = check(PRECISIONS[0])(subject)
+    _, verdict, note, *_ = check(PRECISIONS[0])(subject)
     assert verdict is Verdict.UNSUPPORTED
     refused, rest = note[: len(REFUSED)], note[len(REFUSED) :]
     assert refused == REFUSED

@@ -1,11 +1,12 @@
 """`linvit check`: holds attention mechanisms, backbones and heads to their contracts, a plug-in's like linvit's own."""
 
 import argparse
+from collections.abc import Callable
 
 from linvit.cli.import_check import TIMEOUT, check_import
 from linvit.cli.spec import read_spec, read_value
 from linvit.errors import UserError, check_number
-from linvit.registry import attentions, backbones, heads
+from linvit.registry import Registry, attentions, backbones, heads
 from linvit.terminal import argument_parser, reflow, table
 from linvit.testing import check_attention, check_backbone, check_head
 from linvit.testing.report import Report
@@ -34,6 +35,11 @@ declare does not fail. In Python:
   report = check_attention("focused")
   report = check_backbone("swin_tiny", attention="focused")
 """
+KINDS: dict[str, tuple[Registry, Callable[..., Report]]] = {
+    "attention": (attentions, check_attention),
+    "backbone": (backbones, check_backbone),
+    "head": (heads, check_head),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -62,49 +68,36 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
 
-    if args.backbone is not None:
-        return _check_backbone(args)
-    if args.head is not None:
-        return _check_head(args)
-    for option in ("attention", "img_size"):
-        if getattr(args, option) is not None:
-            raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
-    if args.name is not None:
-        spec = read_spec(attentions, args.name, args.options)
-        check_import(attentions, attentions.parse(spec)[0], args.timeout)
-        report = check_attention(spec, quick=args.quick)
-        print(_table(report))
-        return int(not report.passed)
-    if args.options is not None:
-        raise UserError(f"--options are for one mechanism. Write linvit check NAME --options {args.options!r}")
-    return _check_all(args.quick, args.timeout)
+    kind = "backbone" if args.backbone is not None else "head" if args.head is not None else "attention"
+    _refuse_misplaced(kind, args)
+    name = args.name if kind == "attention" else getattr(args, kind)
+    if name is None:
+        return _check_all(args.quick, args.timeout)
+    registry, check = KINDS[kind]
+    spec = read_spec(registry, name, args.options)
+    check_import(registry, registry.parse(spec)[0], args.timeout)
+    given = {option: getattr(args, option) for option in ("attention", "img_size")}
+    options = {option: read_value(f"--{option}", text) for option, text in given.items() if text is not None}
+    report = check(spec, **options, quick=args.quick)
+    print(_table(report))
+    return int(not report.passed)
 
 
-def _check_backbone(args: argparse.Namespace) -> int:
-    """The one backbone of `--backbone`."""
-    if args.name is not None:
+def _refuse_misplaced(kind: str, args: argparse.Namespace) -> None:
+    """Refuses options that are for something else than what is checked."""
+    if kind == "backbone" and args.name is not None:
         raise UserError(
             f"'{args.name}' is a mechanism; with --backbone write --attention {args.name}, or check them one by one"
         )
-    spec = read_spec(backbones, args.backbone, args.options)
-    check_import(backbones, backbones.parse(spec)[0], args.timeout)
-    attention = None if args.attention is None else read_value("--attention", args.attention)
-    size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
-    report = check_backbone(spec, attention, **size, quick=args.quick)
-    print(_table(report))
-    return int(not report.passed)
-
-
-def _check_head(args: argparse.Namespace) -> int:
-    """The one head of `--head`."""
-    if args.name is not None or args.attention is not None:
+    if kind == "head" and (args.name is not None or args.attention is not None):
         raise UserError("with --head, name no mechanism; options of the head go into --options")
-    spec = read_spec(heads, args.head, args.options)
-    check_import(heads, heads.parse(spec)[0], args.timeout)
-    size = {} if args.img_size is None else {"img_size": read_value("--img_size", args.img_size)}
-    report = check_head(spec, **size, quick=args.quick)
-    print(_table(report))
-    return int(not report.passed)
+    if kind != "attention":
+        return
+    for option in ("attention", "img_size"):
+        if getattr(args, option) is not None:
+            raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
+    if args.name is None and args.options is not None:
+        raise UserError(f"--options are for one mechanism. Write linvit check NAME --options {args.options!r}")
 
 
 def _check_all(quick: bool, timeout: float) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from linvit.testing.numbers import EXACT, relative_error, trainable, worst
-from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.report import Line, at, failed, passed
 from linvit.testing.subject import Given, Subject
 
 RATE = 1e-2
@@ -18,7 +18,7 @@ LISTED = 8
 
 
 @torch.no_grad()
-def determinism(subject: Subject) -> Finding:
+def determinism(subject: Subject) -> Line:
     """Checks that evaluation draws no random numbers, keeps nothing, and does not write to its inputs.
 
     In training, the same seed must give the same output.
@@ -45,7 +45,7 @@ def determinism(subject: Subject) -> Finding:
     return passed("two calls in evaluation are bit-equal")
 
 
-def batch_independence(subject: Subject) -> Finding:
+def batch_independence(subject: Subject) -> Line:
     """Checks that a sample gives the same alone and among others of another scale, in evaluation.
 
     In training, too, where the subject must; one that draws random numbers there is compared at one seed among others.
@@ -82,7 +82,7 @@ def neighbours_effect(model: nn.Module, given: Given, training: bool = False) ->
     return worst(errors)
 
 
-def gradients(subject: Subject) -> Finding:
+def gradients(subject: Subject) -> Line:
     """Checks that a finite gradient that is not 0 reaches every input and every parameter in training."""
     missing: dict[str, str] = {}
     count = 0
@@ -104,7 +104,7 @@ def gradients(subject: Subject) -> Finding:
     return failed(f"gradient missing: {', '.join(listed[:LISTED])}{more}")
 
 
-def copies(subject: Subject) -> Finding:
+def copies(subject: Subject) -> Line:
     """Checks that copies (deep copy, pickle, state dict) give the same bits after a step of training."""
     model = subject.build()
     given = subject.inputs(model)

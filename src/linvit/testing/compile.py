@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
-from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+from linvit.testing.report import Line, at, failed, message, not_supported, passed
 from linvit.testing.subject import Subject, sized
 
 COMPILERS = ("g++", "clang++", "cl")
 
 
-def compiles(subject: Subject) -> Finding:
+def compiles(subject: Subject) -> Line:
     """Checks that `torch.compile(fullgraph=True)` gives eager's outputs and gradients, at a second size too.
 
     Inductor's code is compared at one size. The second size, for which torch traces again with symbolic sizes, goes
@@ -40,7 +40,7 @@ def has_compiler() -> bool:
 
 
 @torch.no_grad()
-def exports(subject: Subject) -> Finding:
+def exports(subject: Subject) -> Line:
     """Checks that `torch.export.export` gives eager's outputs, by one program for any batch and size.
 
     The program is for one size where modules declare `exports_any_size = False`, or where other sizes are refused.

@@ -2,13 +2,13 @@
 
 import inspect
 
-from linvit.testing.report import Finding, failed, passed
+from linvit.testing.report import Line, failed, passed
 from linvit.testing.subject import Subject
 
 UNSET = inspect.Parameter.empty
 
 
-def constructor(subject: Subject) -> Finding:
+def constructor(subject: Subject) -> Line:
     """Checks arguments, members and defaults, listing at once all that is missing, and what is built."""
     lacking = {name: use for name, use in subject.arguments.items() if not subject.takes(name)}
     own = {name: default for name, default in subject.parameters.items() if name not in subject.arguments}

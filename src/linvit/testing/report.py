@@ -33,25 +33,11 @@ class Verdict(Enum):
     """A measurement for the reader, which is compared with nothing."""
 
 
-class Finding(NamedTuple):
-    """What one check returns.
-
-    Attributes:
-        verdict: How it ended.
-        note: The numbers behind the verdict.
-        error: The exception that ended the check, if one did.
-    """
-
-    verdict: Verdict
-    note: str
-    error: BaseException | None = None
-
-
 class Line(NamedTuple):
-    """One row of a report.
+    """What one check found, a row of a report.
 
     Attributes:
-        name: The check's name.
+        name: The check's name, which `runner.line` writes.
         verdict: How it ended.
         note: The numbers behind the verdict.
         seconds: Time that it took.
@@ -105,31 +91,31 @@ class Report:
         return "\n".join([title, *rows])
 
 
-def passed(note: str = "") -> Finding:
+def passed(note: str = "") -> Line:
     """Reports that the subject keeps a clause."""
-    return Finding(Verdict.PASS, note)
+    return Line("", Verdict.PASS, note)
 
 
-def failed(note: str) -> Finding:
+def failed(note: str) -> Line:
     """Reports that the subject breaks a clause; the note has the offending numbers."""
-    return Finding(Verdict.FAIL, note)
+    return Line("", Verdict.FAIL, note)
 
 
-def not_declared(note: str) -> Finding:
+def not_declared(note: str) -> Line:
     """Reports that there is no declaration to compare with."""
-    return Finding(Verdict.UNDECLARED, note)
+    return Line("", Verdict.UNDECLARED, note)
 
 
-def not_supported(note: str) -> Finding:
+def not_supported(note: str) -> Line:
     """Reports that the subject declares that it cannot do this."""
-    return Finding(Verdict.UNSUPPORTED, note)
+    return Line("", Verdict.UNSUPPORTED, note)
 
 
-def refusable(check: Callable[[S], Finding]) -> Callable[[S], Finding]:
+def refusable(check: Callable[[S], Line]) -> Callable[[S], Line]:
     """Makes a check end as "not supported" where the subject raises a `UserError`."""
 
     @functools.wraps(check)
-    def run(subject: S) -> Finding:
+    def run(subject: S) -> Line:
         try:
             return check(subject)
         except UserError as error:
@@ -154,10 +140,10 @@ def at(note: str) -> Iterator[None]:
         raise
 
 
-def crash(error: BaseException) -> Finding:
+def crash(error: BaseException) -> Line:
     """Reports a failure by an exception: its message, where it happened, and what to do about it."""
     advice = "".join(f"; {note}" for note in getattr(error, "__notes__", []) if isinstance(note, Advice))
-    return Finding(Verdict.FAIL, f"{type(error).__name__}: {message(error)}{advice}", error)
+    return Line("", Verdict.FAIL, f"{type(error).__name__}: {message(error)}{advice}", error=error)
 
 
 def message(error: BaseException) -> str:

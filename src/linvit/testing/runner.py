@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from linvit.errors import UserError
-from linvit.testing.report import CRASHES, Finding, Line, Report, Verdict, crash, places
+from linvit.testing.report import CRASHES, Line, Report, Verdict, crash, places
 
 S = TypeVar("S")
 
@@ -32,7 +32,7 @@ class Check(NamedTuple, Generic[S]):
     """
 
     name: str
-    run: Callable[[S], Finding]
+    run: Callable[[S], Line]
     quick: bool = True
     measures: bool = False
 
@@ -93,13 +93,12 @@ def line(check: Check[S], subject: S, *, first: bool = False) -> Line:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            finding = check.run(subject)
+            found = check.run(subject)
         except CRASHES as error:
             if first and isinstance(error, UserError):
                 raise
-            finding = crash(error)
-    verdict, note, caught = finding
-    return Line(check.name, verdict, note, time.perf_counter() - start, caught)
+            found = crash(error)
+    return found._replace(name=check.name, seconds=time.perf_counter() - start)
 
 
 def _cause(error: BaseException) -> object:

@@ -10,7 +10,7 @@ from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, AttentionSubject
 from linvit.testing.attention.numerics import Precision, Run, advice, exact_results, run_at, sides
 from linvit.testing.numbers import relative_error
-from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+from linvit.testing.report import Line, at, failed, message, not_supported, passed
 
 FAR_OFF = 10
 """An error fails if it is more than this many times its goal, and more than this many times what rounding the inputs
@@ -19,7 +19,7 @@ DRAWS = 3
 TINY = torch.finfo(torch.float64).tiny
 
 
-def error(precision: Precision) -> Callable[[AttentionSubject], Finding]:
+def error(precision: Precision) -> Callable[[AttentionSubject], Line]:
     """Returns the check that outputs and gradients on inputs of unit scale are near those of float64.
 
     A function may be ill-conditioned (a quotient of sums near 0, the corner of a ReLU). This is measured: in float64,
@@ -27,7 +27,7 @@ def error(precision: Precision) -> Callable[[AttentionSubject], Finding]:
     than a few times the effect of that.
     """
 
-    def check(subject: AttentionSubject) -> Finding:
+    def check(subject: AttentionSubject) -> Line:
         notes, refused = [], []
         for side in sides(subject)[2:]:
             place = f"N={side * side}"

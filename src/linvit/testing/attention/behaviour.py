@@ -4,10 +4,10 @@ import torch
 
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.report import Line, at, failed, passed
 
 
-def memory_layout(subject: AttentionSubject) -> Finding:
+def memory_layout(subject: AttentionSubject) -> Line:
     """Checks that views of a fused projection give the same as contiguous tensors."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)
@@ -17,7 +17,7 @@ def memory_layout(subject: AttentionSubject) -> Finding:
     return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
 
 
-def nan_propagates(subject: AttentionSubject) -> Finding:
+def nan_propagates(subject: AttentionSubject) -> Line:
     """Checks that a NaN in an input comes out as NaN, in its own sample alone, and that the backward pass runs."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)

@@ -8,14 +8,14 @@ from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import Operations, count_operations
 from linvit.attention.base import Attention
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
-from linvit.testing.report import Finding, Verdict, failed, passed
+from linvit.testing.report import Line, Verdict, failed, passed
 from linvit.testing.subject import sized
 
 FEW = 3
 """Times its inputs that a mechanism may keep without advice: a copy of them in float32 under autocast."""
 
 
-def cost(subject: AttentionSubject) -> Finding:
+def cost(subject: AttentionSubject) -> Line:
     """The operations of one image, counted; `growth.growth_of_work` judges how they grow."""
     mechanism = subject.build()
     counted = operations(mechanism, inputs(mechanism, NOMINAL, batch=1))
@@ -26,7 +26,7 @@ def cost(subject: AttentionSubject) -> Finding:
     return passed(said) if counted.total else failed(f"no operation was seen at {sized(NOMINAL)}")
 
 
-def kept(subject: AttentionSubject) -> Finding:
+def kept(subject: AttentionSubject) -> Line:
     """Measures what is kept for backward in float32 and under bfloat16 autocast, as a multiple of the inputs."""
     mechanism = subject.build(dtype=torch.float32)
     said = []
@@ -38,7 +38,7 @@ def kept(subject: AttentionSubject) -> Finding:
         times = bytes_kept / sum(tensor.nbytes for tensor in given.named.values())
         said.append(f"{bytes_kept / 2**10:.0f} KiB in {name}, {times:.1f} times its inputs")
     hint = "" if times <= FEW else "; @linvit.recomputed above @linvit.full_precision keeps the inputs alone"
-    return Finding(Verdict.MEASURED, f"{'; '.join(said)} at {sized(NOMINAL)}{hint}")
+    return Line("", Verdict.MEASURED, f"{'; '.join(said)} at {sized(NOMINAL)}{hint}")
 
 
 def operations(mechanism: Attention, given: Inputs) -> Operations:

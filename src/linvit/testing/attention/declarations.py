@@ -6,7 +6,7 @@ from torch import Tensor
 from linvit.attention.base import HOST_OPTIONS, Attention
 from linvit.errors import UserError, check_choice, check_number
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, inputs
-from linvit.testing.report import Finding, at, failed, message, passed
+from linvit.testing.report import Line, at, failed, message, passed
 
 PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
@@ -16,7 +16,7 @@ FLAGS = (
 )
 
 
-def declarations(subject: AttentionSubject) -> Finding:
+def declarations(subject: AttentionSubject) -> Line:
     """Checks that attributes have allowed values, and that methods return what the contract says."""
     mechanism = subject.build()
     try:

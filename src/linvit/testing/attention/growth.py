@@ -12,7 +12,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.cost import operations
 from linvit.testing.attention.inputs import AttentionSubject, Inputs, inputs
 from linvit.testing.numbers import gradients_of, trainable
-from linvit.testing.report import Finding, at, failed, not_declared, passed, refusable
+from linvit.testing.report import Line, at, failed, not_declared, passed, refusable
 
 SIDES = (28, 56)  # N = 784, 3136
 COUNTED = {"O(N)": 1.25, "O(N^2)": 2.25}
@@ -21,7 +21,7 @@ above N, and a kernel that grows with the nominal grid adds 0.2."""
 
 
 @refusable
-def growth_of_work(subject: AttentionSubject) -> Finding:
+def growth_of_work(subject: AttentionSubject) -> Line:
     """Checks that bytes written in a training step, its largest tensor, and operations grow as declared.
 
     Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.

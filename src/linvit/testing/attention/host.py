@@ -11,7 +11,7 @@ from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.attention.shape import wrong_output
 from linvit.testing.numbers import normal, relative_error
-from linvit.testing.report import Advice, Finding, at, failed, not_supported, passed, refusable
+from linvit.testing.report import Advice, Line, at, failed, not_supported, passed, refusable
 from linvit.testing.subject import sized
 
 WITH_PREFIX = (Grid((14, 14), num_prefix=2), Grid((4, 6), num_prefix=5))
@@ -24,7 +24,7 @@ left in float64 when it does not see it is 1e-16."""
 
 
 @refusable
-def prefix_tokens(subject: AttentionSubject) -> Finding:
+def prefix_tokens(subject: AttentionSubject) -> Line:
     """Checks that every patch sees every prefix token, and every prefix token sees the patches."""
     least = {}
     for grid in WITH_PREFIX:
@@ -41,7 +41,7 @@ def prefix_tokens(subject: AttentionSubject) -> Finding:
 
 
 @refusable
-def spatial_reduction(subject: AttentionSubject) -> Finding:
+def spatial_reduction(subject: AttentionSubject) -> Line:
     """Checks that keys may be fewer than queries, where the mechanism declares it."""
     mechanism = subject.build()
     if not reducible(mechanism):
@@ -56,7 +56,7 @@ def spatial_reduction(subject: AttentionSubject) -> Finding:
 
 
 @refusable
-def narrow_keys(subject: AttentionSubject) -> Finding:
+def narrow_keys(subject: AttentionSubject) -> Line:
     """Checks queries and keys of half the width, where the constructor takes `key_dim`."""
     if not subject.takes("key_dim"):
         return not_supported("the constructor takes no key_dim")
@@ -73,7 +73,7 @@ def narrow_keys(subject: AttentionSubject) -> Finding:
     return passed(f"key_dim={width}")
 
 
-def position_bias(subject: AttentionSubject) -> Finding:
+def position_bias(subject: AttentionSubject) -> Line:
     """Checks that a bias on the logits changes the output and gets a gradient, where the mechanism takes one."""
     mechanism = subject.build()
     if not mechanism.takes_bias:
@@ -90,7 +90,7 @@ def position_bias(subject: AttentionSubject) -> Finding:
     return passed(f"its effect is {effect:.0e}") if effect > SEEN else failed(f"its effect is {effect:.0e}")
 
 
-def attention_layer(subject: AttentionSubject) -> Finding:
+def attention_layer(subject: AttentionSubject) -> Line:
     """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer."""
     if subject.hosted is None:
         return not_supported("no package.module:Class leads to this class, so the layer cannot find it")

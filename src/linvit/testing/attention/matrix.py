@@ -12,7 +12,7 @@ from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.behaviour import neighbours_effect
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import CRASHES, Finding, at, failed, not_declared, not_supported, passed
+from linvit.testing.report import CRASHES, Line, at, failed, not_declared, not_supported, passed
 from linvit.testing.subject import sized
 
 SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_prefix=1))
@@ -23,7 +23,7 @@ _NOWHERE = not_supported(f"it runs at none of {', '.join(map(sized, SMALL))}; se
 ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def equivalent_matrix(subject: AttentionSubject) -> Finding:
+def equivalent_matrix(subject: AttentionSubject) -> Line:
     """Checks that `M v + bias` is the output, with M from probing or from `attention_matrix`, as declared."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
@@ -39,7 +39,7 @@ def equivalent_matrix(subject: AttentionSubject) -> Finding:
     return passed(f"{kind}, {source}, at {', '.join(notes)}")
 
 
-def factors(subject: AttentionSubject) -> Finding:
+def factors(subject: AttentionSubject) -> Line:
     """Checks that `left @ right.mT` is the equivalent matrix."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
@@ -59,7 +59,7 @@ def factors(subject: AttentionSubject) -> Finding:
 
 
 @torch.no_grad()
-def matrix_parts(subject: AttentionSubject) -> Finding:
+def matrix_parts(subject: AttentionSubject) -> Line:
     """Checks that the matrices of the parts add up to the equivalent matrix, and that each keeps to its rank bound."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
@@ -83,7 +83,7 @@ def matrix_parts(subject: AttentionSubject) -> Finding:
 
 
 @torch.no_grad()
-def channel_matrix(subject: AttentionSubject) -> Finding:
+def channel_matrix(subject: AttentionSubject) -> Line:
     """Checks that `v A^T` is the output of a mechanism that mixes channels, with A from `channel_matrix`."""
     notes = []
     for grid, mechanism, given in _at_small_grids(subject):
@@ -100,7 +100,7 @@ def channel_matrix(subject: AttentionSubject) -> Finding:
     return passed(f"v A^T differs from the output by {', '.join(notes)}") if notes else _NOWHERE
 
 
-def rank_bound(subject: AttentionSubject) -> Finding:
+def rank_bound(subject: AttentionSubject) -> Line:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
     if type(mechanism).rank_bound is Attention.rank_bound:
@@ -138,7 +138,7 @@ def _at_small_grids(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention
         yield grid, mechanism, given
 
 
-def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
+def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Line | None:
     """Says what is wrong with the matrix that probing finds, if anything."""
     bias = _with_values(mechanism, given, grid, torch.zeros_like(given.v))
     matrix = _matrix(mechanism, given, grid)
@@ -154,7 +154,7 @@ def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
     return None
 
 
-def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Finding | None:
+def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | None:
     """Says what is wrong with the matrix of a mechanism that cannot be probed, if anything.
 
     A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and

@@ -14,7 +14,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, AttentionSubject, Inputs, flat, inputs
 from linvit.testing.numbers import gradients_of, trainable
-from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+from linvit.testing.report import Line, at, failed, message, not_supported, passed
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"scale 2^{power}": partial(torch.mul, other=2.0**power) for power in (-10, -5, 0, 3, 6)},
@@ -60,10 +60,10 @@ class Run(NamedTuple):
     results: dict[str, Tensor]
 
 
-def finite(precision: Precision) -> Callable[[AttentionSubject], Finding]:
+def finite(precision: Precision) -> Callable[[AttentionSubject], Line]:
     """Returns the check that outputs and gradients are finite, unless the true ones are beyond the dtype's range."""
 
-    def check(subject: AttentionSubject) -> Finding:
+    def check(subject: AttentionSubject) -> Line:
         values, refused, sizes = 0, set(), set()
         for side in sides(subject):
             for name, change in CASES.items():

@@ -9,7 +9,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Advice, Finding, at, failed, message, not_supported, passed
+from linvit.testing.report import Advice, Line, at, failed, message, not_supported, passed
 from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
@@ -17,7 +17,7 @@ TAKE_THE_SIZE = Advice("it works at 14x14, so take the size from grid and not fr
 FOLLOW = Advice("take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9")
 
 
-def shape(subject: AttentionSubject) -> Finding:
+def shape(subject: AttentionSubject) -> Line:
     """Checks for (B, h, N, out_dim / h) in the values' dtype, for a batch and for one image, in every precision."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         mechanism = subject.build(dtype=dtype)
@@ -32,7 +32,7 @@ def shape(subject: AttentionSubject) -> Finding:
     return passed(f"{tuple(out.shape)} for 3 images of {sized(NOMINAL)} in 4 dtypes")
 
 
-def grids(subject: AttentionSubject) -> Finding:
+def grids(subject: AttentionSubject) -> Line:
     """Checks an instance for each grid: square or not, one row, one column, odd sides."""
     refused = []
     for grid in GRIDS:
@@ -47,7 +47,7 @@ def grids(subject: AttentionSubject) -> Finding:
     return not_supported("; ".join(refused)) if refused else passed(", ".join(map(sized, GRIDS)))
 
 
-def another_size(subject: AttentionSubject) -> Finding:
+def another_size(subject: AttentionSubject) -> Line:
     """Checks one instance at every grid in turn: each call is as the first would be, or is refused by its size."""
     mechanism = subject.build()
     given = inputs(mechanism, NOMINAL)

@@ -4,7 +4,7 @@ from linvit.attention.base import Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Finding, failed, passed, refusable
+from linvit.testing.report import Line, failed, passed, refusable
 from linvit.testing.subject import sized
 
 OLD, NEW = Grid((18, 18)), Grid((16, 17))
@@ -13,7 +13,7 @@ tables of which a mechanism takes the first entries follow, too."""
 
 
 @refusable
-def resizes_its_tables(subject: AttentionSubject) -> Finding:
+def resizes_its_tables(subject: AttentionSubject) -> Line:
     """A state dict of another grid fits after `resize_tables`, and computes what the old instance computes there."""
     old, new = subject.build(OLD), subject.build(NEW, seed=1)
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import relative_error
-from linvit.testing.report import Finding, at, failed, passed
+from linvit.testing.report import Line, at, failed, passed
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
@@ -17,7 +17,7 @@ a normaliser near 0 in a few of dozens of blocks costs four digits."""
 
 
 @torch.no_grad()
-def float32_and_float64(subject: BackboneSubject) -> Finding:
+def float32_and_float64(subject: BackboneSubject) -> Line:
     """Checks that both run, each in its own precision, and agree."""
     exact = subject.model(subject.given)
     model = subject.build(dtype=torch.float32)
@@ -30,13 +30,13 @@ def float32_and_float64(subject: BackboneSubject) -> Finding:
     return passed(said) if error <= FLOAT32 else failed(f"{said} (at most {FLOAT32:.0e})")
 
 
-def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], Finding]:
+def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], Line]:
     """Returns the check that autocast gives finite logits at any scale of images and, in bfloat16, finite gradients.
 
     Gradients in float16 are left out: they need the loss scaling that only a training loop has.
     """
 
-    def check(subject: BackboneSubject) -> Finding:
+    def check(subject: BackboneSubject) -> Line:
         model = subject.build(dtype=torch.float32).train()
         for name, scale in SCALES.items():
             with at(name), torch.autocast("cpu", dtype):
@@ -57,7 +57,7 @@ def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], Finding]:
 
 
 @torch.no_grad()
-def devices(subject: BackboneSubject) -> Finding:
+def devices(subject: BackboneSubject) -> Line:
     """Checks that the model can be built on the meta device and runs there, and that `.to` moves every tensor."""
     outside = [name for module in subject.model.modules() for name in _strays(module)]
     if outside:

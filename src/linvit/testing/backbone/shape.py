@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import torch
-from timm.models._features import FeatureGetterNet
+from timm.models._features import FeatureGetterNet  # what `features_only=True` wraps a model in; not public
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
@@ -13,7 +13,7 @@ from linvit.errors import UserError
 from linvit.registry import attentions
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images, pyramid
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Finding, at, failed, message, not_supported, passed
+from linvit.testing.report import Line, at, failed, message, not_supported, passed
 from linvit.testing.subject import Size, sized
 
 SEEN = 1e-3
@@ -21,7 +21,7 @@ SEEN = 1e-3
 
 
 @torch.no_grad()
-def shapes(subject: BackboneSubject) -> Finding:
+def shapes(subject: BackboneSubject) -> Line:
     """Checks logits, features and pooled features against `num_classes`, `num_features` and `head_hidden_size`."""
     model, x = subject.model, subject.given
     features, logits = model.forward_features(x), model(x)
@@ -43,7 +43,7 @@ def shapes(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def feature_pyramid(subject: BackboneSubject) -> Finding:
+def feature_pyramid(subject: BackboneSubject) -> Line:
     """Checks channels and reductions against `feature_info`, also in timm's wrapper for `features_only=True`."""
     model, x = subject.model, subject.given
     features = pyramid(model, x)
@@ -64,7 +64,7 @@ def feature_pyramid(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def intermediates(subject: BackboneSubject) -> Finding:
+def intermediates(subject: BackboneSubject) -> Line:
     """Checks that `forward_intermediates` counts as timm does, and that its final feature is `forward_features`."""
     model, x = subject.model, subject.given
     final, features = model.forward_intermediates(x)
@@ -84,7 +84,7 @@ def intermediates(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def pruning(subject: BackboneSubject) -> Finding:
+def pruning(subject: BackboneSubject) -> Line:
     """Checks that `prune_intermediate_layers` drops what features do not need, and does not change the features."""
     features = pyramid(subject.model, subject.given)
     model = subject.build()
@@ -102,7 +102,7 @@ def pruning(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def input_sizes(subject: BackboneSubject) -> Finding:
+def input_sizes(subject: BackboneSubject) -> Line:
     """Checks one instance of the default size on images of any size: it takes them, or refuses and names the size."""
     model = subject.build(subject.own_size, torch.float32)
     sizes: list[Size] = [(97, 131), (64, 192), (192, 64)]
@@ -129,7 +129,7 @@ def input_sizes(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def height_and_width(subject: BackboneSubject) -> Finding:
+def height_and_width(subject: BackboneSubject) -> Line:
     """Checks that height and width are not exchanged: in features, and in the output of a transposed image."""
     wide, high = subject.wide, subject.wide[::-1]
     model = subject.build(wide)
@@ -152,7 +152,7 @@ def height_and_width(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def other_channels(subject: BackboneSubject) -> Finding:
+def other_channels(subject: BackboneSubject) -> Line:
     """Checks images of 1 and of 5 channels."""
     for in_chans in (1, 5):
         with at(f"in_chans={in_chans}"):
@@ -163,7 +163,7 @@ def other_channels(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def classifier(subject: BackboneSubject) -> Finding:
+def classifier(subject: BackboneSubject) -> Line:
     """Checks that `reset_classifier` replaces or removes the classifier, and that `num_classes=0` leaves it out."""
     model, x = subject.build(dtype=torch.float32), images(subject.size, dtype=torch.float32)
     pooled, before = model.forward_head(model.forward_features(x), pre_logits=True), model(x)
@@ -187,7 +187,7 @@ def classifier(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def another_attention(subject: BackboneSubject) -> Finding:
+def another_attention(subject: BackboneSubject) -> Line:
     """Checks that `attention=` reaches every layer, where the constructor takes it."""
     if "attention" not in subject.parameters:
         return not_supported("the constructor takes no attention")

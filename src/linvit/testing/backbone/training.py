@@ -12,12 +12,12 @@ from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable
-from linvit.testing.report import Finding, failed, message, not_declared, not_supported, passed
+from linvit.testing.report import Line, failed, message, not_declared, not_supported, passed
 
 DECAY = 0.5
 
 
-def checkpointing(subject: BackboneSubject) -> Finding:
+def checkpointing(subject: BackboneSubject) -> Line:
     """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
     model = subject.build().train()
     plain, kept = _gradients(model, subject.given), _activations(model, subject.given)
@@ -37,7 +37,7 @@ def checkpointing(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def stochastic_depth(subject: BackboneSubject) -> Finding:
+def stochastic_depth(subject: BackboneSubject) -> Line:
     """Checks that `drop_path_rate` acts in training and not in evaluation, and that a batch of one image trains."""
     try:
         model = subject.build(drop_path_rate=0.5)
@@ -57,7 +57,7 @@ def stochastic_depth(subject: BackboneSubject) -> Finding:
     return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
 
 
-def no_weight_decay(subject: BackboneSubject) -> Finding:
+def no_weight_decay(subject: BackboneSubject) -> Line:
     """Checks that the names without weight decay are names of parameters."""
     if not hasattr(subject.model, "no_weight_decay"):
         return not_declared("there is no no_weight_decay()")
@@ -69,7 +69,7 @@ def no_weight_decay(subject: BackboneSubject) -> Finding:
 
 
 @torch.no_grad()
-def layer_groups(subject: BackboneSubject) -> Finding:
+def layer_groups(subject: BackboneSubject) -> Line:
     """Checks that timm's layer-wise decay gives rates that never fall from the first module to the classifier."""
     model = subject.model
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)

@@ -11,20 +11,20 @@ from linvit.heads.detection.base import Detections, Target
 from linvit.testing.backbone.images import CLASSES
 from linvit.testing.head.subject import CHANNELS, REDUCTIONS, DetectionSubject, target_of
 from linvit.testing.numbers import normal
-from linvit.testing.report import Finding, at, failed, not_supported, passed, refusable
+from linvit.testing.report import Line, at, failed, not_supported, passed, refusable
 from linvit.testing.subject import Size, sized
 
 SIZES = ((97, 131), (33, 64), (1, 1), (1, 70))
 AUTOCAST = 0.1  # the largest relative difference that bfloat16 may make to the losses of one batch
 
 
-def losses(subject: DetectionSubject) -> Finding:
+def losses(subject: DetectionSubject) -> Line:
     """Checks finite scalar losses of a batch of two sizes, of which one image has no box."""
     found = _losses(subject.build(), *subject.inputs())
     return _not_finite(found) or passed(", ".join(f"{name} {value.item():.3g}" for name, value in found.items()))
 
 
-def empty_targets(subject: DetectionSubject) -> Finding:
+def empty_targets(subject: DetectionSubject) -> Line:
     """Checks that losses without any box, or with boxes without area, are finite and reach all that others reach."""
     model, (images, targets) = subject.build(), subject.inputs()
     _losses(model, images, targets, backward=True)
@@ -45,7 +45,7 @@ def empty_targets(subject: DetectionSubject) -> Finding:
 
 
 @torch.no_grad()
-def detections(subject: DetectionSubject) -> Finding:
+def detections(subject: DetectionSubject) -> Line:
     """Checks the form of detections: inside the image, the best first, classes in range, of the original size."""
     images = subject.inputs().images
     shapes = [(x.shape[-2], x.shape[-1]) for x in images]
@@ -60,7 +60,7 @@ def detections(subject: DetectionSubject) -> Finding:
     return passed(f"{', '.join(map(str, counts))} in 6 images")
 
 
-def any_size(subject: DetectionSubject) -> Finding:
+def any_size(subject: DetectionSubject) -> Line:
     """Checks losses and detections of images whose sides no reduction divides, down to 1 pixel."""
     model = subject.build()
     for size in SIZES:
@@ -76,7 +76,7 @@ def any_size(subject: DetectionSubject) -> Finding:
 
 @torch.no_grad()
 @refusable
-def other_pyramids(subject: DetectionSubject) -> Finding:
+def other_pyramids(subject: DetectionSubject) -> Line:
     """Checks a pyramid of other widths and fewer maps: the head takes it, or refuses it by a `UserError`."""
     given = subject.inputs()
     for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
@@ -88,7 +88,7 @@ def other_pyramids(subject: DetectionSubject) -> Finding:
     return passed("other widths, fewer maps")
 
 
-def autocast(subject: DetectionSubject) -> Finding:
+def autocast(subject: DetectionSubject) -> Line:
     """Checks that losses under autocast are float32 and near those without, and boxes are float32."""
     model = subject.build(dtype=torch.float32, finds=False)  # rounding would choose among as good proposals
     images, targets = subject.inputs().map(Tensor.float)
@@ -109,7 +109,7 @@ def autocast(subject: DetectionSubject) -> Finding:
     return passed(note) if error <= AUTOCAST else failed(note)
 
 
-def devices(subject: DetectionSubject) -> Finding:
+def devices(subject: DetectionSubject) -> Line:
     """Checks losses and detections on a GPU, where there is one."""
     if not torch.cuda.is_available():
         return not_supported("no GPU here")
@@ -122,7 +122,7 @@ def devices(subject: DetectionSubject) -> Finding:
 
 
 @torch.no_grad()
-def compiles(subject: DetectionSubject) -> Finding:
+def compiles(subject: DetectionSubject) -> Line:
     """Checks that the detector's `compile` changes no detection beyond rounding."""
     model, images = subject.build(), subject.inputs().images
     before = model(images)
@@ -141,7 +141,7 @@ def _losses(model: Any, images: list[Tensor], targets: Sequence[Target], backwar
     return found
 
 
-def _not_finite(found: dict[str, Tensor]) -> Finding | None:
+def _not_finite(found: dict[str, Tensor]) -> Line | None:
     """Returns the failure if there are no losses, or some are not finite scalars."""
     wrong = [name for name, value in found.items() if value.ndim or not value.isfinite()]
     if found and not wrong:

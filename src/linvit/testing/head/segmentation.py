@@ -5,14 +5,14 @@ import torch
 from linvit.testing.backbone.images import CLASSES
 from linvit.testing.head.subject import CHANNELS, REDUCTIONS, HeadSubject
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Finding, at, failed, passed, refusable
+from linvit.testing.report import Line, at, failed, passed, refusable
 from linvit.testing.subject import sized
 
 SIZES = ((97, 131), (33, 64), (64, 192))
 
 
 @torch.no_grad()
-def shapes(subject: HeadSubject) -> Finding:
+def shapes(subject: HeadSubject) -> Line:
     """Checks logits (B, K, H / reduction, W / reduction), also of maps that are wider than high."""
     head = subject.model.head
     for size in (subject.size, subject.wide):
@@ -25,7 +25,7 @@ def shapes(subject: HeadSubject) -> Finding:
 
 
 @torch.no_grad()
-def any_size(subject: HeadSubject) -> Finding:
+def any_size(subject: HeadSubject) -> Line:
     """Checks finite logits of images whose sides no reduction divides."""
     for size in SIZES:
         with at(sized(size)):
@@ -37,7 +37,7 @@ def any_size(subject: HeadSubject) -> Finding:
 
 @torch.no_grad()
 @refusable
-def other_pyramids(subject: HeadSubject) -> Finding:
+def other_pyramids(subject: HeadSubject) -> Line:
     """Checks a pyramid of other widths and fewer maps: the head takes it, or refuses it by a `UserError`."""
     for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
         with at(f"channels {channels}"):
@@ -49,7 +49,7 @@ def other_pyramids(subject: HeadSubject) -> Finding:
 
 
 @torch.no_grad()
-def auxiliary(subject: HeadSubject) -> Finding:
+def auxiliary(subject: HeadSubject) -> Line:
     """Checks that `with_auxiliary` returns the same logits, and auxiliary ones of as many classes."""
     head, maps = subject.model.head, subject.maps()
     logits, others = head.with_auxiliary(maps)
@@ -62,7 +62,7 @@ def auxiliary(subject: HeadSubject) -> Finding:
 
 
 @torch.no_grad()
-def classifiers(subject: HeadSubject) -> Finding:
+def classifiers(subject: HeadSubject) -> Line:
     """Checks that another number of classes changes the layers that `classifiers` names, and no others."""
     shapes = {name: t.shape for name, t in subject.model.state_dict().items()}
     other = subject.create(num_classes=CLASSES + 2)
