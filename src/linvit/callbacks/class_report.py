@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
 
 from linvit.callbacks.class_names import class_names
-from linvit.callbacks.confusion_picture import confusion_picture
+from linvit.callbacks.gather import gather
 from linvit.callbacks.report import Report, write_picture, write_table
 from linvit.callbacks.tensorboard import add_picture
 
@@ -32,16 +33,9 @@ class ClassReport(Report):
         """Discards the predictions of the last epoch."""
         self._seen.clear()
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Keeps labels and predictions of a batch, on their device."""
+        outputs, batch, *_ = args
         self._weights = tuple(outputs)
         self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds of weights, B)
 
@@ -50,15 +44,13 @@ class ClassReport(Report):
     def collect(self, trainer: Trainer) -> np.ndarray | None:
         """Labels and predictions (1 + kinds of weights, N) of the images of all devices."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
-        parts: list[Any] = [own]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, own)
-        parts = [part for part in parts if part is not None]
+        parts = [part for part in gather(own, trainer) if part is not None]
         return np.concatenate(parts, 1) if parts else None
 
     def write(self, found: np.ndarray, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the picture."""
+        from linvit.callbacks.confusion_picture import confusion_picture  # here, since matplotlib takes half a second
+
         seen = dict(zip(("label", *self._weights), found, strict=True))
         label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         images = np.bincount(label, minlength=classes)
@@ -71,6 +63,6 @@ class ClassReport(Report):
         write_table(table, rows)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
         picture = confusion_picture(label, shown, classes, names)
-        write_picture(folder / f"{stage}_confusion.png", picture)
+        write_picture(folder / f"{stage}_confusion.png", Image.fromarray(picture))
         add_picture(trainer, f"{stage}/confusion", picture)
         return f"accuracy of each class: {table}"

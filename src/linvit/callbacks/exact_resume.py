@@ -5,8 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
+from linvit.callbacks.gather import gather
 from linvit.callbacks.loop_state import settle
 from linvit.callbacks.random_state import random_state, set_random_state
 
@@ -45,14 +45,12 @@ class ExactResume(Callback):
     """
 
     def __init__(self) -> None:
-        self._generators: dict[str, Tensor] | None = None
+        self._generators: list[dict[str, Any]] | None = None
         self._loader: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Adds the generators of all ranks (ranks, n), and makes the state of the loops one to go on from."""
-        state = random_state(pl_module.device)
-        gathered = {name: trainer.strategy.all_gather(part.to(pl_module.device)) for name, part in state.items()}
-        checkpoint[RANDOM_STATE] = {name: part.reshape(-1, *state[name].shape).cpu() for name, part in gathered.items()}
+        """Adds the generators of all ranks, and makes the state of the loops one to resume from."""
+        checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device), trainer)
         settle(checkpoint["loops"]["fit_loop"], trainer, isinstance(trainer.train_dataloader, Resumable))
         batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
         if batches % window and batches != trainer.num_training_batches:
@@ -72,8 +70,9 @@ class ExactResume(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores both."""
         if self._generators is not None:
-            rank = trainer.global_rank % len(self._generators["torch"])
-            set_random_state({name: part[rank] for name, part in self._generators.items()}, pl_module.device)
+            states: Any = self._generators
+            own = states[trainer.global_rank % len(states)] if isinstance(states, list) and states else states
+            set_random_state(own, pl_module.device)
         if not trainer.fit_loop.restarted_mid_epoch:
             trainer.fit_loop.epoch_loop.restarting = False
         elif self._loader:

@@ -21,9 +21,7 @@ class Memory(Callback):
     stops rising is a leak. It is not known on Windows. `memory/device` is what torch has allocated on the CUDA device.
     """
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Asks the system, in steps that are logged (`trainer.log_every_n_steps`)."""
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return

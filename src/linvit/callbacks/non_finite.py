@@ -110,14 +110,13 @@ class NonFiniteGuard(Callback):
         elif self._bad:
             optimizer.zero_grad()  # without a gradient the optimiser has nothing to do
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Counts and reports a skipped step, on a GPU that of the batch before, and logs their number.
 
         Raises:
             UserError: If too many were skipped in a row, or the weights themselves are not finite.
         """
+        _, batch, *_ = args
         if not self.enabled:
             return
         flags = torch.stack([self._bad, ~self._loss.isfinite()]).to("cpu", non_blocking=True)

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from linvit.analysis.non_finite import bad_samples, find_non_finite
+from linvit.callbacks.gather import gather
 from linvit.errors import quote_first
 from linvit.finite import not_finite
 
@@ -43,11 +44,9 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     if weights:
         found.append(f"the weights {quote_first(weights, 3)} are not finite")
     mine = Report("; ".join(part for part in found if part), bool(weights))
-    if trainer.world_size == 1:
-        return mine._replace(text=mine.text or NOTHING)
-    everyone: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(everyone, mine)
-    texts = [f"On rank {rank}: {text}" for rank, (text, _) in enumerate(everyone) if text]
+    everyone = gather(mine, trainer)
+    on = "On rank {}: " if len(everyone) > 1 else ""
+    texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
     return Report(texts[0] if texts else NOTHING, any(hopeless for _, hopeless in everyone))
 
 

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from linvit.callbacks.gather import gather
 from linvit.plain_text import CsvWriter
 
 
@@ -28,16 +28,9 @@ class PredictionWriter(Callback):
         """Discards the rows of an earlier prediction."""
         self._rows.clear()
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Keeps the predictions of a batch."""
+        outputs, batch, *_ = args
         names = pl_module.hparams.get("class_names")
         labels = [names[label] if names else str(label) for label in outputs["class"].tolist()]
         rows = zip(batch["id"], labels, outputs["probability"].tolist(), strict=True)
@@ -45,11 +38,7 @@ class PredictionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the rows of all devices in the order of the data set; padded duplicates count once."""
-        parts: list[Any] = [self._rows]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self._rows)
-        rows = {index: row for part in parts for index, row in part.items()}
+        rows = {index: row for part in gather(self._rows, trainer) for index, row in part.items()}
         file_name = file_of(getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
         path = self.path if self.path.suffix else self.path / file_name
         if trainer.is_global_zero:

@@ -35,10 +35,9 @@ class StopAt(Callback):
         if trainer.global_step == self.step - 1:
             STOP.agree(signal.SIGTERM)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Writes a line of the record."""
+        outputs, _, batch_idx = args
         if trainer.is_global_zero:
             loss = float(outputs["loss"]) if isinstance(outputs, dict) else None
             with self.record.open("a", encoding="utf-8") as file:

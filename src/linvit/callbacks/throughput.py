@@ -42,10 +42,9 @@ class Throughput(Callback):
         self._since += pause
         self._ended += pause
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Counts a batch and logs when the window is full."""
+        _, batch, *_ = args
         self._ended = time.perf_counter()
         self._images += len(batch["image"]) * trainer.world_size
         self._steps += 1

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from linvit import UserError
 from linvit.experiments.measure import peak_memory
 from linvit.heads.segmentation import inference
-from linvit.heads.segmentation.inference import View, bands, segment, starts
+from linvit.heads.segmentation.inference import bands, starts
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import randn
 
@@ -33,6 +33,12 @@ class Toy(nn.Module):
         return self.classifier(self.conv2(self.conv(images).tanh()).tanh())
 
 
+@torch.no_grad()
+def segment(network, views, size, window=None, stride=None):
+    """The class of each pixel (H, W)."""
+    return torch.cat([band.argmax(1)[0] for band in bands(network, views, size, window, stride)])
+
+
 @pytest.fixture(autouse=True, params=[1, 10**9], ids=["row by row", "at once"])
 def band_bytes(request, monkeypatch):
     monkeypatch.setattr(inference, "BAND_BYTES", request.param)
@@ -44,7 +50,7 @@ def test_equals_mmsegmentation(golden, dtype):
     options = golden.constructor["test_cfg"]
     network = Toy(golden).to(dtype)
     images = [golden.tensors[name].to(dtype) for name in sorted(golden.named("input"))]
-    views = [View(image, flip) for image, flip in zip(images, options.get("flips", [False]), strict=True)]
+    views = [*zip(images, options.get("flips", [False]), strict=True)]
     size = golden.constructor["ori_shape"]
     probabilities = torch.cat(list(bands(network, views, size, options.get("crop_size"), options.get("stride"))), 2)
     golden.check("output.probabilities", probabilities)
@@ -80,37 +86,37 @@ def test_bands_are_the_rows_of_the_plain_computation(mode, side, size):
     options = MODES[mode]
     want = plain(network, image, options.get("window"), options.get("stride"))
     want = F.interpolate(want, size, mode="bilinear").softmax(1)
-    got = torch.cat(list(bands(network, [View(image)], size, **options)), 2)
+    got = torch.cat(list(bands(network, [(image, False)], size, **options)), 2)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
-    assert torch.equal(segment(network, [View(image)], size, **options), want.argmax(1)[0])
+    assert torch.equal(segment(network, [(image, False)], size, **options), want.argmax(1)[0])
 
 
 def test_the_mean_of_a_mirrored_copy_is_symmetric():
     """With both views an image that is its own mirror image has a symmetric prediction."""
     network, half = Toy().double(), randn(1, 3, 24, 16)
     image = torch.cat([half, half.flip(-1)], -1)
-    (found,) = [torch.cat(list(bands(network, [View(image), View(image.flip(-1), True)], (24, 32))), 2)]
+    (found,) = [torch.cat(list(bands(network, [(image, False), (image.flip(-1), True)], (24, 32))), 2)]
     torch.testing.assert_close(found, found.flip(-1))
     torch.testing.assert_close(found.sum(1), torch.ones(1, 24, 32, dtype=torch.float64))
 
 
 def test_a_small_image_is_one_window():
     network, image = Toy().double(), randn(1, 3, 12, 20)
-    got = segment(network, [View(image)], (12, 20), window=(64, 64), stride=(40, 40))
-    assert torch.equal(got, segment(network, [View(image)], (12, 20)))
+    got = segment(network, [(image, False)], (12, 20), window=(64, 64), stride=(40, 40))
+    assert torch.equal(got, segment(network, [(image, False)], (12, 20)))
 
 
 @pytest.mark.parametrize("stride", [0, 17])
 def test_windows_leave_no_pixel_out(stride):
     with pytest.raises(UserError, match=rf"the stride of windows of 16 pixels must lie between 1 and 16; got {stride}"):
-        segment(Toy(), [View(torch.zeros(1, 3, 32, 32))], (32, 32), window=(16, 16), stride=(stride, 8))
+        segment(Toy(), [(torch.zeros(1, 3, 32, 32), False)], (32, 32), window=(16, 16), stride=(stride, 8))
 
 
 def test_full_size_logits_exist_for_a_band_only(band_bytes, monkeypatch):
     """Of 40 classes and 300 x 400 pixels, 19 MB in float32, at most two bands of 1 MB exist at once."""
     monkeypatch.setattr(inference, "BAND_BYTES", 2**20)
     sizes = []
-    for scores in bands(Toy(classes=40), [View(torch.zeros(1, 3, 300, 400))], (300, 400)):
+    for scores in bands(Toy(classes=40), [(torch.zeros(1, 3, 300, 400), False)], (300, 400)):
         sizes.append(scores.numel() * scores.element_size())
     assert max(sizes) <= 2**20
     assert sum(sizes) == 40 * 300 * 400 * 4
@@ -119,7 +125,7 @@ def test_full_size_logits_exist_for_a_band_only(band_bytes, monkeypatch):
 def test_windows_are_kept_as_small_as_the_network_makes_them(monkeypatch):
     """Logits of 40 classes for a row of windows, 128 x 400 pixels, would be 8 MB."""
     monkeypatch.setattr(inference, "BAND_BYTES", 2**18)
-    network, views = Toy(classes=40), [View(torch.zeros(1, 3, 300, 400))]
+    network, views = Toy(classes=40), [(torch.zeros(1, 3, 300, 400), False)]
 
     def work():
         segment(network, views, (300, 400), window=(128, 128), stride=(86, 86))

@@ -56,16 +56,9 @@ class ValidationPictures(Callback):
         """Discards the rows of the last validation."""
         self._rows.clear()
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Makes the rows of the first images."""
+        outputs, batch, *_ = args
         missing = self.images - len(self._rows)
         if trainer.is_global_zero and trainer.loggers and missing > 0:
             predicted = outputs.get(pl_module.hparams["predict_with"], outputs["raw"])

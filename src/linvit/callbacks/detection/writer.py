@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
@@ -14,6 +13,7 @@ from linvit.callbacks.dense.colours import class_palette
 from linvit.callbacks.dense.picture_paths import PicturePaths
 from linvit.callbacks.detection.drawing import draw
 from linvit.callbacks.detection.pictures import enlarged
+from linvit.callbacks.gather import gather
 from linvit.callbacks.pixels import pixels
 
 WIDTH = (480, 1600)  # pixels of a picture
@@ -43,16 +43,9 @@ class DetectionWriter(Callback):
         self._paths = PicturePaths(self.path, getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
         self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Draws the images of a batch and keeps their detections."""
+        outputs, batch, *_ = args
         names = class_names(pl_module)
         indices, ids = batch["index"].tolist(), batch.get("image_id")
         rows = zip(indices, ids or indices, outputs["id"], batch["image"], outputs["objects"], strict=True)
@@ -65,11 +58,7 @@ class DetectionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the detections of all devices in the order of the data set; padded duplicates count once."""
-        parts: list[Any] = [self._found]
-        if trainer.world_size > 1:
-            parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self._found)
-        found = {index: pair for part in parts for index, pair in part.items()}
+        found = {index: pair for part in gather(self._found, trainer) for index, pair in part.items()}
         if trainer.is_global_zero:
             self._write(trainer, class_names(pl_module), [found[index] for index in sorted(found)])
         rank_zero_info(f"wrote the detections of {len(found)} images to {self._paths.folder}")

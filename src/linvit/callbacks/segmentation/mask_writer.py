@@ -40,16 +40,9 @@ class MaskWriter(Callback):
             shown.save(self._paths.folder / "legend.png")
         trainer.strategy.barrier()
 
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Writes the files of a batch."""
+        outputs, batch, *_ = args
         for name, image, found in zip(outputs["id"], batch["image"], outputs["classes"], strict=True):
             classes = found.to(torch.int32).cpu().numpy()
             target = self._paths(str(name))

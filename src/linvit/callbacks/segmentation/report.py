@@ -6,9 +6,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
 
 from linvit.callbacks.class_names import class_names
-from linvit.callbacks.confusion_picture import matrix_picture
 from linvit.callbacks.report import Report, write_picture, write_table
 from linvit.callbacks.tensorboard import add_picture
 
@@ -41,6 +41,8 @@ class SegmentationReport(Report):
 
     def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the picture."""
+        from linvit.callbacks.confusion_picture import matrix_picture  # here, since matplotlib takes half a second
+
         matrix, scores = found[0].cpu().numpy(), {name: values.cpu() for name, values in found[1].items()}
         names = class_names(pl_module)
         rows: list[list[Any]] = [["class", "pixels", *scores]]
@@ -50,6 +52,6 @@ class SegmentationReport(Report):
         table = folder / f"{stage}_classes.csv"
         write_table(table, rows)
         picture = matrix_picture(matrix, names)
-        write_picture(folder / f"{stage}_confusion.png", picture)
+        write_picture(folder / f"{stage}_confusion.png", Image.fromarray(picture))
         add_picture(trainer, f"{stage}/confusion", picture)
         return f"scores of each class: {table}"

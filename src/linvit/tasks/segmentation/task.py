@@ -1,6 +1,7 @@
 """Semantic segmentation: one class per pixel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from linvit.callbacks.segmentation.mask_writer import MaskWriter
 from linvit.callbacks.segmentation.pictures import SegmentationPictures
 from linvit.callbacks.segmentation.report import SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
-from linvit.heads.segmentation.inference import View, bands, starts
+from linvit.heads.segmentation.inference import bands, starts
 from linvit.heads.segmentation.layers import resize
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
@@ -167,7 +168,7 @@ class SegmentationTask(Task):
         dice = self.hparams["dice_weight"]
         return loss + dice * dice_loss(logits, label) if dice else loss
 
-    def _bands(self, network: nn.Module, image: Tensor, size: Sequence[int]) -> Any:
+    def _bands(self, network: nn.Module, image: Tensor, size: Sequence[int]) -> Iterator[Tensor]:
         """Bands of probabilities (1, K, rows, W) of an image (3, H, W), at another size."""
         views = []
         for scale in self.hparams["scales"]:
@@ -175,9 +176,5 @@ class SegmentationTask(Task):
             view = image[None]
             if scale != 1:
                 view = F.interpolate(view, side, mode="bilinear", align_corners=False)
-            views += [View(view), View(view.flip(-1), True)] if self.hparams["mirror"] else [View(view)]
-
-        def logits(images: Tensor) -> Tensor:
-            return network(images, full_size=False)  # type: ignore[no-any-return]
-
-        return bands(logits, views, [int(side) for side in size], self.window, self.stride)
+            views += [(view, False), (view.flip(-1), True)][: 1 + self.hparams["mirror"]]
+        return bands(partial(network, full_size=False), views, [*map(int, size)], self.window, self.stride)
