@@ -18,7 +18,7 @@ BY = signal.SIGTERM
 def exits(monkeypatch):
     """How the process would have ended at once."""
     found = []
-    monkeypatch.setattr(STOP, "leave", lambda code, message="": found.append((code, message)))
+    monkeypatch.setattr(STOP, "exit_now", lambda code, message="": found.append((code, message)))
     yield found
     STOP.release()
 

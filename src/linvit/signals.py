@@ -118,7 +118,7 @@ class StopSignals:
         """Whether a rank that a signal has ended may end with this exit code."""
         return code in [self.exit_code(by) for by in SIGNALS]
 
-    def leave(self, code: int, message: str = "") -> None:
+    def exit_now(self, code: int, message: str = "") -> None:
         """Ends this process and its children now, without any cleaning up that could wait for another process."""
         if message:
             _say(message)
@@ -139,7 +139,7 @@ class StopSignals:
         if first:
             self.received, self._noticed = by, time.monotonic()
         if self.ended_by is not None:
-            self.leave(self.exit_code(self.ended_by))
+            self.exit_now(self.exit_code(self.ended_by))
         elif not self.deferred:
             self._end(by, f"ended by {name(by)}")
         elif first:
@@ -152,7 +152,7 @@ class StopSignals:
             telling = threading.Thread(target=self.tell, args=(self.exit_code(by),), daemon=True)
             telling.start()
             telling.join(TELL_SECONDS)
-        self.leave(self.exit_code(by), message)
+        self.exit_now(self.exit_code(by), message)
 
 
 def name(by: signal.Signals) -> str:
@@ -160,8 +160,8 @@ def name(by: signal.Signals) -> str:
     return "Ctrl-C" if by == signal.SIGINT else by.name
 
 
-def outlive_signals(worker: int = 0) -> None:
-    """Lets a loader process go on when a signal reaches all processes of a run, which needs it up to the next step."""
+def ignore_stop_signals(worker: int = 0) -> None:
+    """Lets a loader process live when a signal reaches all processes of a run, which needs it up to the next step."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "alarm"):

@@ -95,7 +95,7 @@ def test_under_slurm_the_exit_code_is_the_one_that_requeues(tmp_path, monkeypatc
 @pytest.mark.parametrize(("verb", "hook"), [("fit", "on_fit_start"), ("validate", "on_validation_start")])
 def test_before_training_and_without_it_the_process_ends_at_once(tmp_path, monkeypatch, verb, hook):
     exits = []
-    monkeypatch.setattr(STOP, "leave", lambda code, message: exits.append((code, message)))
+    monkeypatch.setattr(STOP, "exit_now", lambda code, message: exits.append((code, message)))
     untrained = ["--untrained"] * (verb == "validate")
     stopped(tmp_path, "SIGTERM", hook, 0, "--trainer.max_epochs=1", *untrained, verb=verb)
     assert exits == [(143, "ended by SIGTERM")]

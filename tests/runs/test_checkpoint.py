@@ -177,9 +177,9 @@ def test_another_model_is_a_user_error(weights, message):
         ({"epoch": "two"}, "epoch is 'two', not"),
         ({"global_step": 1.5}, "global_step is 1.5, not"),
         ({"global_step": ..., "loops": ...}, "global_step is missing, not a whole number from 0; loops is missing"),
-        ({"callbacks": [1]}, "callbacks is no mapping"),
-        ({"state_dict": {"w": 3}}, "state_dict is no mapping of names to tensors"),
-        ({"state_dict": {}}, "state_dict is no mapping of names to tensors"),
+        ({"callbacks": [1]}, "callbacks is not a mapping"),
+        ({"state_dict": {"w": 3}}, "state_dict is not a mapping of names to tensors"),
+        ({"state_dict": {}}, "state_dict is not a mapping of names to tensors"),
         ({"hyper_parameters": {"ema_decay": 0.9}}, "ema_updates is missing"),
     ],
     ids=str,
@@ -198,8 +198,8 @@ def test_one_that_cannot_be_resumed_says_what_it_lacks(run, tmp_path, change, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"class_names": 5}, "class_names is no list of names"),
-        ({"class_names": [5]}, "class_names is no list of names"),
+        ({"class_names": 5}, "class_names is not a list of names"),
+        ({"class_names": [5]}, "class_names is not a list of names"),
         ({"img_size": "x"}, "img_size is 'x', not a side or two"),
         ({"img_size": [8, None]}, "img_size is a list, not a side or two"),
         ({"num_classes": -1}, "num_classes is -1, not a whole number from 0"),

@@ -93,7 +93,7 @@ def test_what_is_not_asked_for_is_not_imported(tmp_path):
 def test_tensorboard_shows_loss_and_score_first(run):
     """It sorts groups of curves by name: what stands before the first slash."""
     groups = sorted({tag.partition("/")[0] for tag in events(run.folder)})
-    assert groups == ["train", "val", "vitals"]
+    assert groups == ["train", "val", "watch"]
     assert sorted(tag for tag in events(run.folder) if tag.startswith("train/")) == ["train/loss"]
 
 

@@ -98,7 +98,7 @@ class TestOneVoice:
         store.set("here2", "")
         rank, lines = self.rank(store, 0)
         rank.explain(self.lost(), "RuntimeError: lost")
-        assert lines == ["rank 1 (host b, pid 8) was killed, perhaps for want of memory"]
+        assert lines == ["rank 1 (host b, pid 8) was killed, perhaps out of memory"]
 
     def test_how_a_child_was_killed_is_known(self, store, monkeypatch):
         store.set("where1", "host b, pid 8")
@@ -112,7 +112,7 @@ class TestOneVoice:
             raise torch.distributed.DistNetworkError("Broken pipe")
 
         store = SimpleNamespace(set=gone, check=gone)
-        for number, expected in ((1, ["rank 0 was killed, perhaps for want of memory"]), (2, [])):
+        for number, expected in ((1, ["rank 0 was killed, perhaps out of memory"]), (2, [])):
             rank, lines = self.rank(store, number)
             rank.explain(self.lost(), "RuntimeError: lost")
             assert lines == expected
@@ -129,7 +129,7 @@ class TestOneVoice:
 
     def test_a_rank_that_a_signal_ended_was_not_killed(self, store, monkeypatch):
         exits = []
-        monkeypatch.setattr(STOP, "leave", lambda *ending: exits.append(ending))
+        monkeypatch.setattr(STOP, "exit_now", lambda *ending: exits.append(ending))
         store.set("left1", "143")
         self.rank(store, 0, world=2)[0].explain(self.lost(), "RuntimeError: lost")
         assert exits == [(143, "ended by a signal to rank 1")]
@@ -161,7 +161,7 @@ class TestEnds:
         assert sorted(codes) == ([-9, 1] if launcher == "torchrun" else [-9 if victim == 0 else 1])
         by = " by SIGKILL" if launcher == "lightning" and victim == 1 else ""
         name = f"rank {victim} (host {os.uname().nodename}, pid {pid})"
-        assert said(run.text()) == f"{name} was killed{by}, perhaps for want of memory"
+        assert said(run.text()) == f"{name} was killed{by}, perhaps out of memory"
 
     @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
     @pytest.mark.parametrize("rank", [0, 1])

@@ -39,7 +39,8 @@ class ClassReport(Report):
         self._weights = tuple(outputs)
         self._seen.append(torch.stack([batch["label"], *outputs.values()]))  # (1 + kinds of weights, B)
 
-    on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
     def collect(self, trainer: Trainer) -> np.ndarray | None:
         """Labels and predictions (1 + kinds of weights, N) of the images of all devices."""

@@ -7,16 +7,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.callbacks.gather import gather
-from linvit.callbacks.loop_state import settle
+from linvit.callbacks.loop_state import make_resumable
 from linvit.callbacks.random_state import random_state, set_random_state
 
 RANDOM_STATE = "random_state"  # in a checkpoint
-WITHIN_STEP = "within_step"  # in one that was written amid an accumulation, where what is logged has the next step
+WITHIN_STEP = "within_step"  # in one that was written within an accumulation, where what is logged has the next step
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A loader that can go on in the middle of an epoch."""
+    """A loader that can continue in the middle of an epoch."""
 
     @property
     def batches_done(self) -> int:
@@ -26,21 +26,21 @@ class Resumable(Protocol):
         """How far the epoch has come."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next pass go on there."""
+        """Lets the next pass continue there."""
 
     def end_epoch(self) -> None:
         """Leaves out the rest of that pass."""
 
 
 class ExactResume(Callback):
-    """Saves what a run needs to go on exactly where a checkpoint was written, and restores it.
+    """Saves what a run needs to continue exactly where a checkpoint was written, and restores it.
 
     Weights, optimiser, schedule, moving average, gradient scaler and callbacks are in every checkpoint of Lightning.
-    This adds the states of the random generators of each rank, and sees to it that the loader goes on after the batches
+    This adds the states of the random generators of each rank, and makes the loader continue after the batches
     that were trained on and that Lightning's loops leave nothing out. Gradients are not saved, so checkpoints are to be
     written after an optimiser step, not in the middle of accumulation.
 
-    On another number of ranks each goes on with the generators of the rank that had its number, modulo how many there
+    On another number of ranks each continues with the generators of the rank that had its number, modulo how many there
     were.
     """
 
@@ -51,11 +51,11 @@ class ExactResume(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Adds the generators of all ranks, and makes the state of the loops one to resume from."""
         checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device), trainer)
-        settle(checkpoint["loops"]["fit_loop"], trainer, isinstance(trainer.train_dataloader, Resumable))
+        make_resumable(checkpoint["loops"]["fit_loop"], trainer, isinstance(trainer.train_dataloader, Resumable))
         batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
         if batches % window and batches != trainer.num_training_batches:
             rank_zero_warn(
-                f"a checkpoint is written amid the accumulation of {window} batches. It has no gradients, so a run "
+                f"a checkpoint is written within the accumulation of {window} batches. It has no gradients, so a run "
                 f"that is resumed from it differs slightly from this one; write it after an optimiser step"
             )
             checkpoint[WITHIN_STEP] = True
@@ -80,7 +80,7 @@ class ExactResume(Callback):
         self._generators, self._loader = None, {}
 
     def _place_loader(self, trainer: Trainer) -> None:
-        """Lets the loader go on within the epoch, and has Lightning count the batches as it does."""
+        """Lets the loader continue within the epoch, and has Lightning count the batches as it does."""
         trainer.fit_loop.setup_data()  # what trainer.reload_dataloaders_every_n_epochs asks for, while it does no harm
         loader = trainer.train_dataloader
         if not isinstance(loader, Resumable):

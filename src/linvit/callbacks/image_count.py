@@ -31,5 +31,6 @@ class ImageCount(Callback):
         own = torch.tensor(self._own, device=pl_module.device)
         self.images = int(trainer.strategy.reduce(own, reduce_op="sum"))
 
-    on_test_epoch_start, on_test_batch_end = on_validation_epoch_start, on_validation_batch_end
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_epoch_end = on_validation_epoch_end

@@ -1,4 +1,4 @@
-"""The loops of Lightning in a checkpoint, so that a run goes on from it exactly where it was.
+"""The loops of Lightning in a checkpoint, so that a run resumes from it exactly where it was.
 
 Lightning resumes within an epoch, but not from everywhere: it leaves out the validation that follows the batch after
 which a checkpoint was written, and all that belongs to the end of an epoch after the last one; a run of
@@ -10,13 +10,13 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 
-def settle(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:
+def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:
     """Changes the state of the fit loop, as a checkpoint has it, in place.
 
     Args:
         loops: Progress of the loops by name, `checkpoint["loops"]["fit_loop"]`.
         trainer: That writes the checkpoint.
-        resumable: Whether the loader goes on where it was; another one would start the epoch again at its end.
+        resumable: Whether the loader continues where it was; another one would start the epoch again at its end.
     """
     epoch, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     validation = loops["epoch_loop.val_loop.batch_progress"]

@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class Memory(Callback):
-    """Logs the most memory that the first process has held so far, in GiB.
+    """Logs the most memory that the first process has used so far, in GiB.
 
     `memory/host` is the largest resident set of the process itself, without its loader processes: a curve that never
     stops rising is a leak. It is not known on Windows. `memory/device` is what torch has allocated on the CUDA device.

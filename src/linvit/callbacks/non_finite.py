@@ -40,8 +40,8 @@ class NonFiniteGuard(Callback):
     """Skips each optimiser step whose loss or gradient is not finite, on all devices alike, and says where it is from.
 
     A skipped step leaves the weights, the optimiser's state and the running statistics of BatchNorm as they were; the
-    schedule goes on. One micro-batch of an accumulated step is enough to skip it. The first of several skipped steps in
-    a row is reported: its batch is computed once more, to name the first layer whose output or gradient is not finite,
+    schedule continues. One micro-batch of an accumulated step is enough to skip it. The first of several skipped steps
+    in a row is reported: its batch is computed once more, to name the first layer whose output or gradient is not finite,
     and the samples. `skipped_steps`, the number so far, is logged.
 
     With `16-mixed` the scaler of the loss skips steps while it looks for its scale. These do not count.
@@ -179,7 +179,7 @@ class NonFiniteGuard(Callback):
             self._reports += 1
             self._first = report(trainer, task, self._suspect, layers=not self._sharded)
             rank_zero_warn(f"step {step} is skipped: its loss or gradient is not finite. {self._first.text}")
-        if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._first.hopeless:
+        if self.in_a_row >= min(self.stop_after, trainer.estimated_stepping_batches) or self._first.weights:
             raise UserError(self._stopped(trainer, step))
 
     def _stopped(self, trainer: Trainer, step: int) -> str:
@@ -188,9 +188,9 @@ class NonFiniteGuard(Callback):
         kept = f" The checkpoints in '{folder}' are from before." if folder and any(Path(folder).glob("*.ckpt")) else ""
         precision = "" if trainer.precision == "32-true" else "set --trainer.precision=32-true, "
         return (
-            f"training stopped at step {step}: {'the weights are not finite' if self._first.hopeless else why}. "
+            f"training stopped at step {step}: {'the weights are not finite' if self._first.weights else why}. "
             f"{self._first.text}.{kept} Lower --model.lr, clip gradients (--trainer.gradient_clip_val=1), {precision}"
-            f"or mend the samples that are named"
+            f"or fix the samples that are named"
         )
 
 

@@ -19,12 +19,12 @@ class Report(NamedTuple):
     """What a batch was found to hold.
 
     Attributes:
-        text: In words, without a full stop.
-        hopeless: Whether the weights themselves are not finite, so that no step can follow.
+        text: What is said of it, without a full stop.
+        weights: Whether the weights themselves are not finite, so that no step can follow.
     """
 
     text: str
-    hopeless: bool
+    weights: bool
 
 
 def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> Report:
@@ -47,14 +47,14 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     everyone = gather(mine, trainer)
     on = "On rank {}: " if len(everyone) > 1 else ""
     texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
-    return Report(texts[0] if texts else NOTHING, any(hopeless for _, hopeless in everyone))
+    return Report(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
 
 
 NOTHING = "Computed once more, the batch was finite"
 
 
 def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> str:
-    """The first layer and the samples, in words; empty if all is finite."""
+    """Names the first layer and the samples; empty if all is finite."""
     size = len(batch["image"])
     inputs = {
         name: rows

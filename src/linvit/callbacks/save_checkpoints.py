@@ -83,7 +83,7 @@ class SaveCheckpoints(Checkpoint):
     while it trains, and what killed runs left unfinished in it is deleted.
 
     last.ckpt is the record of its moment: the loggers have written all rows before it, and it lists its other names. So
-    whatever a kill leaves, a run that is resumed can complete what belongs to it (`complete`), and does the rest again.
+    after a kill a run that is resumed can complete what belongs to it (`complete`), and does the rest again.
     A checkpoint that cannot be written, because the disk is full or read-only, does not end the run: it says so,
     forgets that the state was the best, and tries again a minute later.
 

@@ -16,8 +16,8 @@ class StopOnSignal(Callback):
     All ranks agree on it, whichever has received the signal: they exchange a number after every optimiser step and
     every batch of validation. That takes place on the processor, so no GPU is waited for.
 
-    The state of the run is saved. A validation that was cut short leaves no score: the run that goes on from there
-    starts it anew.
+    The state of the run is saved. A validation that was cut short leaves no score: the run that is resumed from
+    there starts it again.
     """
 
     def __init__(self) -> None:

@@ -178,7 +178,7 @@ def files(run: Path) -> dict[str, Any]:
 
 def _measured(tag: str) -> bool:
     """Whether the values of a tag are times or memory, which no two runs share."""
-    return tag.removeprefix("vitals/").startswith(("images/s", "data_wait", "memory/", "seconds/"))
+    return tag.removeprefix("watch/").startswith(("images/s", "data_wait", "memory/", "seconds/"))
 
 
 def split(options: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -39,7 +39,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
         loader = LOADER.search(str(error))
         if loader is not None and loader[2] == "Terminated" and STOP.received is not None:
             # the cluster's signal has reached all processes, and these loaders are not linvit's
-            STOP.leave(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
+            STOP.exit_now(STOP.exit_code(STOP.received), f"ended by {name(STOP.received)}")
         mistake = find_user_error(error) or _refused_by_the_disk(error, trainer)
         if trainer.world_size == 1 and loader is None:
             if mistake is not None:
@@ -52,7 +52,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
             ranks.say(own)
             raise SystemExit(1) from error
         ranks.explain(error, own)
-        STOP.leave(1 if mistake is None else 2)
+        STOP.exit_now(1 if mistake is None else 2)
 
 
 def unsaved(trainer: Trainer) -> str | None:

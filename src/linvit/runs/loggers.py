@@ -24,7 +24,7 @@ Loggers = bool | Logger | str | list[Logger | str] | None  # bool before str, or
 
 
 SCORES = ("train/", "val/", "test/")
-OTHERS = "vitals"
+OTHERS = "watch"
 RETRY = 60.0  # seconds
 
 
@@ -32,7 +32,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
     """Lightning's, with loss and score first, and with the hyper-parameters of a resumed run in hparams.yaml.
 
     TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
-    nor score goes to one group behind them: `vitals/rank/...`, `vitals/images/s`, `vitals/memory/host`.
+    nor score goes to one group behind them: `watch/rank/...`, `watch/images/s`, `watch/memory/host`.
     """
 
     _silent_until = 0.0

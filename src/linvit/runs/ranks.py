@@ -29,7 +29,7 @@ class Ranks(Callback):
     """Ends all ranks of a run when one has ended, and finds out which it was.
 
     torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in a store that
-    all share, and the others answer from a thread, whatever they wait for. Those
+    all share, and the others answer from a thread, even while they wait. Those
     that do not answer have been killed.
 
     Attributes:
@@ -86,7 +86,7 @@ class Ranks(Callback):
                 if lost_contact(error) and (missing := self._missing(store)):
                     for rank in missing:
                         if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
-                            STOP.leave(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
+                            STOP.exit_now(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
                     text = self._ended(missing)
                 if store.add("spoken", 1) > 1:
                     return
@@ -97,7 +97,7 @@ class Ranks(Callback):
         self.say(text)
 
     def say(self, text: str) -> None:
-        """Prints why the run has ended, and how to go on with it."""
+        """Prints why the run has ended, and how to resume it."""
         go_on = "" if self.run is None else f"{how_to_go_on(self.run)}\n"
         os.write(2, f"\nlinvit: error: {text}\n{go_on}".encode())
 
@@ -131,7 +131,7 @@ class Ranks(Callback):
             time.sleep(0.5)
         code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
         if STOP.is_exit_code(code) and not self._over.is_set():
-            STOP.leave(code, f"ended by a signal to {self._name(rank)}")
+            STOP.exit_now(code, f"ended by a signal to {self._name(rank)}")
         self._end_soon(self._ended([rank]) if code < 0 else "")  # one that was not killed has said why it ended
 
     def _watch_launcher(self, launcher: int) -> None:
@@ -145,7 +145,7 @@ class Ranks(Callback):
         if not self._over.wait(GRACE):
             if why:
                 self.say(why)
-            STOP.leave(1)
+            STOP.exit_now(1)
 
     def _ended(self, ranks: Sequence[int]) -> str:
         """How other ranks have ended, as far as that is known."""
@@ -155,7 +155,7 @@ class Ranks(Callback):
         child = STOP.children[rank - 1] if 1 <= rank <= len(STOP.children) else None
         code = None if child is None else child.poll()
         by = f" by {signal.Signals(-code).name}" if code and code < 0 else ""
-        return by + (", perhaps for want of memory" if by in ("", " by SIGKILL") else "")
+        return by + (", perhaps out of memory" if by in ("", " by SIGKILL") else "")
 
     def _name(self, rank: int) -> str:
         where, store, key = self._where_rank_0 if rank == 0 else "", self._connection, f"where{rank}"

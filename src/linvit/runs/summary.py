@@ -1,4 +1,4 @@
-"""What a training run prints when it has ended: its best scores, and the commands to go on with."""
+"""What a training run prints when it has ended: its best scores, and the commands to continue with."""
 
 from pathlib import Path
 from shlex import quote

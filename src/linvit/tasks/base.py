@@ -80,8 +80,8 @@ class Task(LightningModule):
         float32_matmul_precision: Of products of float32 matrices in a run, as in torch: "highest", or "high" for
             TensorFloat-32 on GPUs that have it; "medium" may use bfloat16. Attention's sums and inverses stay in
             float32 unless the network is compiled.
-        grad_checkpointing: Whether the backward pass computes activations anew: less memory, more time.
-        recompute_attention: Whether it computes the features and sums of attention anew: a fraction of the memory, 10
+        grad_checkpointing: Whether the backward pass computes activations again: less memory, more time.
+        recompute_attention: Whether it computes the features and sums of attention again: a fraction of the memory, 10
             to 35 % more time of these layers. Compiled networks decide that themselves.
         **optimisation: Arguments of `linvit.tasks.optimisation.Optimisation`.
 

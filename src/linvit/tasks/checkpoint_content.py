@@ -11,16 +11,16 @@ def problems(content: Mapping[str, Any], resumed: bool) -> Iterator[str]:
 
     Args:
         content: The checkpoint, with the mappings `hyper_parameters` and `state_dict`.
-        resumed: Whether a run goes on from it, which needs more than its weights.
+        resumed: Whether a run is resumed from it, which needs more than its weights.
     """
     weights, options = content["state_dict"], content["hyper_parameters"]
     if not weights or not all(isinstance(n, str) and isinstance(tensor, Tensor) for n, tensor in weights.items()):
-        yield "state_dict is no mapping of names to tensors"
+        yield "state_dict is not a mapping of names to tensors"
     if not isinstance(content.get("callbacks", {}), Mapping):
-        yield "callbacks is no mapping"
+        yield "callbacks is not a mapping"
     names, size = options.get("class_names"), options.get("img_size", 1)
     if not isinstance(names, list | None) or not all(isinstance(name, str) for name in names or ()):
-        yield "class_names is no list of names"
+        yield "class_names is not a list of names"
     if not all(_is_count(side) for side in (size if isinstance(size, list | tuple) else [size])):
         yield f"img_size is {_said(options, 'img_size')}, not a side or two"
     if not _is_count(options.get("num_classes", 1)):

@@ -1,4 +1,4 @@
-"""Scores that the authors of a model published, to be held against ours."""
+"""Scores that the authors of a model published, to compare ours with."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
         )
     options = content["hyper_parameters"]
     if not isinstance(options, Mapping) or not isinstance(content["state_dict"], Mapping):
-        raise UserError(f"'{source}' is not a checkpoint of a linvit run: its options or weights are no mapping")
+        raise UserError(f"'{source}' is not a checkpoint of a linvit run: its options or weights are not a mapping")
     foreign = [str(key) for key in options if not isinstance(key, str) or key.startswith("_")]
     foreign += [key for key in FOREIGN if key in content]
     if foreign:
@@ -101,7 +101,7 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
 
 
 def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
-    """What an option holds that is no plain value, or that a parser might take for a class and its arguments.
+    """What an option holds that is not a plain value, or that a parser might take for a class and its arguments.
 
     Args:
         value: The option, or a part of it.

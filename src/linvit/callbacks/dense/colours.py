@@ -41,7 +41,7 @@ def class_palette(trainer: Trainer, classes: int) -> np.ndarray:
 def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
     """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are.
 
-    Under the colours the picture is grey, so that they are those of the legend, whatever the picture's own are.
+    Under the colours the picture is grey, so that they are those of the legend for a picture of any colours.
     """
     known = classes < len(colours)
     mixed = (1 - OPACITY) * picture.mean(-1, keepdims=True) + OPACITY * colours[np.where(known, classes, 0)]

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from linvit.data.loading.progress import EpochProgress, TrainOrder
 from linvit.machine import let_open
-from linvit.signals import outlive_signals
+from linvit.signals import ignore_stop_signals
 
 
 class TrainLoader(DataLoader[Any]):
@@ -107,7 +107,7 @@ def make_loader(
         collate_fn=collate,
         generator=torch.Generator(),  # without one it would draw from torch's global generator
         persistent_workers=num_workers > 0,
-        worker_init_fn=outlive_signals,
+        worker_init_fn=ignore_stop_signals,
         pin_memory=torch.cuda.is_available(),
     )
     if isinstance(loader, TrainLoader) and loader.order is not None:
