@@ -5,14 +5,14 @@ import torch
 
 import linvit
 from linvit.analysis import num_parameters
-from linvit.tasks.published import Published, published_ap, published_miou, published_top1
+from linvit.tasks.published import PublishedScores, published_ap, published_miou, published_top1
 from tests.training import TINY, tiny_task
 
 SETTINGS = {"backbone": "swin_tiny", "attention": None, "num_classes": 1000, "img_size": 224}
 
 
 def test_the_number_of_the_backbone_at_its_size():
-    assert published_top1(**SETTINGS) == Published(
+    assert published_top1(**SETTINGS) == PublishedScores(
         {"top1": pytest.approx(0.812)}, "microsoft/Swin-Transformer: MODELHUB.md"
     )
     assert published_top1(**{**SETTINGS, "backbone": {"name": "swin_tiny"}, "img_size": [224, 224]}) is not None

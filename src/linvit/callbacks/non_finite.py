@@ -41,8 +41,8 @@ class NonFiniteGuard(Callback):
 
     A skipped step leaves the weights, the optimiser's state and the running statistics of BatchNorm as they were; the
     schedule continues. One micro-batch of an accumulated step is enough to skip it. The first of several skipped steps
-    in a row is reported: its batch is computed once more, to name the first layer whose output or gradient is not finite,
-    and the samples. `skipped_steps`, the number so far, is logged.
+    in a row is reported: its batch is computed once more, to name the samples and the first layer whose output or
+    gradient is not finite. `skipped_steps`, the number so far, is logged.
 
     With `16-mixed` the scaler of the loss skips steps while it looks for its scale. These do not count.
 
@@ -150,7 +150,8 @@ class NonFiniteGuard(Callback):
             now, kept = (torch.cat([value.flatten() for value in values]) for values in (self._statistics, self._kept))
             chosen = torch.where(self._bad | ~now.isfinite(), kept, now).split([v.numel() for v in self._kept])
             for values in (self._kept, self._statistics):
-                torch._foreach_copy_(values, [c.view_as(v) for c, v in zip(chosen, values, strict=True)])
+                for value, part in zip(values, chosen, strict=True):
+                    value.copy_(part.view_as(value))
 
     def _look(self, trainer: Trainer, task: LightningModule, last: _Batch | None) -> None:
         if last is None:

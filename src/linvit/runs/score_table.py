@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from linvit.tasks.published import Published
+from linvit.tasks.published import PublishedScores
 
 
-def score_table(scores: Mapping[str, float], images: int, known: Published | None) -> str:
+def score_table(scores: Mapping[str, float], images: int, known: PublishedScores | None) -> str:
     """The scores, those of the moving average after those of the weights, and the published ones beside ours.
 
     Args:

@@ -22,28 +22,19 @@ from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.linearization.distillation import Distillation
 from linvit.optim import adamw, parameter_groups
-from linvit.tasks.execution import (
-    enable_grad_checkpointing,
-    keep_attention_features,
-    pause_buffer_broadcasts,
-    resume_buffer_broadcasts,
-)
+from linvit.tasks.execution import broadcast_buffers, enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import frozen
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
-from linvit.tasks.published import Published
+from linvit.tasks.published import PublishedScores
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
 from linvit.tasks.teacher import Teacher, fingerprint, learn_from, new_parameters
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
-SET_BY_DATA = (
-    "num_classes",
-    "class_names",
-    "img_size",
-    "in_chans",
-)  # arguments that the command line takes from the data
+# Arguments that the command line takes from the data:
+SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
 # Arguments that a checkpoint does not decide:
 SET_BY_RUN = ("predict_with", "compile", "float32_matmul_precision", "grad_checkpointing", "recompute_attention")
 
@@ -177,7 +168,7 @@ class Task(LightningModule):
         """What a run of this task shows. A callback of the same class in the configuration takes its place."""
         return [ImageGrid()]
 
-    def published(self) -> Published | None:
+    def published(self) -> PublishedScores | None:
         """The scores that the authors published for this very model, if they did."""
         return None
 
@@ -325,11 +316,11 @@ class Task(LightningModule):
 
     def on_validation_start(self) -> None:
         """Prepares DDP for ranks with unequal numbers of batches."""
-        pause_buffer_broadcasts(self)
+        broadcast_buffers(self, at_each_forward=False)
 
     def on_validation_end(self) -> None:
         """Prepares DDP for training again."""
-        resume_buffer_broadcasts(self)
+        broadcast_buffers(self, at_each_forward=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the total batch size, and how many updates the moving average has had.

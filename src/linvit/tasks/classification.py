@@ -14,7 +14,7 @@ from linvit.callbacks.prediction_writer import PredictionWriter
 from linvit.errors import UserError
 from linvit.tasks.base import Task
 from linvit.tasks.mixup import Mixup
-from linvit.tasks.published import Published, published_top1
+from linvit.tasks.published import PublishedScores, published_top1
 
 
 class ClassificationTask(Task):
@@ -98,7 +98,7 @@ class ClassificationTask(Task):
         writers = [] if folder is None else [PredictionWriter(folder)]
         return [*super().run_callbacks(), ClassReport(folder), *writers]
 
-    def published(self) -> Published | None:
+    def published(self) -> PublishedScores | None:
         """The published top-1 accuracy on ImageNet-1K."""
         names = ("backbone", "attention", "num_classes", "img_size")
         return published_top1(**{name: self.hparams[name] for name in names})

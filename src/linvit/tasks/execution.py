@@ -39,22 +39,14 @@ def keep_attention_features(network: nn.Module) -> None:
             module.recompute = False  # type: ignore[assignment]
 
 
-def pause_buffer_broadcasts(task: LightningModule) -> None:
-    """Broadcasts rank 0's buffers and stops DDP from broadcasting them at each forward.
+def broadcast_buffers(task: LightningModule, at_each_forward: bool) -> None:
+    """Broadcasts rank 0's buffers, those that its checkpoint holds; whether DDP does so at each forward from now on.
 
     The ranks evaluate parts of the set that may differ by one image, so that one rank may have a batch more. DDP
-    broadcasts buffers in every forward pass, evaluation included: in that batch it would wait for ever. Rank 0's
-    buffers are those that its checkpoint holds. `resume_buffer_broadcasts` turns the broadcasts on again.
+    broadcasts buffers in every forward pass, evaluation included: in that batch it would wait for ever.
     """
     wrapper = task.trainer.strategy.model
     if isinstance(wrapper, DistributedDataParallel):
         for buffer in task.buffers():
             torch.distributed.broadcast(buffer, 0)
-        wrapper.require_forward_param_sync = False
-
-
-def resume_buffer_broadcasts(task: LightningModule) -> None:
-    """Lets DDP broadcast buffers at each forward again, as training needs it."""
-    wrapper = task.trainer.strategy.model
-    if isinstance(wrapper, DistributedDataParallel):
-        wrapper.require_forward_param_sync = True
+        wrapper.require_forward_param_sync = at_each_forward  # no documented name does that

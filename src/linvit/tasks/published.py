@@ -11,8 +11,8 @@ from linvit.signatures import equal_options, parameters_of
 
 
 @dataclass(frozen=True)
-class Published:
-    """Published scores and where they stand.
+class PublishedScores:
+    """PublishedScores scores and where they stand.
 
     Attributes:
         scores: Name of the metric, such as "top1", to its value, as the task logs it.
@@ -23,7 +23,9 @@ class Published:
     source: str
 
 
-def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]) -> Published | None:
+def published_top1(
+    backbone: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
+) -> PublishedScores | None:
     """The top-1 accuracy on ImageNet-1K in [0, 1] that the authors of a backbone published.
 
     None unless the model is theirs: the backbone as named, its options the published ones, with its own attention, at
@@ -38,47 +40,47 @@ def published_top1(backbone: Spec, attention: Any, num_classes: int, img_size: i
     changed = _changed(options, backbones.get(name))
     if changed and not equal_options(changed, facts.also):
         return None
-    return Published({"top1": facts.top1 / 100}, facts.top1_source)
+    return PublishedScores({"top1": facts.top1 / 100}, facts.top1_source)
 
 
 def published_miou(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, img_size: int | Sequence[int]
-) -> Published | None:
+) -> PublishedScores | None:
     """The mean IoU on ADE20K in [0, 1] that was published of a backbone under a head.
 
     None unless the model is that one: both as named, with their published options and the backbone's own attention,
     trained on crops of 512x512, with 150 classes. The arguments are those of a `SegmentationTask`.
     """
-    (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
-    found = ade20k_info().get((name, head_name))
-    if found is None or attention is not None or num_classes != 150 or image_size(img_size) != (512, 512):
+    found = ade20k_info().get((backbones.parse(backbone)[0], heads.parse(head)[0]))
+    if found is None or num_classes != 150 or image_size(img_size) != (512, 512):
         return None
-    if not equal_options(_changed(options, backbones.get(name)), found.options) or _changed(
-        head_options, heads.get(head_name)
-    ):
-        return None
-    return Published({"mIoU": found.miou / 100}, found.source)
+    own = _are_published(backbone, head, attention, found.options)
+    return PublishedScores({"mIoU": found.miou / 100}, found.source) if own else None
 
 
 def published_ap(
     backbone: Spec, head: Spec, attention: Any, num_classes: int, decay_epochs: Sequence[float]
-) -> Published | None:
+) -> PublishedScores | None:
     """The average precision on COCO in [0, 1] that was published of a backbone under a head.
 
     None unless the model is that one: both as named, with their published options and the backbone's own attention,
     trained for as long, with 80 classes. The arguments are those of a `DetectionTask`.
     """
-    (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
     schedules: dict[tuple[float, ...], str] = {(8, 11): "1x", (27, 33): "3x"}
-    found = coco_info().get((name, head_name, schedules.get(tuple(decay_epochs), "")))
-    if found is None or attention is not None or num_classes != 80:
-        return None
-    if not equal_options(_changed(options, backbones.get(name)), found.options) or _changed(
-        head_options, heads.get(head_name)
-    ):
+    trained = schedules.get(tuple(decay_epochs), "")
+    found = coco_info().get((backbones.parse(backbone)[0], heads.parse(head)[0], trained))
+    if found is None or num_classes != 80 or not _are_published(backbone, head, attention, found.options):
         return None
     masks = {} if found.mask_ap is None else {"mask_AP": found.mask_ap / 100}
-    return Published({"box_AP": found.box_ap / 100, **masks}, found.source)
+    return PublishedScores({"box_AP": found.box_ap / 100, **masks}, found.source)
+
+
+def _are_published(backbone: Spec, head: Spec, attention: Any, published: Mapping[str, Any]) -> bool:
+    """Whether a backbone has its own attention and the published options, and a head its defaults."""
+    (name, options), (head_name, head_options) = backbones.parse(backbone), heads.parse(head)
+    if attention is not None or not equal_options(_changed(options, backbones.get(name)), published):
+        return False
+    return not _changed(head_options, heads.get(head_name))
 
 
 def _changed(options: Mapping[str, Any], constructor: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
 from linvit.experiments.measure import Timing
 from linvit.runs.folder import RunFolder, find
-from linvit.tasks.published import Published
+from linvit.tasks.published import PublishedScores
 from tests.experiments.compare.runs import write_run
 
 
@@ -188,7 +188,7 @@ def test_the_page_has_all_of_it(folder):
 def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):
     found = replace(results(folder), source="")
     for variant in found.variants:
-        published = Published({"top1": 0.722}, "their README") if variant.name == "softmax" else None
+        published = PublishedScores({"top1": 0.722}, "their README") if variant.name == "softmax" else None
         variant.published, variant.costs = None, Costs(1, 2, Timing((3.0,)), 4, None, published)
     labelled = with_published(found)
     assert labelled.source == "top1 in per cent (their README)"

@@ -20,7 +20,7 @@ from linvit.runs.folder import RunFolder
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.published import Published
+from linvit.tasks.published import PublishedScores
 
 BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
 
@@ -42,7 +42,7 @@ class Costs(NamedTuple):
     latency: Timing
     memory: int
     load: float | None
-    published: Published | None
+    published: PublishedScores | None
 
 
 def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: bool = True) -> dict[str, Costs | str]:
@@ -58,7 +58,7 @@ def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: 
         By name, the costs, or why there are none.
     """
     found: dict[str, Costs | str] = {}
-    published: dict[str, Published | None] = {}
+    published: dict[str, PublishedScores | None] = {}
     candidates = []
     for name, run in runs.items():
         try:
@@ -75,7 +75,7 @@ def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: 
     return found | {cost.name: _costs(cost, load.processors, published[cost.name]) for cost in measured}
 
 
-def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int], Published | None, int]:
+def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int], PublishedScores | None, int]:
     """The network of a run, the size of its images, the published scores, and the channels of its images."""
     path = run.config["model"]["class_path"]
     module, _, name = path.rpartition(".")
@@ -95,7 +95,7 @@ def _with_images(
     return network, (torch.randn(BATCH, channels, *size, device=device),), {}
 
 
-def _costs(cost: Cost, load: float | None, published: Published | None) -> Costs | str:
+def _costs(cost: Cost, load: float | None, published: PublishedScores | None) -> Costs | str:
     """What was measured of a network, or why it was not."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:

@@ -17,7 +17,7 @@ from linvit.tasks.base import Task
 from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator, tools
 from linvit.tasks.detection.objects import Objects, image_size
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind
-from linvit.tasks.published import Published, published_ap
+from linvit.tasks.published import PublishedScores, published_ap
 
 
 class DetectionTask(Task):
@@ -124,7 +124,7 @@ class DetectionTask(Task):
         writers = [] if folder is None else [DetectionWriter(folder)]
         return [*super().run_callbacks(), DetectionReport(folder), DetectionPictures(), *writers]
 
-    def published(self) -> Published | None:
+    def published(self) -> PublishedScores | None:
         """The published average precision on COCO."""
         names = ("backbone", "head", "attention", "num_classes", "decay_epochs")
         return published_ap(**{name: self.hparams[name] for name in names})

@@ -20,7 +20,7 @@ from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
 from linvit.tasks.base import Task
-from linvit.tasks.published import Published, published_miou
+from linvit.tasks.published import PublishedScores, published_miou
 from linvit.tasks.segmentation.confusion import ConfusionScore, PixelConfusion, class_scores
 from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
 
@@ -144,7 +144,7 @@ class SegmentationTask(Task):
         writers = [] if folder is None else [MaskWriter(folder)]
         return [*super().run_callbacks(), SegmentationReport(folder), SegmentationPictures(), *writers]
 
-    def published(self) -> Published | None:
+    def published(self) -> PublishedScores | None:
         """The published mean IoU on ADE20K, for evaluation at one scale."""
         settings = self.hparams
         if self.window is not None or settings["mirror"] or [*settings["scales"]] != [1]:
