@@ -14,6 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLoc
 from linvit.plain_text import printable
 
 Point = tuple[float, float]
+Bar = tuple[float, float, float, float]
+"""A point that is drawn, and the lower and upper end of its bar."""
 COLOURS = ("#0a7cc0", "#d55e00", "#009e73", "#cc4c8f", "#b8860b", "#1ba3c6", "#8e63c4", "#a0703c", "#7d7d7d")
 MARKERS = "os^Dv<>P*X"
 LINES = ("-", "--", ":")
@@ -69,15 +71,6 @@ class Series(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class Bar(NamedTuple):
-    """A point that is drawn, and the lower and upper end of its bar."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-
-
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
 
 
@@ -98,7 +91,7 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         figure, axes = _axes(title, x, y, note)
         ends = []
         for i, one in enumerate(series):
-            if points := _shown(one, x, y):
+            if points := _drawable(one, x, y):
                 drawn = axes.errorbar(*_columns(points), **look(i), linestyle=LINES[i // len(COLOURS) % len(LINES)])
                 ends.append((points[-1][:2], one.name, drawn))
         ends.sort(key=lambda end: end[0], reverse=True)
@@ -127,15 +120,15 @@ def scatter_plot(
         drawn: list[Bar] = []
         handles, names = [], []
         for i, one in enumerate(series):
-            if points := _shown(one, x, y):
+            if points := _drawable(one, x, y):
                 drawn += points
                 names.append(one.name)
                 handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="-" if lines else "none"))
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
         if front:
-            best = [bar for bar in sorted(drawn) if not any(other.x <= bar.x and other.y > bar.y for other in drawn)]
-            axes.plot([bar.x for bar in best], [bar.y for bar in best], color="#cccccc", linewidth=5, zorder=0)
+            best = [bar[:2] for bar in sorted(drawn) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in drawn)]
+            axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
         return _svg(figure, handles, names)
 
 
@@ -186,19 +179,22 @@ def look(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "capsize": 2}
 
 
-def _shown(series: Series, x: Axis, y: Axis) -> list[Bar]:
+def _drawable(series: Series, x: Axis, y: Axis) -> list[Bar]:
     """The points that can be drawn, with the lower and upper end of their bars."""
     ends = series.spread or [(b, b) for _, b in series.points]
-    bars = [Bar(*point, *end) for point, end in zip(series.points, ends, strict=True)]
+    bars = [(*point, *end) for point, end in zip(series.points, ends, strict=True)]
     return [
-        bar for bar in bars if all(map(math.isfinite, bar)) and (bar.x > 0 or not x.log) and (bar.low > 0 or not y.log)
+        bar for bar in bars if all(map(math.isfinite, bar)) and (bar[0] > 0 or not x.log) and (bar[2] > 0 or not y.log)
     ]
 
 
 def _columns(bars: Sequence[Bar]) -> tuple[list[float], list[float], list[list[float]]]:
     """The places of points and the lengths of their bars, as matplotlib takes them."""
-    lengths = [[bar.y - bar.low for bar in bars], [bar.high - bar.y for bar in bars]]
-    return [bar.x for bar in bars], [bar.y for bar in bars], lengths
+    return (
+        [bar[0] for bar in bars],
+        [bar[1] for bar in bars],
+        [[y - a for _, y, a, _ in bars], [b - y for _, y, _, b in bars]],
+    )
 
 
 def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from linvit.experiments.compare.sweep_run import SweepRun
 
-LOOK = 2.0  # seconds between two looks at the curves of running runs
+EVERY = 2.0  # seconds between two readings of the curves of runs
 
 
 class Progress:
@@ -22,37 +22,32 @@ class Progress:
 
     def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
         self._runs, self._say = runs, say
-        self._start, self._looked = time.monotonic(), -math.inf
-        self._done = {run.name: run.fraction() for run in runs}
-        self._first = self._sum
+        self._start = self._read = time.monotonic()
+        self._parts = {run.name: run.fraction() for run in runs}
+        self._first = self._done = math.fsum(self._parts.values())
         self._bar = tqdm(
             total=len(runs), initial=self._first, unit="run", disable=None, dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs{postfix}",
         )  # fmt: skip
 
-    @property
-    def _sum(self) -> float:
-        return math.fsum(self._done.values())
-
     def left(self) -> str:
         """The time that is left, as far as the runs so far tell."""
-        gained = self._sum - self._first
+        gained = self._done - self._first
         if gained <= 0:
             return ""
-        seconds = (len(self._runs) - self._sum) * (time.monotonic() - self._start) / gained
+        seconds = (len(self._runs) - self._done) * (time.monotonic() - self._start) / gained
         return f"about {timedelta(seconds=round(seconds))} left"
 
     def __call__(self, ended: SweepRun | None) -> None:
-        """Looks at the running runs; says how a run has ended."""
-        if ended is None and time.monotonic() - self._looked < LOOK:
+        """Reads how far the runs are; says how a run has ended."""
+        if ended is None and time.monotonic() - self._read < EVERY:
             return
-        self._looked = time.monotonic()
-        for run in self._runs:
-            if self._done[run.name] < 1:
-                self._done[run.name] = run.fraction()
+        self._read = time.monotonic()
+        self._parts |= {run.name: run.fraction() for run in self._runs if self._parts[run.name] < 1}
+        self._done = math.fsum(self._parts.values())
         if ended is not None:
             self._say(self._line(ended))
-        self._bar.n = self._sum
+        self._bar.n = self._done
         self._bar.set_postfix_str(self.left())
 
     def close(self) -> None:
@@ -61,10 +56,11 @@ class Progress:
 
     def _line(self, run: SweepRun) -> str:
         finished = sum(other.state == "finished" for other in self._runs)
-        how = f"{run.state} after {timedelta(seconds=round(run.seconds))}"
-        begun = run.newest
-        last = begun.score(begun.score_tag()) if begun is not None else None
-        score = f", {begun.score_tag()} {last.value:.4f} of epoch {last.epoch}" if begun is not None and last else ""
-        words = f": {run.last_words()} ({run.log})" if run.state == "failed" else score
+        how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
+        score = begun.score(begun.score_tag()) if begun is not None else None
+        if run.state == "failed":
+            how += f": {run.last_words()} ({run.log})"
+        elif begun is not None and score is not None:
+            how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
         left = self.left() if finished < len(self._runs) else ""
-        return f"{run.name} {how}{words}; {finished} of {len(self._runs)} runs{', ' * bool(left)}{left}"
+        return f"{run.name} {how}; {finished} of {len(self._runs)} runs{', ' * bool(left)}{left}"
