@@ -1,4 +1,4 @@
-"""A mechanism that adds a convolution of the values, taken apart: its kernel of q and k, and the convolution."""
+"""Mechanisms that add a convolution of the values to a kernel of q and k, and these two parts alone."""
 
 import copy
 from typing import ClassVar
