@@ -8,9 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 
-from linvit.callbacks.class_names import class_names
 from linvit.callbacks.gather import gather
-from linvit.callbacks.report import Report, write_picture, write_table
+from linvit.callbacks.report import Report, write_classes, write_picture
 from linvit.callbacks.tensorboard import add_picture
 
 
@@ -42,7 +41,7 @@ class ClassReport(Report):
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
 
-    def collect(self, trainer: Trainer) -> np.ndarray | None:
+    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> np.ndarray | None:
         """Labels and predictions (1 + kinds of weights, N) of the images of all devices."""
         own = torch.cat(self._seen, 1).cpu().numpy() if self._seen else None
         parts = [part for part in gather(own, trainer) if part is not None]
@@ -55,13 +54,12 @@ class ClassReport(Report):
         seen = dict(zip(("label", *self._weights), found, strict=True))
         label, classes, names = seen["label"], pl_module.hparams["num_classes"], pl_module.hparams["class_names"]
         images = np.bincount(label, minlength=classes)
-        columns = {"raw": "top1", "ema": "ema_top1"}
-        right = {columns[kind]: np.bincount(label[label == seen[kind]], minlength=classes) for kind in self._weights}
-        rows: list[list[Any]] = [["class", "images", *right]]
-        for i, (name, count) in enumerate(zip(class_names(pl_module), images, strict=True)):
-            rows.append([name, count, *(f"{hits[i] / count:.6f}" if count else "" for hits in right.values())])
+        columns, scores = {"raw": "top1", "ema": "ema_top1"}, {}
+        for kind in self._weights:
+            right = np.bincount(label[label == seen[kind]], minlength=classes)
+            scores[columns[kind]] = np.divide(right, images, out=np.full(classes, np.nan), where=images > 0)
         table = folder / f"{stage}_classes.csv"
-        write_table(table, rows)
+        write_classes(table, pl_module, "images", images, scores)
         shown = seen.get(pl_module.hparams["predict_with"], seen["raw"])
         picture = confusion_picture(label, shown, classes, names)
         write_picture(folder / f"{stage}_confusion.png", Image.fromarray(picture))

@@ -1,14 +1,16 @@
 """What the reports of all tasks share: when they are written, and where."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
 
+from linvit.callbacks.class_names import class_names
 from linvit.files import rewriting
 from linvit.plain_text import CsvWriter
 
@@ -24,10 +26,11 @@ class Report(Callback):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
+        self._found: Any = None
         self._words = ""
 
-    def collect(self, trainer: Trainer) -> Any:
-        """What is reported, or None if there is nothing. All ranks call it."""
+    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
+        """What is reported of the set that was just evaluated, or None. All ranks call it before metrics are reset."""
         raise NotImplementedError
 
     def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
@@ -37,6 +40,14 @@ class Report(Callback):
             What to tell the user of it.
         """
         raise NotImplementedError
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Collects."""
+        self._found = self.collect(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Collects."""
+        self._found = self.collect(trainer, pl_module, "test")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports, before a checkpoint of this moment is written."""
@@ -55,7 +66,7 @@ class Report(Callback):
         self._tell()
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        found = self.collect(trainer)
+        found = self._found
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
         if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
@@ -77,6 +88,21 @@ def training_on(trainer: Trainer) -> Iterator[None]:
         if trainer.state.fn != "fit":
             raise
         rank_zero_warn(f"a report of step {trainer.global_step} could not be written: {error}")
+
+
+def write_classes(
+    path: Path, pl_module: LightningModule, unit: str, counts: np.ndarray, scores: Mapping[str, np.ndarray]
+) -> list[list[str]]:
+    """Writes a row per class: its name, how many images, pixels or objects it has (K,), and scores (K,); NaN is empty.
+
+    Returns:
+        The rows, the names of the columns first.
+    """
+    rows = [["class", unit, *scores]]
+    for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
+        rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
+    write_table(path, rows)
+    return rows
 
 
 def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:

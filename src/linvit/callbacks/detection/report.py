@@ -4,13 +4,11 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from linvit.callbacks.class_names import class_names
-from linvit.callbacks.report import Report, write_picture, write_table
+from linvit.callbacks.report import Report, write_classes, write_picture
 from linvit.callbacks.tensorboard import add_picture, current_step, writers
 from linvit.plain_text import markdown_table
 
@@ -31,7 +29,6 @@ class DetectionReport(Report):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__(folder)
-        self._last: tuple[dict[str, Any], np.ndarray] | None = None
         self._started = 0.0
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,17 +37,17 @@ class DetectionReport(Report):
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the evaluations before the task empties its results."""
-        self._keep(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the evaluations before the task empties its results."""
-        self._keep(trainer, pl_module, "test")
-
-    def collect(self, trainer: Trainer) -> tuple[dict[str, Any], np.ndarray] | None:
-        """COCO's evaluations of the last set, and how many objects each class has."""
-        return self._last
+    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
+        """COCO's evaluations, and how many objects each class has; logs how long they took."""
+        detected = time.perf_counter()
+        results = cast("Any", pl_module).results(stage)
+        detection, evaluation = detected - self._started, time.perf_counter() - detected
+        if evaluation > LONG:
+            rank_zero_info(f"detection took {detection:.0f} s, COCO's evaluation {evaluation:.0f} s")
+        for logger in trainer.loggers if stage == "val" and not trainer.sanity_checking else ():
+            seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
+            logger.log_metrics(seconds, current_step(trainer))
+        return dict(results.evaluations), results.objects
 
     def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
         """Writes the table and the curves."""
@@ -62,26 +59,11 @@ class DetectionReport(Report):
             for kind, each in evaluations.items()
             for name, values in each.class_scores().items()
         }
-        rows = [["class", "objects", *scores]]
-        for i, (name, count) in enumerate(zip(class_names(pl_module), objects.tolist(), strict=True)):
-            values = [column[i] for column in scores.values()]
-            rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
         table = folder / f"{stage}_classes.csv"
-        write_table(table, rows)
+        rows = write_classes(table, pl_module, "objects", objects, scores)
         picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
         write_picture(folder / f"{stage}_precision_recall.png", Image.fromarray(picture))
         add_picture(trainer, f"{stage}/precision_recall", picture)
         for writer in writers(trainer):
             writer.add_text(f"{stage}/classes", markdown_table(rows), current_step(trainer))
         return f"average precision of each class: {table}"
-
-    def _keep(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        detected = time.perf_counter()
-        results = cast("Any", pl_module).results(stage)
-        detection, evaluation = detected - self._started, time.perf_counter() - detected
-        if evaluation > LONG:
-            rank_zero_info(f"detection took {detection:.0f} s, COCO's evaluation {evaluation:.0f} s")
-        for logger in trainer.loggers if stage == "val" and not trainer.sanity_checking else ():
-            seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
-            logger.log_metrics(seconds, current_step(trainer))
-        self._last = dict(results.evaluations), results.objects
