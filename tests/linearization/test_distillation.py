@@ -197,6 +197,9 @@ def test_in_evaluation_and_while_paused_the_teacher_rests() -> None:
         distillation.loss()
     student.train()(images())
     assert calls == [1]
+    student.eval()
+    assert distillation.distances(images())["attention"]["blocks.0.attn"] > 0
+    assert not student.training
 
 
 @pytest.mark.parametrize("inputs", ["student", "teacher"])

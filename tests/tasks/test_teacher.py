@@ -82,7 +82,7 @@ def test_the_teacher_stays_as_it_is_and_outside(teacher, tmp_path):
     found = {}
 
     def look(*_):
-        network = task._distillation.teacher
+        network = task.distillation.teacher
         found.setdefault("weights", {name: value.clone() for name, value in network.state_dict().items()})
         found["same"] = all(torch.equal(found["weights"][n], value) for n, value in network.state_dict().items())
         found["trained"] = sum(len(group["params"]) for group in task.optimizers().param_groups)

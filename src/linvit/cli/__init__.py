@@ -16,6 +16,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "import-weights": "linvit.cli.import_weights",
     "data": "linvit.cli.data",
     "bench": "linvit.cli.bench",
+    "linearize": "linvit.cli.linearize",
     "compare": "linvit.cli.compare",
     "verify-resume": "linvit.cli.verify_resume",
     "analyze": "linvit.cli.analyze",
@@ -32,6 +33,8 @@ usage: linvit VERB [options]
                linvit test --config RUN/config.yaml --ckpt_path RUN
   predict    write a table of predictions:
                linvit predict --config RUN/config.yaml --ckpt_path RUN
+  linearize  train a copy of a trained network with another attention:
+               linvit linearize --teacher RUN --model.attention=focused
   compare    run variants with several seeds, and make one table of them:
                linvit compare --config quickstart --seeds 3 \\
                  --model.attention=softmax,linear,focused

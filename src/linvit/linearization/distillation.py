@@ -80,6 +80,7 @@ class Distillation:
         matching: What is matched; None is attention outputs alone, with the weight 50.
 
     Attributes:
+        scales: Mean squares of what the teacher made of the images of `distances`, by part and module.
         layers: Names of the attention layers that are matched: those whose mechanism differs; all, if none does.
 
     Raises:
@@ -96,7 +97,8 @@ class Distillation:
         self.teacher, self.student = teacher.eval(), student
         self.matching = matching or Matching()
         self.layers = matched_layers(teacher, student)
-        self._active = True
+        self._active, self._always = True, False
+        self.scales: dict[str, dict[str, float]] = {}
         self._of_teacher: dict[tuple[str, str], Tensor] = {}  # by part and module
         self._of_student: dict[tuple[str, str], Tensor] = {}
         self._inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # of the teacher's attention layers
@@ -134,13 +136,16 @@ class Distillation:
             )
         errors: dict[str, dict[str, Tensor]] = {}
         for (part, name), own in self._of_student.items():
-            errors.setdefault(part, {})[name] = self._error(part, own, self._of_teacher.pop((part, name)))
+            target = self._of_teacher.pop((part, name))
+            errors.setdefault(part, {})[name] = self._error(part, own, target)
+            if self._always:
+                self.scales.setdefault(part, {})[name] = target.square().mean().item()
         self._of_student.clear()
         return errors
 
     def parts(self) -> dict[str, Tensor]:
         """The unweighted losses of the last forward pass in training mode, scalars by part: means over its modules."""
-        return {part: torch.stack(list(found.values())).mean() for part, found in self.errors().items()}
+        return means(self.errors())
 
     def loss(self) -> Tensor:
         """The weighted sum of the parts, a scalar."""
@@ -150,6 +155,22 @@ class Distillation:
         """The sum of losses, each times its weight."""
         weights = self.matching.weights
         return torch.stack([weights[part] * loss for part, loss in parts.items()]).sum()
+
+    @torch.no_grad()
+    def distances(self, images: Any) -> dict[str, dict[str, float]]:
+        """The errors on images in evaluation mode, unweighted, by part and module; the student's mode stays as it is.
+
+        `scales` has afterwards the mean squares of what the teacher makes, to which errors can be compared.
+        """
+        training = self.student.training
+        self.student.eval()
+        self._always = True
+        try:
+            self.run(images)
+            return {part: {name: value.item() for name, value in own.items()} for part, own in self.errors().items()}
+        finally:
+            self._always = False
+            self.student.train(training)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -173,7 +194,7 @@ class Distillation:
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
         self._forget()
-        if not (self._active and student.training):
+        if not (self._active and (student.training or self._always)):
             return
         with torch.no_grad():
             if self.matching.logit_weight or not hasattr(self.teacher, "feature_maps"):
@@ -246,6 +267,11 @@ class Distillation:
             of_student.register_forward_pre_hook(give, with_kwargs=True),
             of_student.register_forward_hook(replace),
         ]
+
+
+def means(errors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each part's errors over its modules."""
+    return {part: torch.stack(list(found.values())).mean() for part, found in errors.items()}
 
 
 def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:

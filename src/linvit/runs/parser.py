@@ -78,6 +78,10 @@ TrainerOptions.__init__.__signature__ = _signature.replace(  # type: ignore[attr
 )
 
 
+def _prints(option: str) -> bool:
+    return option.startswith("--print_config")
+
+
 class CommandLine(LightningCLI):
     """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds what they describe.
 
@@ -133,8 +137,8 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Reads the options."""
-        options = cast("list[str]", args)
-        if any(option.startswith("--print_config") for option in options):
+        options = sorted(cast("list[str]", args), key=_prints)  # last, or jsonargparse prints at the first file's end
+        if any(map(_prints, options)):
             rank_zero_info(PRINT_CONFIG)
         try:
             self.config = parser.parse_args(with_bases(options))

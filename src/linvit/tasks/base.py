@@ -20,7 +20,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
-from linvit.linearization.distillation import Distillation
+from linvit.linearization.distillation import Distillation, means
 from linvit.optim import adamw, parameter_groups
 from linvit.tasks.execution import broadcast_buffers, enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import frozen
@@ -79,6 +79,7 @@ class Task(LightningModule):
     Attributes:
         network: What is trained: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
+        distillation: Compares the network with its teacher while it is trained; None without one.
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
 
@@ -138,7 +139,7 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
-        self._distillation: Distillation | None = None
+        self.distillation: Distillation | None = None
 
     def configure_network(self) -> nn.Module:
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
@@ -199,17 +200,20 @@ class Task(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
-        if self._distillation is None or self.teacher is None:
+        if self.distillation is None or self.teacher is None:
             loss = self.training_loss(batch)
         else:
             losses = []
             if self.teacher.task_weight:
                 losses = [self.teacher.task_weight * self.training_loss(batch)]
             else:
-                self._distillation.run(batch["image"])
-            parts = self._distillation.parts()
+                self.distillation.run(batch["image"])
+            errors = self.distillation.errors()
+            parts = means(errors)
             self.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
-            loss = sum(losses, self._distillation.weighted(parts))
+            for part, found in errors.items():
+                self.log_dict({f"teacher_{part}/{name or 'network'}": value.detach() for name, value in found.items()})
+            loss = sum(losses, self.distillation.weighted(parts))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -284,19 +288,19 @@ class Task(LightningModule):
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
-            self._distillation = learn_from(self, self.teacher)
-            self._teacher_sha256 = fingerprint(self._distillation.teacher)
+            self.distillation = learn_from(self, self.teacher)
+            self._teacher_sha256 = fingerprint(self.distillation.teacher)
 
     def on_fit_start(self) -> None:
         """Moves the teacher to the device."""
-        if self._distillation is not None:
-            self._distillation.teacher.to(self.device)
+        if self.distillation is not None:
+            self.distillation.teacher.to(self.device)
 
     def teardown(self, stage: str) -> None:
         """Lets the teacher go."""
-        if stage == "fit" and self._distillation is not None:
-            self._distillation.close()
-            self._distillation = None
+        if stage == "fit" and self.distillation is not None:
+            self.distillation.close()
+            self.distillation = None
 
     def train(self, mode: bool = True) -> Self:
         """Switches to training or evaluation mode; modules that are frozen whole stay in evaluation mode."""
@@ -310,9 +314,9 @@ class Task(LightningModule):
         scale = self.optimisation.new_lr_scale
         if scale == 1:
             return {}
-        if self._distillation is None:
+        if self.distillation is None:
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
-        return {f"network.{name}": scale for name in new_parameters(self._distillation.teacher, self.network)}
+        return {f"network.{name}": scale for name in new_parameters(self.distillation.teacher, self.network)}
 
     def on_validation_start(self) -> None:
         """Prepares DDP for ranks with unequal numbers of batches."""
@@ -336,7 +340,7 @@ class Task(LightningModule):
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
-        if self._distillation is not None:
+        if self.distillation is not None:
             checkpoint["teacher_sha256"] = self._teacher_sha256
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -344,7 +348,7 @@ class Task(LightningModule):
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
-        if self._distillation is not None and checkpoint.get("teacher_sha256") != self._teacher_sha256:
+        if self.distillation is not None and checkpoint.get("teacher_sha256") != self._teacher_sha256:
             raise UserError(
                 f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
                 f"--model.teacher to the one that it had, or start a new run"

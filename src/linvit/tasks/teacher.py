@@ -29,12 +29,14 @@ class Teacher(Matching):
         source: The teacher's weights: a run's folder, a checkpoint, or a source of `linvit.load_pretrained`. Of a run
             the best weights that predict are taken, and its attention; of a folder of runs the newest. None: the
             weights that the backbone brings, such as `{name: timm, model: ..., pretrained: true}`.
+        config: The configuration that trains the teacher, which `linvit linearize` does where there is no `source`.
         copied: What the student starts from: "all" of the teacher that it has a place for; only its "attention"
             layers; "mlp", all but these; or "nothing".
         task_weight: Weight of the task's own loss. 0 needs no labels, and trains what is matched alone.
     """
 
     source: str | None = None
+    config: str | None = None
     copied: Literal["all", "attention", "mlp", "nothing"] = "all"
     task_weight: float = 1.0
 
@@ -64,12 +66,9 @@ def learn_from(task: "Task", teacher: Teacher) -> Distillation:
     Raises:
         UserError: If the teacher cannot be loaded, or is of another network than the task's.
     """
-    attention = task.hparams["attention"]
-    if attention is None:
-        raise UserError("a student needs another attention than its teacher's: set --model.attention, such as focused")
     network = teacher_network(task, teacher)
+    student = copied_student(task, network).state_dict()
     distillation = Distillation(network, task.network, teacher)
-    student = linearize(network, attention, task.hparams["img_size"]).state_dict()
     inside = tuple(f"{name}." for name in distillation.layers)
     wanted = {"all": (True, True), "attention": (True, False), "mlp": (False, True), "nothing": (False, False)}
     of_attention, of_others = wanted[teacher.copied]
@@ -84,12 +83,25 @@ def learn_from(task: "Task", teacher: Teacher) -> Distillation:
     return distillation
 
 
+def copied_student(task: "Task", network: nn.Module) -> nn.Module:
+    """A copy of the teacher's network with the attention of the task."""
+    attention = task.hparams["attention"]
+    if attention is None:
+        raise UserError("a student needs another attention than its teacher's: set --model.attention, such as focused")
+    return linearize(network, attention, task.hparams["img_size"])
+
+
 def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
     options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "ema_decay": None}
     options |= {"predict_with": "raw", "compile": False, "grad_checkpointing": False}
     if teacher.source is None:
         return type(task)(**options).network
+    if teacher.config is not None and not Path(teacher.source).exists():
+        raise UserError(
+            f"the teacher '{teacher.source}' is not there yet. Train it first, linvit fit --config {teacher.config}, "
+            f"or have linvit linearize do so"
+        )
     source, ema = best_of_run(teacher.source), None
     if source.endswith(".ckpt"):
         with opened(source) as file:

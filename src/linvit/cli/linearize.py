@@ -1,0 +1,97 @@
+"""`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from linvit.errors import UserError
+from linvit.terminal import argument_parser, reflow
+
+EPILOG = """examples:
+  linvit linearize --config linearize/quickstart
+  linvit linearize --teacher RUN --model.attention=focused
+  linvit linearize --teacher RUN \\
+    --model.attention='[focused, focused, null, focused]'
+  linvit linearize --config mine.yaml --model.attention=mlla \\
+    --teacher timm:vit_small_patch14_dinov2
+
+All options of linvit fit are taken. The student starts from all weights of its
+teacher, and learns from the labels and from the attention of its teacher; null
+in a list keeps a block's softmax. What is matched, and how much it counts:
+  --model.teacher.attention_weight=50     outputs of attention, mean over blocks
+  --model.teacher.block_weight=0          outputs of blocks
+  --model.teacher.feature_weight=0        the last features
+  --model.teacher.logit_weight=0          the logits
+  --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
+A run is trained, with a page of what came of it (linearize.html) in its folder.
+"""
+OF_A_RUN = "base/linearize"
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit linearize`; returns 0.
+
+    Raises:
+        UserError: If the teacher cannot be found, or the options are wrong.
+    """
+    parser = argument_parser("linvit linearize", __doc__, EPILOG)
+    parser.allow_abbrev = False  # the other options are those of fit
+    parser.add_argument(
+        "--teacher",
+        metavar="WHAT",
+        help="a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL",
+    )
+    parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
+    args, options = parser.parse_known_args(argv)
+    options = [*of_teacher(args.teacher, options), *options]
+
+    from linvit.experiments.linearize import write_page
+    from linvit.runs.run import Run
+    from linvit.signals import STOP
+
+    with STOP.caught():
+        run = Run.read(["fit", *options])
+        teacher = run.settings.model.init_args.get("teacher")
+        if teacher is None:
+            raise UserError(
+                "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help"
+            )
+        train_teacher(teacher)
+        run.fit()
+        if run.trainer.is_global_zero and not args.no_page:
+            page = write_page(run, " ".join(["linvit linearize", *argv]))
+            print(reflow(f"what came of it: {page}"))
+    return 0
+
+
+def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
+    """The options of `linvit fit` that a teacher stands for: those of its run, or its backbone."""
+    if teacher is None:
+        return []
+    if teacher.startswith("timm:"):
+        name = teacher.removeprefix("timm:")
+        return [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher={}"]
+    from linvit.runs.folder import run_config, run_of_checkpoint
+
+    path = Path(teacher)
+    folder = run_of_checkpoint(path) if path.exists() else None
+    if folder is None:
+        return [f"--model.teacher.source={teacher}"]
+    if not any(option.partition("=")[0] in ("--model.attention", "--config", "-c") for option in options):
+        raise UserError(
+            "which attention shall take the place of the teacher's? --model.attention=focused, or linvit compare "
+            "linearize/quickstart for several; linvit list attentions names all"
+        )
+    return ["--config", str(run_config(folder)), "--config", OF_A_RUN, f"--model.teacher.source={teacher}"]
+
+
+def train_teacher(teacher: str | dict[str, Any]) -> None:
+    """Trains the teacher by its configuration where there is none yet."""
+    if isinstance(teacher, str) or not teacher.get("config") or Path(teacher["source"]).exists():
+        return
+    command = [sys.executable, "-m", "linvit", "fit", "--config", teacher["config"], "--resume=auto"]
+    print(reflow(f"the teacher is trained first: linvit fit --config {teacher['config']}"), flush=True)
+    if code := subprocess.run(command, check=False).returncode:
+        raise UserError(f"the teacher could not be trained: linvit fit --config {teacher['config']} ended with {code}")

@@ -1,0 +1,72 @@
+"""`linvit linearize`: from a run to a student with its page, and what is refused."""
+
+import csv
+
+import pytest
+import yaml
+
+from linvit import UserError
+from linvit.cli.linearize import of_teacher
+from linvit.experiments import linearize
+from tests.cli.runs import QUICKSTART, linvit, tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which a run with softmax was trained and another one has become linear."""
+    root = tmp_path_factory.mktemp("linearize")
+    shorter = tiny(model__attention="softmax", model__backbone="{name: deit_nano, depth: 4, embed_dim: 24}")
+    linvit("fit", f"--config={QUICKSTART}", *shorter, cwd=root)
+    teacher = "checkpoints/quickstart/version_0"
+    given = ["--trainer.max_epochs=1", "--model.lr=1e-4", "--model.attention=[linear, null, null, linear]"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linearize, "SECONDS", 0.2)
+        done = linvit("linearize", f"--teacher={teacher}", *given, cwd=root)
+    assert done.code == 0, done.err
+    return root, done.out
+
+
+def test_a_run_becomes_linear_and_has_a_page(folder):
+    root, said = folder
+    student = root / "checkpoints" / "quickstart" / "version_1"
+    assert "linearize.html" in said
+    config = yaml.safe_load((student / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
+    assert config["attention"] == ["linear", None, None, "linear"]
+    assert config["teacher"]["source"] == "checkpoints/quickstart/version_0"
+    with (student / "linearize.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["what"], row["of"]): float(row["value"]) for row in rows}
+    assert {of for what, of in found if what == "score"} == {"teacher", "student before any step", "student"}
+    assert {of for what, of in found if what == "error after"} == {"blocks.0.attn", "blocks.3.attn"}
+    assert found["error after", "blocks.0.attn"] < found["error before", "blocks.0.attn"]
+    assert all(value > 0 for (what, _), value in found.items() if what.startswith(("seconds", "bytes")))
+    text = (student / "linearize.md").read_text(encoding="utf-8")
+    assert "linvit linearize --teacher=checkpoints/quickstart/version_0" in text
+    assert f"{found['score', 'student']:.4f}" in text
+    page = (student / "linearize.html").read_text(encoding="utf-8")
+    assert "student before any step" in page
+
+
+def test_a_student_is_scored_without_its_teacher(folder):
+    root, _ = folder
+    (root / "checkpoints" / "quickstart" / "version_0").rename(root / "gone")
+    run = "checkpoints/quickstart/version_1"
+    assert "top1" in linvit("validate", f"--config={run}/config.yaml", f"--ckpt_path={run}", cwd=root).out
+
+
+def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
+    assert of_teacher("timm:vit_tiny_patch16_224", []) == [
+        "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}",
+        "--model.teacher={}",
+    ]
+    assert of_teacher("weights.pth", []) == ["--model.teacher.source=weights.pth"]
+    run = tmp_path / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):
+        of_teacher(str(run), ["--trainer.max_epochs=3"])
+
+
+def test_a_teacher_is_needed(tmp_path):
+    done = linvit("linearize", "--config=quickstart", cwd=tmp_path)
+    assert done.code == 2
+    assert "name the trained network that becomes linear" in done.err
