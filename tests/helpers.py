@@ -33,7 +33,7 @@ _LOW_RANK: dict[str, dict[str, Any]] = {
 
 
 def own_names(registry: Registry) -> list[str]:
-    """The registered names that are linvit's own, whatever plug-ins are installed; nothing is imported."""
+    """The registered names that are linvit's own, without those of plug-ins; nothing is imported."""
     return [name for name, (entry, *_) in registry.entries().items() if entry.owner == "linvit"]
 
 
@@ -49,7 +49,7 @@ def low_rank(name: str) -> dict[str, Any]:
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
-    """Reproducible normal numbers, drawn in float64 whatever the dtype."""
+    """Reproducible normal numbers, drawn in float64 for every dtype."""
     numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return numbers.to(dtype).requires_grad_(grad)
 

@@ -1,4 +1,4 @@
-"""Runs that are interrupted after some optimiser steps and go on in a new trainer, model and data module."""
+"""Runs that are interrupted after some optimiser steps and resumed in a new trainer, model and data module."""
 
 import json
 import os

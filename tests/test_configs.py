@@ -45,7 +45,7 @@ SMALLEST = {
 
 
 def heading(name):
-    """The fields of the opening comment: `# Paper: ...`, a field may go on in the next lines."""
+    """The fields of the opening comment: `# Paper: ...`, a field may continue in the next lines."""
     comment = re.match(r"(#.*\n)+", (ROOT / name).read_text())
     assert comment, f"{name} does not open with a comment"
     lines = [line.removeprefix("#").strip() for line in comment[0].splitlines()]

@@ -1,4 +1,4 @@
-"""Runs that end at any operation on a file, and go on by `--resume=auto`, leave the files of one that did not end."""
+"""Runs that end at any operation on a file, and continue by `--resume=auto`, leave the files of one that did not end."""
 
 import os
 import random
@@ -93,7 +93,7 @@ def whole(tmp_path_factory):
 
 
 def check(root, name, whole):
-    """The run goes on to its end, and is then finished."""
+    """The run continues to its end, and is then finished."""
     code, text = fit(root, RUNS[name])
     assert code == 0, text
     found = files(folder_of(root))

@@ -1,4 +1,4 @@
-"""`make quickstart` goes on after an interruption. A script stands for linvit, so nothing is installed or trained."""
+"""`make quickstart` continues after an interruption. A script stands for linvit, so nothing is installed or trained."""
 
 import shutil
 import signal

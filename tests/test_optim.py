@@ -251,7 +251,7 @@ class Watching(Callback):
 
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
 class TestGoingOn:
-    """The rates of a run of 32 images that goes on after two epochs of 4 steps."""
+    """The rates of a run of 32 images that is resumed after two epochs of 4 steps."""
 
     @pytest.fixture
     def task(self, layer_decay):

@@ -22,7 +22,7 @@ def metadata(tmp_path_factory):
 def test_a_source_distribution_has_all_files_of_the_repository(metadata):
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("this is no git repository")
+        pytest.skip("this is not a git repository")
     packed = set((metadata / "SOURCES.txt").read_text(encoding="utf-8").splitlines())
     tracked = {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
     assert tracked <= packed

@@ -52,7 +52,7 @@ def test_whatever_is_shown_is_printable(capsys):
 
 
 def test_every_verb_prints_through_one_stream(capsys, monkeypatch):
-    """Whatever a verb, a library or Python itself prints, with text from data in it."""
+    """All that a verb, a library or Python itself prints, with text from data in it."""
 
     def say(argv):
         print(ESCAPES, ESCAPES, file=sys.stderr)

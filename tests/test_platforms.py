@@ -93,7 +93,7 @@ def test_every_module_is_imported_without_what_only_unix_has():
 
 
 def test_what_is_imported_is_declared():
-    """Directly used packages are dependencies of their own, whatever else brings them along."""
+    """Directly used packages are dependencies of their own, even if others bring them along."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {normalised(re.split(r"[\[<>=]", requirement)[0]) for requirement in project["dependencies"]}
     imported = set()

@@ -253,7 +253,7 @@ for backbone in ("two_stage_tiny", "linvit_two_stage:build"):
 
 
 def test_a_third_partys_head(installed):
-    """It is listed, goes on a backbone of ours, and is named by its class path, too."""
+    """It is listed, is put on a backbone of ours, and is named by its class path, too."""
     folder = installed(PACKAGE.parent / "linvit-skip-fcn")
     code = """
 import linvit, torch

@@ -1,4 +1,4 @@
-"""Signals are noticed whatever the main thread does; those that are ignored stay ignored."""
+"""Signals are noticed during all that the main thread does; those that are ignored stay ignored."""
 
 import os
 import signal

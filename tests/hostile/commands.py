@@ -15,7 +15,7 @@ Door = Callable[[Path, str], object]
 
 
 def configurations(root: Path, mark: Path) -> Iterator[Path]:
-    """Configurations that are no text, never end, or run something if they are read carelessly."""
+    """Configurations that are not text, never end, or run something if they are read carelessly."""
     files: dict[str, str | bytes] = {name.replace(" ", "_"): text for name, (text, _) in BOMBS.items()}
     files |= {
         "binary": os.urandom(5000),

@@ -104,7 +104,7 @@ def attempt(call: Callable[[], object], mark: Path, asked: list[str], allowed: s
 
 
 def _run(call: Callable[[], object], folder: Path) -> None:
-    """The child: its exit code is that of the call, 2 for what the user can mend, 70 for any other exception."""
+    """The child: its exit code is that of the call, 2 for what the user can fix, 70 for any other exception."""
     code: object = 70
     try:
         os.setpgid(0, 0)

@@ -256,7 +256,7 @@ class KeepsItsHead(Sound):
 
 
 class KeepsItsWeights(Sound):
-    """As many classes as before are no reason for a fresh head."""
+    """The same number of classes does not give a fresh head."""
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if num_classes != self.num_classes:

@@ -101,7 +101,7 @@ def _refuse_misplaced(kind: str, args: argparse.Namespace) -> None:
 
 
 def _check_all(quick: bool, timeout: float) -> int:
-    """Every registered mechanism; one that cannot be imported fails, and the others go on."""
+    """Every registered mechanism; one that cannot be imported fails, and the others are checked."""
     failed = []
     names = attentions.names()
     for name in names:

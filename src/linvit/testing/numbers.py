@@ -13,7 +13,7 @@ SEED = 9
 
 
 def normal(*shape: int, seed: int) -> Tensor:
-    """Returns reproducible normal numbers in float64, whatever the state of the global generator."""
+    """Returns reproducible normal numbers in float64, independent of the global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 

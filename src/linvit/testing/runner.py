@@ -1,4 +1,4 @@
-"""Runs the checks of a contract; whatever the subject does in one is reported there."""
+"""Runs the checks of a contract; an exception in a check is reported as its failure."""
 
 import re
 import time

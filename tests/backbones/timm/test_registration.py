@@ -10,7 +10,7 @@ import linvit
 import linvit.backbones
 from linvit import UserError
 from linvit.model_info import model_info
-from tests.families import kinds, small
+from tests.families import families, small
 from tests.helpers import randn
 from tests.plugin.distributions import python, write_distribution
 
@@ -105,7 +105,7 @@ def check_default_cfg(name: str, **options: object) -> None:
         assert not [key for key in model.state_dict() if key.startswith("head")]
 
 
-@pytest.mark.parametrize("name", sorted({*kinds()} - {"timm"}))
+@pytest.mark.parametrize("name", sorted({*families().values()} - {"timm"}))
 def test_default_cfg(name: str) -> None:
     options = {key: value for key, value in small(name).items() if key != "name"}
     if not timms_own(name):

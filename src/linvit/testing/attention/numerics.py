@@ -101,7 +101,7 @@ def run_at(subject: AttentionSubject, precision: Precision, side: int, change: C
     unit = inputs(mechanism, grid, batch=1).map(change)
     given = unit.map(lambda x: x.to(precision.dtype))
     if precision.autocast:
-        # The layer's input is no product of a projection, so autocast leaves it in float32.
+        # The layer's input does not come from a projection, so autocast leaves it in float32.
         wide = unit.map(Tensor.float)
         given = given._replace(extra=wide.extra, q=wide.q if mechanism.projections == "kv" else given.q)
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
