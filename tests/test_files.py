@@ -1,4 +1,4 @@
-"""Runs that end at any operation on a file, and continue by `--resume=auto`, leave the files of one that did not end."""
+"""Runs that end at any operation on a file and continue by `--resume=auto` leave the files of one that did not end."""
 
 import os
 import random
