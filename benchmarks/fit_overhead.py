@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from linvit.optim import parameter_groups
-from linvit.runs.callbacks import default_callbacks, with_progress_bar
 from linvit.runs.loggers import run_loggers
+from linvit.runs.trainer import default_callbacks, with_progress_bar
 from linvit.tasks import ClassificationTask
 
 WARM_UP = 3  # steps that are not timed

@@ -14,9 +14,9 @@ from tqdm import tqdm
 import linvit
 from linvit import UserError, cli
 from linvit.cli.training import command_line
+from linvit.cli.training.command_line import LOGGER, hide_library_messages
 from linvit.data.sources.read import name_of
 from linvit.plain_text import CsvWriter, PrintableStream, printable
-from linvit.runs.messages import LOGGER, hide_library_messages
 from linvit.weights.report import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"

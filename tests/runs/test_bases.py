@@ -3,8 +3,7 @@
 import pytest
 
 from linvit import UserError
-from linvit.runs.bases import configs, with_bases
-from linvit.runs.configs import FOLDER
+from linvit.runs.configs import FOLDER, configs, with_bases
 from tests.cli.runs import linvit
 
 

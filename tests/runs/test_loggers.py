@@ -117,7 +117,7 @@ class TestARefusingDisk:
         assert [row["step"] for row in csv.DictReader(table.file.open(newline=""))] == ["0", "1", "3"]
 
     def test_tensorboard(self, tmp_path, monkeypatch):
-        board = RunTensorBoardLogger(tmp_path, "quickstart", default_hp_metric=False)
+        board = RunTensorBoardLogger(tmp_path / "quickstart")
         board.log_metrics({"train/loss": 0.5}, 0)
         board.experiment.flush()
         with monkeypatch.context() as patch:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from linvit.runs.precision import default_precision
+from linvit.runs.trainer import default_precision
 from tests.cli.runs import QUICKSTART, flags, linvit, tiny
 
 

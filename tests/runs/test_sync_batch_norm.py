@@ -4,7 +4,7 @@ import timm
 import torch
 from torch import nn
 
-from linvit.runs.sync_batch_norm import SyncBatchNorm
+from linvit.runs.trainer import SyncBatchNorm
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
 

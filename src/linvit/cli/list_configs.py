@@ -12,8 +12,7 @@ import yaml
 from linvit import yaml_text
 from linvit.errors import UserError
 from linvit.model_info import ade20k_info, coco_info, model_info
-from linvit.runs.bases import chain
-from linvit.runs.configs import FOLDER, config_file, heading, names, shipped
+from linvit.runs.configs import FOLDER, chain, config_file, heading, names, shipped
 from linvit.terminal import table
 
 LONGEST = 40  # characters of what is expected: beside it stand names, in 80 columns

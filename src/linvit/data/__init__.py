@@ -1,7 +1,23 @@
-"""Data modules: one loading path for embedded, on-disk and hub data."""
+"""Data modules: one loading path for embedded, on-disk and hub data. One is imported on its first use."""
 
-from linvit.data.classification import ClassificationData
-from linvit.data.detection import DetectionData
-from linvit.data.segmentation import SegmentationData
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linvit.data.classification import ClassificationData
+    from linvit.data.detection import DetectionData
+    from linvit.data.segmentation import SegmentationData
+
+_LAZY = {
+    "ClassificationData": "linvit.data.classification",
+    "DetectionData": "linvit.data.detection",
+    "SegmentationData": "linvit.data.segmentation",
+}
 
 __all__ = ["ClassificationData", "DetectionData", "SegmentationData"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'linvit.data' has no attribute '{name}'")

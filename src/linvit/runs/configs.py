@@ -1,14 +1,19 @@
-"""Finds configurations by path, or by the name of one that comes with linvit."""
+"""Configurations by path, or by the name of one that comes with linvit, and those that they start from."""
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
+
+from linvit import yaml_text
 from linvit.errors import UserError, did_you_mean
 
 PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parents[1] / "configs"
 """The configurations that come with linvit: a wheel has them in the package, a checkout beside `src`."""
 
+FLAG, SHORT = "--config", "-c"
 FIELD = re.compile(r"^# (\w+):\s+(.*)$", re.MULTILINE)
 
 
@@ -54,3 +59,81 @@ def near(given: str) -> str:
 def heading(text: str) -> dict[str, str]:
     """The fields in the opening comment of a configuration, such as `# Paper: ...`; the first line of each."""
     return dict(FIELD.findall(text))
+
+
+def with_bases(argv: Sequence[str]) -> list[str]:
+    """Replaces every `--config NAME` of a command line by the files that it names under `base:`, then its own file.
+
+    Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
+    several files is read once, before the first of them. At the end `base` itself is set to null: the merged
+    configuration is complete, wherever it is saved.
+
+    Raises:
+        UserError: If a configuration or a base is missing or unreadable.
+    """
+    expanded: list[str] = []
+    for argument, config in _arguments(argv):
+        if config is None:
+            yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
+            expanded.append(argument)
+        else:
+            expanded += [part for path in chain(config_file(config)) for part in (FLAG, str(path))]
+    merged = expanded.count(FLAG) > len(configs(argv))
+    return [*expanded, "--base=null"] if merged else expanded
+
+
+def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
+    """The bases of a file, with theirs, and then itself; each once, at its first place.
+
+    Args:
+        path: The file.
+        seen: Files that are left out, to which these are added.
+
+    Raises:
+        UserError: If a base is missing or unreadable.
+    """
+    seen = set() if seen is None else seen
+    if (own := path.resolve()) in seen:
+        return []
+    seen.add(own)
+    return [*(file for base in _bases(path) for file in chain(base, seen)), path]
+
+
+def configs(argv: Sequence[str]) -> list[str]:
+    """The configurations that a command line names, in order."""
+    return [config for _, config in _arguments(argv) if config is not None]
+
+
+def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument in (FLAG, SHORT):
+            yield argument, next(arguments, "")
+        else:
+            yield argument, argument.removeprefix(f"{FLAG}=") if argument.startswith(f"{FLAG}=") else None
+
+
+def _bases(path: Path) -> list[Path]:
+    """The files under `base:`, by paths relative to the file that names them, or by names of linvit's.
+
+    What is no YAML mapping the parser reports.
+    """
+    try:
+        content = yaml_text.load(yaml_text.read(path), f"'{path}'")
+    except yaml.YAMLError:
+        return []
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"'{path}' is no configuration: {error}") from error
+    named = content.get("base") if isinstance(content, dict) else None
+    given = [named] if isinstance(named, str) else named or []
+    if not isinstance(given, list) or not all(isinstance(base, str) for base in given):
+        raise UserError(f"'base:' of configuration '{path}' must be a file or a list of files; got {named!r}")
+    found = {base: find(base, path.parent) for base in given}
+    for base, file in found.items():
+        if file is None:
+            raise UserError(
+                f"configuration '{path}' starts from '{path.parent / base}', which does not exist; mend its 'base:'."
+                f"{near(base)}"
+            )
+    return [file for file in found.values() if file is not None]

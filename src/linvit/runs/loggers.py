@@ -3,14 +3,17 @@
 import importlib.util
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch.loggers
 from jsonargparse import Namespace
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from torch.utils.tensorboard import SummaryWriter
 
 from linvit.errors import UserError, check_choice
 from linvit.files import sync
@@ -33,15 +36,36 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
     nor score goes to one group behind them: `watch/rank/...`, `watch/images/s`, `watch/memory/host`.
+
+    Args:
+        versions: Folder of all versions of the run.
+        resumed: Version that is resumed; None starts a new one.
+        purge_step: Step from which it is resumed.
     """
 
     _silent_until = 0.0
+    _writer: SummaryWriter | None = None
     _written: tuple[int | None, Mapping[str, float]] | None = None
 
-    def _get_next_version(self) -> int:
-        """The version of a new run, whose folder is made at once: no other start at the same moment gets it."""
+    def __init__(self, versions: Path, resumed: str | None = None, purge_step: int | None = None) -> None:
+        super().__init__(versions.parent, versions.name, default_hp_metric=False)
+        self._resumed, self._purge_step = resumed, purge_step
+
+    @cached_property
+    def version(self) -> int | str:
+        """That of a new run is found when it is asked for. Its folder is made at once: no other start gets it, too."""
         folder = Path(self.root_dir)
+        if self._resumed is not None:
+            return int(number) if (number := self._resumed.removeprefix("version_")).isdigit() else self._resumed
         return claim_version(folder) if rank_zero_only.rank == 0 else next_version(folder)  # type: ignore[attr-defined]
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> SummaryWriter:
+        """What writes the file of events."""
+        if self._writer is None:
+            self._writer = SummaryWriter(self.log_dir, purge_step=self._purge_step)
+        return self._writer
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -68,6 +92,8 @@ class RunTensorBoardLogger(TensorBoardLogger):
     def finalize(self, status: str) -> None:
         """The same at the end."""
         self._unless_refused(super().finalize, status)
+        if self._writer is not None:
+            self._unless_refused(self._writer.close)
 
     def _unless_refused(self, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Writes; if the disk does not take it, says so and leaves it. A minute later a new file is begun."""
@@ -79,7 +105,7 @@ class RunTensorBoardLogger(TensorBoardLogger):
             reason = error if isinstance(error, OSError) else error.__cause__  # Lightning makes all errors ValueErrors
             if not isinstance(reason, OSError):
                 raise
-            self._experiment = None  # its thread has ended
+            self._writer = None  # its thread has ended
             self._silent_until = time.monotonic() + RETRY
             rank_zero_warn(f"TensorBoard's curves could not be written to '{self.log_dir}': {reason.strerror}")
 
@@ -123,14 +149,7 @@ def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int
     keys = [part for part in parts if isinstance(part, str)]
     loggers = [part for part in parts if isinstance(part, Logger)]
     if not loggers:
-        number = (version or "").removeprefix("version_")
-        tensorboard = RunTensorBoardLogger(
-            versions.parent,
-            versions.name,
-            int(number) if number.isdigit() else version,  # the number is what the progress bar shows
-            default_hp_metric=False,
-            purge_step=purge_step,
-        )
+        tensorboard = RunTensorBoardLogger(versions, version, purge_step)
         loggers = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
     for key in keys:
         run, service = Path(str(loggers[0].log_dir or versions)), getattr(lightning.pytorch.loggers, KEYS[key])

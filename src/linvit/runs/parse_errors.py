@@ -1,15 +1,18 @@
 """What is wrong with a configuration, out of jsonargparse's messages."""
 
+import argparse
 import difflib
 import pkgutil
 import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
-from linvit.runs.options import options_of, subclasses
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 
@@ -101,3 +104,34 @@ def _in_words(line: str) -> str:
         r"Expected a path but \S+ either not accessible or invalid", "Expected a file, and there is none", line
     )
     return line.replace("a dot import path string", "the path of a class, package.module.Class")
+
+
+class Option(NamedTuple):
+    """An option.
+
+    Attributes:
+        default: Its default value.
+        help: What the class's documentation says of it.
+    """
+
+    default: Any
+    help: str
+
+
+def options_of(owner: type) -> dict[str, Option]:
+    """Options by name; those of a nested dataclass as `augmentation.hflip`."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(owner, fail_untyped=False)
+    return {
+        action.dest: Option(action.default, action.help or "")
+        for action in parser._actions
+        if action.default != argparse.SUPPRESS  # of --help, and of a nested dataclass as a whole
+    }
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """A class and all imported classes below it."""
+    yield base
+    children: list[type] = base.__subclasses__()
+    for child in children:
+        yield from subclasses(child)

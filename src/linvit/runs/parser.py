@@ -15,9 +15,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError
-from linvit.runs.bases import configs, with_bases
+from linvit.runs.configs import configs, with_bases
 from linvit.runs.loggers import Loggers
-from linvit.runs.parse_errors import readable
 from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
@@ -143,6 +142,8 @@ class CommandLine(LightningCLI):
         try:
             self.config = parser.parse_args(with_bases(options))
         except ArgumentError as error:
+            from linvit.runs.parse_errors import readable
+
             files = configs(with_bases(options))
             if not files and "are required" in error.message:
                 example = "quickstart" if self.verb == "fit" else "RUN/config.yaml --ckpt_path RUN"

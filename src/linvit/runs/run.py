@@ -17,20 +17,23 @@ from linvit.callbacks import ImageCount, NonFiniteGuard, SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.files import LAST
-from linvit.runs.bases import configs
-from linvit.runs.callbacks import default_callbacks, with_progress_bar
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from linvit.runs.configs import configs
 from linvit.runs.endings import in_words, unsaved
 from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint, run_of_config, shown
 from linvit.runs.loggers import check_loggers, run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
-from linvit.runs.precision import default_precision
 from linvit.runs.ranks import Ranks
 from linvit.runs.resume import Found, SameCheckpoint, find
-from linvit.runs.save_config import SaveRunConfig
-from linvit.runs.score_table import score_table
-from linvit.runs.summary import run_summary
-from linvit.runs.sync_batch_norm import check_sync_batch_norm, with_sync_batch_norm
+from linvit.runs.summary import run_summary, score_table
+from linvit.runs.trainer import (
+    SaveRunConfig,
+    check_sync_batch_norm,
+    default_callbacks,
+    default_precision,
+    with_progress_bar,
+    with_sync_batch_norm,
+)
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
 
@@ -198,6 +201,8 @@ class Run:
                 print(score_table(scores, counter.images, self.task.published()))
 
     def _say_how_it_went(self) -> None:
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # nothing is kept
+            return
         length = "max_steps" if self.trainer.global_step == self.trainer.max_steps else "max_epochs"
         for saves in self.trainer.checkpoint_callbacks:
             if isinstance(saves, SaveCheckpoints):

@@ -1,9 +1,27 @@
-"""Tasks: what is trained and how it is scored."""
+"""Tasks: what is trained and how it is scored. One is imported on its first use: a run has no code of the others."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from linvit.tasks.base import Task
-from linvit.tasks.classification import ClassificationTask
-from linvit.tasks.detection.task import DetectionTask
-from linvit.tasks.segmentation.task import SegmentationTask
-from linvit.tasks.teacher import Teacher
+
+if TYPE_CHECKING:
+    from linvit.tasks.classification import ClassificationTask
+    from linvit.tasks.detection.task import DetectionTask
+    from linvit.tasks.segmentation.task import SegmentationTask
+    from linvit.tasks.teacher import Teacher
+
+_LAZY = {
+    "ClassificationTask": "linvit.tasks.classification",
+    "DetectionTask": "linvit.tasks.detection.task",
+    "SegmentationTask": "linvit.tasks.segmentation.task",
+    "Teacher": "linvit.tasks.teacher",
+}
 
 __all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "Task", "Teacher"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'linvit.tasks' has no attribute '{name}'")

@@ -10,7 +10,6 @@ from torch import nn
 
 from linvit.errors import UserError, check_choice
 from linvit.signatures import parameters_of
-from linvit.weights.load import load_pretrained
 
 _skipped = ContextVar("skip_pretrained", default=False)
 
@@ -46,6 +45,8 @@ def load_initial_weights(network: nn.Module, pretrained: str | Mapping[str, Any]
     """
     if pretrained is None or _skipped.get():
         return
+    from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
+
     options = {"source": pretrained} if isinstance(pretrained, str) else dict(pretrained)
     allowed = [name for name in parameters_of(load_pretrained) if name != "model"]
     for option in options:

@@ -15,7 +15,6 @@ from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
 from linvit.tasks.safe_loading import opened
 from linvit.weights import torch_file
-from linvit.weights.load import load_pretrained
 
 if TYPE_CHECKING:
     from linvit.tasks.base import Task
@@ -102,6 +101,8 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
             f"the teacher '{teacher.source}' is not there yet. Train it first, linvit fit --config {teacher.config}, "
             f"or have linvit linearize do so"
         )
+    from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
+
     source, ema = best_of_run(teacher.source), None
     if source.endswith(".ckpt"):
         with opened(source) as file:

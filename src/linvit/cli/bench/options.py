@@ -16,7 +16,7 @@ from linvit.experiments.bench.conditions import conditions, cpu_load
 from linvit.experiments.bench.costs import Cost
 from linvit.experiments.bench.report import CostReport
 from linvit.experiments.bench.runner import Settings
-from linvit.runs.memory import keep_memory
+from linvit.machine import keep_memory
 from linvit.terminal import reflow, terminal_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}

@@ -6,11 +6,11 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from linvit.runs.defaults import DATA, TASK
-from linvit.runs.options import Option, options_of
+from linvit.runs.parse_errors import Option, options_of
 from linvit.tasks.base import SET_BY_DATA
 from linvit.terminal import entry, reflow
 
+TASK, DATA = "linvit.tasks.ClassificationTask", "linvit.data.ClassificationData"
 TRAINER = {
     "max_epochs": "Epochs.",
     "accelerator": "cpu, gpu, or auto.",

@@ -1,0 +1,121 @@
+"""What the trainer of a run is given: its callbacks, its precision, BatchNorm over all ranks."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.utilities import rank_zero_info
+from timm.layers import convert_sync_batchnorm
+from torch import nn
+
+from linvit import yaml_text
+from linvit.callbacks import (
+    BadImageCount,
+    FinalScore,
+    GradientNorm,
+    ImageCount,
+    Memory,
+    StopOnSignal,
+    Throughput,
+)
+from linvit.errors import UserError
+from linvit.runs.folder import run_config
+
+REFRESH = 20  # steps
+
+
+def default_callbacks() -> list[Callback]:
+    """What every run logs, and what saves it at a signal."""
+    logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
+    return [*logging, FinalScore(), StopOnSignal()]
+
+
+def with_progress_bar(callbacks: Any) -> list[Callback]:
+    """The callbacks of a configuration and a progress bar, unless they have one.
+
+    It is redrawn every 20 steps. Lightning's own is redrawn at every step, and reads the loss each time, for which
+    the processor must wait until the GPU has done all of its work.
+    """
+    given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    if any(isinstance(callback, RichProgressBar) for callback in given):  # it draws by codes, and strips those of texts
+        sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)
+    if any(isinstance(callback, ProgressBar) for callback in given):
+        return given
+    return [*given, TQDMProgressBar(refresh_rate=REFRESH)]
+
+
+def default_precision(accelerator: Any) -> str:
+    """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line.
+
+    Args:
+        accelerator: `trainer.accelerator`.
+    """
+    cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
+        rank_zero_info("precision bf16-mixed, since the device has bfloat16; --trainer.precision names another one")
+        return "bf16-mixed"
+    rank_zero_info(
+        "precision 32-true, since no CUDA device with bfloat16 is used; --trainer.precision names another one"
+    )
+    return "32-true"
+
+
+class SyncBatchNorm(TorchSyncBatchNorm):
+    """What `--trainer.sync_batchnorm` does, but timm's `BatchNormAct2d` keeps the activation that it holds.
+
+    torch's own conversion, which is Lightning's, leaves it out without a word.
+    """
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Replaces each BatchNorm."""
+        return convert_sync_batchnorm(model)  # type: ignore[no-any-return,no-untyped-call]
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Leaves the model as it is: without other ranks, it computes what BatchNorm does."""
+        return model
+
+
+def with_sync_batch_norm(plugins: Any) -> list[Any]:
+    """The plug-ins of a configuration and `SyncBatchNorm`."""
+    given = plugins if isinstance(plugins, list) else [plugins] if plugins else []
+    return [*given, SyncBatchNorm()]
+
+
+def check_sync_batch_norm(trainer: Trainer) -> None:
+    """Raises a `UserError` where torch cannot do it."""
+    if trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
+        raise UserError("torch normalises batches over several ranks on GPUs only: leave out --trainer.sync_batchnorm")
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the full configuration of a training run beside its checkpoints.
+
+    A resumed run adds a file of its own if anything in it differs from the last one, other than the checkpoint.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Saves before training starts; a kill leaves the whole file or none."""
+        if stage == "fit" and not self.already_saved:
+            path = Path(str(trainer.log_dir), self.config_filename)
+            self.config_filename, self.overwrite = f"{path.name}.part", True
+            super().setup(trainer, pl_module, stage)
+            if trainer.is_global_zero:
+                part = path.with_name(self.config_filename)
+                if _options(part) == _options(run_config(path.parent)):
+                    part.unlink()
+                else:
+                    part.replace(path)
+
+
+def _options(config: Path) -> object:
+    """What a configuration holds, but the checkpoint; the path itself if it cannot be read."""
+    try:
+        return {**yaml_text.load(yaml_text.read(config), str(config)), "ckpt_path": None}
+    except (OSError, UserError, TypeError):
+        return config
