@@ -124,7 +124,7 @@ def printed_by_its_command(name, cwd):
 @pytest.mark.parametrize(
     "name",
     [
-        slow_unless_small(name) if name in COCO else name
+        slow_unless_small(name) if name in COCO + ADE20K else name
         for name in EXPERIMENTS
         if name not in IMAGENET or Path(name).stem in SMALLEST  # test_recipes.py reads the others
     ],
