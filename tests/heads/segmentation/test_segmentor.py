@@ -151,12 +151,11 @@ def test_macs_of_the_published_networks(backbone: str, head: str, macs: float) -
 
 @torch.no_grad()
 @pytest.mark.parametrize("backbone", ["flatten_swin_tiny", "flatten_pvt_tiny", "flatten_cswin_tiny"])
-@pytest.mark.parametrize("size", [(512, 512), (512, 2048)], ids=str)
-def test_images_larger_than_the_tables(backbone: str, size: tuple[int, int]) -> None:
+def test_images_larger_than_the_tables(backbone: str) -> None:
     """Position encodings of 224 x 224 images on large ones."""
     with torch.device("meta"):
-        out = linvit.create_segmentor(backbone, "semantic_fpn", 150).eval()(torch.empty(1, 3, *size))
-    assert out.shape == (1, 150, *size)
+        out = linvit.create_segmentor(backbone, "semantic_fpn", 150).eval()(torch.empty(1, 3, 512, 2048))
+    assert out.shape == (1, 150, 512, 2048)
 
 
 @torch.no_grad()
