@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, get_args
 
 import datasets
 import numpy as np
@@ -28,7 +28,7 @@ from linvit.data.sources.object_check import (
     describe_findings,
 )
 from linvit.data.sources.object_source import ObjectSource
-from linvit.data.sources.objects import COLUMNS, identity, object_targets
+from linvit.data.sources.objects import COLUMNS, BoxFormat, identity, object_targets
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import Scenes
@@ -92,7 +92,7 @@ class DetectionData(ImageData):
     check_options: ClassVar[dict[str, dict[str, Any]]] = {
         "class_names": CLASS_NAMES_OPTION,
         "masks": {"action": "store_true", "help": "of objects: read their masks, too"},
-        "box_format": {"choices": ["xywh", "xyxy"], "help": "of objects in a table (default: xywh)"},
+        "box_format": {"choices": get_args(BoxFormat), "help": "of objects in a table (default: xywh)"},
     }
 
     def __init__(
@@ -105,7 +105,7 @@ class DetectionData(ImageData):
         annotation_files: dict[str, str] | None = None,
         image_folders: dict[str, str] | None = None,
         object_column: str | None = None,
-        box_format: Literal["xywh", "xyxy"] = "xywh",
+        box_format: BoxFormat = "xywh",
         resize_limits: tuple[int, int] | None = None,
         augmentation: DetectionAugmentation = DetectionAugmentation(),  # noqa: B008 (frozen)
         group_by_aspect: bool = True,

@@ -15,17 +15,9 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 
     Repeated augmentation (Hoffer et al. 2020; Touvron et al. 2021) puts each index `repeated_aug` times in a row into
     the shuffled list before it is distributed, so that the copies land on different ranks, and ends the epoch after as
-    many samples as without.
+    many samples as without. It is cut to whole batches, unless a rank has less than one.
 
     It is a `DistributedSampler` so that Lightning leaves it in place and sets its epoch.
-
-    Args:
-        total: Samples of the data set.
-        seed: Of the order and of all augmentation.
-        rank: This process.
-        world_size: Processes.
-        repeated_aug: Copies of each sample; 1 is plain shuffling.
-        batch_size: Samples per step and rank. The epoch is cut to whole batches, unless a rank has less than one.
     """
 
     def __init__(
@@ -68,13 +60,8 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 class GroupedSampler(TrainSampler):
     """Shuffles so that the samples of a step, of all ranks, are of one group, such as images wider than high.
 
-    A batch of images of several sizes is padded to the largest height and width in it. What is left of the groups when
-    no step can be filled by one alone makes one step of an epoch that is mixed.
-
-    Args:
-        groups: Number of the group of each sample, int (N,).
-        *order: Arguments of `TrainSampler` after `total`.
-        **options: Likewise.
+    A batch of images of several sizes is padded to the largest height and width in it. What is left of the groups,
+    int (N,), when no step can be filled by one alone makes one step of an epoch that is mixed.
     """
 
     def __init__(self, groups: np.ndarray, *order: int, **options: int) -> None:
@@ -101,13 +88,7 @@ class GroupedSampler(TrainSampler):
 
 
 class EvalSampler(DistributedSampler[SeededIndex]):
-    """Distributes all samples in order over the ranks, without padding: none comes twice, so ranks may differ by one.
-
-    Args:
-        length: Samples of the data set.
-        rank: This process.
-        world_size: Processes.
-    """
+    """Distributes all samples in order over the ranks, without padding: none comes twice; ranks may differ by one."""
 
     def __init__(self, length: int, rank: int = 0, world_size: int = 1) -> None:
         check_enough_samples(length, world_size)

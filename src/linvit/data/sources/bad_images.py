@@ -4,7 +4,7 @@ import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from filelock import FileLock
@@ -32,7 +32,7 @@ class BadImages:
     """
 
     def __init__(self, policy: Policy, max_fraction: float = 0.0, num_workers: int = 0) -> None:
-        check_choice("bad_images", policy, ["raise", "skip"])
+        check_choice("bad_images", policy, get_args(Policy))
         if not 0 <= max_fraction <= 1:
             raise UserError(f"max_bad_fraction must lie between 0 and 1, such as 0.001; got {max_fraction}")
         self.policy = policy

@@ -57,13 +57,7 @@ def find_coco(
 
 
 class CocoTables(NamedTuple):
-    """What COCO's files say.
-
-    Attributes:
-        splits: A table with a row per image of each split.
-        categories: Names by id.
-        malformed: Annotations of each split that are not in its table.
-    """
+    """A table of each split with a row per image, names of categories by id, and annotations that are in no table."""
 
     splits: dict[str, datasets.Dataset]
     categories: dict[int, str]

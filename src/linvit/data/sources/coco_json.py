@@ -48,11 +48,7 @@ class AnnotationFinding(NamedTuple):
 
 
 class AnnotationFile:
-    """What a file says.
-
-    Args:
-        path: Of the JSON file.
-        masks: Whether masks are read, too.
+    """What a JSON file of COCO says; with `masks`, these are read, too.
 
     Attributes:
         images: Entry (id, file name, height, width) of each image.

@@ -20,13 +20,7 @@ Splits = dict[str, datasets.Dataset]
 
 
 class SplitRows(NamedTuple):
-    """The rows of one split.
-
-    Attributes:
-        rows: The table, or the stream.
-        chosen: Numbers of the rows that are used, int (N,); None means all.
-        shards: Of a stream.
-    """
+    """The table or stream of a split, numbers of the rows that are used, int (N,) or None for all, and shards."""
 
     rows: datasets.Dataset | datasets.IterableDataset
     chosen: np.ndarray | None

@@ -73,13 +73,7 @@ class Reader(ABC):
 
 @dataclass
 class SampleReader(Reader):
-    """How a row becomes a sample: its image is decoded, its targets are read, and both are transformed together.
-
-    Attributes:
-        image: Column of the images.
-        targets: Entries of the sample besides the image.
-        images: How image files are read.
-    """
+    """How a row becomes a sample: the image in a column is decoded, its targets are read, both transformed together."""
 
     image: str
     targets: Mapping[str, Target]
@@ -114,12 +108,8 @@ class SampleReader(Reader):
 class Images(Dataset[Sample]):
     """Rows of a `datasets.Dataset` as samples.
 
-    Args:
-        rows: The table.
-        reader: What makes a sample of a row.
-        bad: What becomes of images that cannot be decoded.
-        chosen: Numbers of the rows that are used, int (N,); None means all. `select` would write them beside the
-            table, where another user may own the folder.
+    `chosen` has the numbers of the rows that are used, int (N,); None means all. `select` would write them beside the
+    table, where another user may own the folder.
     """
 
     def __init__(

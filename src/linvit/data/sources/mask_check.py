@@ -38,14 +38,7 @@ class MaskFinding(NamedTuple):
 
 
 class Masks(Dataset[MaskFinding]):
-    """The masks of a split; one is examined when its row is read.
-
-    Args:
-        rows: A table.
-        image: Column of the images.
-        mask: Column of the masks.
-        reader: What reads masks.
-    """
+    """The masks of a split, in a column beside that of images; one is examined when its row is read."""
 
     def __init__(self, rows: datasets.Dataset, image: str, mask: str, reader: MaskReader) -> None:
         self.image, self.mask = image, mask

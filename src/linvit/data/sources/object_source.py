@@ -28,19 +28,9 @@ THREADS = 16
 
 
 class ObjectSource(DataSource):
-    """The splits of a data source whose images have objects.
+    """The splits of a data source whose images have objects: a folder with COCO's files, or what `load_splits` knows.
 
-    Args:
-        name: A folder with COCO's files, or anything that `load_splits` knows.
-        images: How images are read.
-        image_column: See `DataSource`.
-        val_fraction: See `DataSource`.
-        annotation_files: COCO's files by split; None finds them.
-        image_folders: The folders of their images; None finds them.
-        column: Of the objects in a table; None finds it.
-        box_format: Of the boxes in a table: xywh or xyxy.
-        class_names: The classes that are used; None for all.
-        masks: Whether objects have masks.
+    For the arguments see `DetectionData`, whose `object_column` is `column`.
     """
 
     def __init__(

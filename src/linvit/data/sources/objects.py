@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import datasets
 import numpy as np
@@ -15,6 +15,7 @@ from linvit.data.sources.read import BadImageError
 from linvit.data.transforms.detection import Objects, usable
 from linvit.errors import UserError, check_choice, did_you_mean
 
+BoxFormat = Literal["xywh", "xyxy"]
 COLUMNS = ("objects", "annotations", "object")
 FIELDS = {  # usual names, of which COCO's table has the first
     "bbox": ("bbox", "bboxes", "boxes", "box"),
@@ -49,7 +50,7 @@ class ObjectColumn(NamedTuple):
 
 def object_column(features: Mapping[str, Any], given: str | None, box_format: str, source: str) -> ObjectColumn | None:
     """Finds the column of objects; None if there is none."""
-    check_choice("box_format", box_format, ["xywh", "xyxy"])
+    check_choice("box_format", box_format, get_args(BoxFormat))
     if given is not None and given not in features:
         raise UserError(
             f"data source '{source}' has no column '{given}'.{did_you_mean(given, features)} "
@@ -124,13 +125,7 @@ def flat_objects(rows: datasets.Dataset, column: ObjectColumn) -> FlatObjects:
 
 @dataclass
 class ObjectReader(SampleReader):
-    """How a row with objects becomes a sample.
-
-    Attributes:
-        column: Of the objects.
-        labels: Label of each category; objects of others are left out.
-        masks: Whether objects have masks.
-    """
+    """How a row with objects becomes a sample; those of a category without a label are left out."""
 
     column: ObjectColumn | None = None
     labels: Mapping[Any, int] | None = None

@@ -116,15 +116,7 @@ class ImageReader:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file that was loaded and whose header was checked, but which is not decoded.
-
-    Attributes:
-        data: The file.
-        name: What messages call the image.
-        path: Where it is, or was; None if that is not known.
-        kind: What its header says.
-        reader: How it is decoded.
-    """
+    """An image file that was loaded and whose header was checked, but which is not decoded; `path` may be unknown."""
 
     data: bytes
     name: str

@@ -17,13 +17,9 @@ DRAWN = 1024  # random numbers that are drawn at once
 
 
 class StreamRows(NamedTuple):
-    """The rows of a split.
+    """The rows of a split, in arrow format, of which `buffer` are held to choose from at random.
 
-    Attributes:
-        stream: The split, in arrow format.
-        counted: Whether the files contain their number of rows, so that the parts have an end.
-        buffer: Rows that are held to choose from at random.
-        source: The data source, for messages.
+    They are `counted` if the files contain their number of rows, so that the parts have an end.
     """
 
     stream: datasets.IterableDataset

@@ -48,16 +48,7 @@ class ImageFinding(NamedTuple):
 
 
 class ScanResult:
-    """The sums of what was found in all images.
-
-    Attributes:
-        images: Images of each split.
-        bad: Findings that are bad, in the order of the set.
-        kinds: Formats and how often.
-        modes: Modes and how often.
-        turned: Images that EXIF turns.
-        animated: Images of several frames.
-    """
+    """The sums of what was found in all images: how many are of each split, format and mode, and those that are bad."""
 
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()

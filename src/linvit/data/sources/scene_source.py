@@ -19,13 +19,7 @@ from linvit.errors import UserError
 
 @dataclass
 class SceneReader(Reader):
-    """Makes the sample of a row of `SceneSource`.
-
-    Attributes:
-        size: (H, W) of the scenes.
-        options: What they are like.
-        entries: What samples have besides the image.
-    """
+    """Makes the sample of a row of `SceneSource`, a scene of a size (H, W) with some entries besides the image."""
 
     size: tuple[int, int]
     options: Scenes
@@ -48,16 +42,7 @@ class SceneReader(Reader):
 
 
 class SceneSource(DataSource):
-    """The data source `digit_scenes`.
-
-    Args:
-        images: How images would be read.
-        options: What the scenes are like.
-        size: (H, W).
-
-    Raises:
-        UserError: If other bands than those of RGB are asked for.
-    """
+    """The data source `digit_scenes`: scenes of a size (H, W), of three bands of 8 bits."""
 
     image_column = "scene"
     classes = Classes(CLASSES[1:], [*range(10)])

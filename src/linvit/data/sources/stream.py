@@ -36,7 +36,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     """Samples of one split as they are streamed.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
-    row), as without streaming.
+    row), as without streaming. Without a seed it is evaluation: in order, every row once.
 
     Args:
         shards: The split.
@@ -47,7 +47,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         world_size: Ranks.
         bad: What becomes of images that cannot be decoded.
         source: The data source, for messages.
-        seed: Of training; None is evaluation: in order, every row once.
+        seed: Of training, or None.
         buffer: Rows that each loader process holds to choose from at random, as undecoded files.
         total: Rows of the split, where the files do not contain it.
     """

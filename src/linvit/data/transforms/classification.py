@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from linvit.data.transforms import rand_augment
 from linvit.data.transforms.affine import affine_matrix
 from linvit.data.transforms.evaluation import evaluation_ops
 from linvit.data.transforms.geometry import Crop, CropMode, HorizontalFlip, Resize, Warp, random_box
-from linvit.data.transforms.on_device import DeviceOps, ImageOp
+from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp
 from linvit.data.transforms.ops import BLACK, Fill, Op, apply
 from linvit.data.transforms.random_erasing import erased_box
-from linvit.errors import UserError, check_choice
+from linvit.errors import UserError, check_choice, check_number
+
+Interpolation = Literal["bicubic", "bilinear", "random"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Augmentation:
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
     hflip: float = 0.5
     auto_augment: str | None = None
-    augment_on: Literal["worker", "device"] = "worker"
+    augment_on: AugmentOn = "worker"
     color_jitter: float = 0.0
     random_erasing: float = 0.0
     erase_after_mixing: bool = False
@@ -55,27 +57,21 @@ class Augmentation:
             raise UserError(f"crop_scale must be [low, high] with 0 < low <= high <= 1; got {list(self.crop_scale)}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise UserError(f"crop_ratio must be [low, high] with 0 < low <= high; got {list(self.crop_ratio)}")
-        check_choice("interpolation", self.interpolation, ["bicubic", "bilinear", "random"])
-        check_choice("augment_on", self.augment_on, ["worker", "device"])
+        check_choice("interpolation", self.interpolation, get_args(Interpolation))
+        check_choice("augment_on", self.augment_on, get_args(AugmentOn))
         for name in ("hflip", "random_erasing", "translate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} must lie between 0 and 1; got {getattr(self, name)}")
-        if not 0 <= self.zoom < 1:
-            raise UserError(f"zoom must be at least 0 and below 1; got {self.zoom}")
+            check_number(name, getattr(self, name), at_least=0, at_most=1)
+        check_number("zoom", self.zoom, at_least=0, below=1)
         for name in ("rotate", "color_jitter"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must be 0 or more; got {getattr(self, name)}")
+            check_number(name, getattr(self, name), at_least=0)
         if self.auto_augment not in (None, rand_augment.THREE_AUGMENT):
             rand_augment.RandAugment.parse(str(self.auto_augment))
 
 
 class TrainTransform:
-    """Crops, flips and changes an image at random; the sample's seed is the only source of randomness.
+    """Crops an image to `size` (H, W), flips and changes it at random, which follows from the sample's seed alone.
 
-    Args:
-        size: Wanted (H, W).
-        augmentation: The random changes.
-        mean: Mean of each channel in [0, 1], the colour of what RandAugment moves in from outside.
+    RandAugment moves the mean colour in from outside.
     """
 
     def __init__(self, size: tuple[int, int], augmentation: Augmentation, mean: Sequence[float]) -> None:

@@ -54,13 +54,7 @@ class DetectionAugmentation:
 
 
 class TrainTransform:
-    """Resizes, crops and flips at random; the sample's seed is the only source of randomness.
-
-    Args:
-        limits: Of the longer and of the shorter side; None leaves the size.
-        augmentation: The random changes.
-        masks: Whether samples have masks.
-    """
+    """Resizes within limits (see `Limits`), crops and flips at random, which follows from the sample's seed alone."""
 
     def __init__(self, limits: Limits | None, augmentation: DetectionAugmentation, masks: bool) -> None:
         if augmentation.sides is not None and limits is None:

@@ -132,13 +132,7 @@ class HorizontalFlip(Op):
 
 @dataclass(frozen=True)
 class Warp(Op):
-    """Applies an affine map; the size stays. See `linvit.data.transforms.affine.warp`.
-
-    Attributes:
-        matrix: From places in the output to places in the input, in pixels.
-        bicubic: Interpolation of the image; else bilinear.
-        fill: Colour of what comes from outside.
-    """
+    """Applies an affine map, bicubically or bilinearly; the size stays. See `linvit.data.transforms.affine.warp`."""
 
     matrix: Matrix
     bicubic: bool

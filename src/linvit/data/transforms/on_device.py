@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from linvit.data.transforms.random_erasing import erase_
 
 ImageOp = PixelOp | Warp
 """What can be done on the device: the operations of RandAugment and colour jitter."""
+AugmentOn = Literal["worker", "device"]
+"""Where operations are done: image by image in a loader process, or batch by batch on the device."""
 EPSILON = 2**-10  # added before truncating: the weights of an interpolation sum to 1 only up to rounding
 
 

@@ -1,7 +1,7 @@
 """What training and evaluation of segmentation do to an image and its mask in a loader process."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize
-from linvit.data.transforms.on_device import DeviceOps
+from linvit.data.transforms.on_device import AugmentOn, DeviceOps
 from linvit.data.transforms.ops import Op, apply
 from linvit.data.transforms.photometric import photometric_distortion
 from linvit.errors import UserError, check_choice, check_number
 from linvit.ignore_index import IGNORE_INDEX
 
 CHECKS = 10  # crops that are looked at; the next one is taken as it is
+Interpolation = Literal["bilinear", "bicubic"]
 Limits = tuple[int, int]
 """Of the longer and of the shorter side of a resized image, in pixels."""
 
@@ -37,31 +38,29 @@ class SegmentationAugmentation:
 
     ratio: tuple[float, float] = (0.5, 2.0)
     ratios: list[float] | None = None
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     max_class_ratio: float | None = 0.75
     hflip: float = 0.5
     photometric: bool = True
-    augment_on: Literal["worker", "device"] = "worker"
+    augment_on: AugmentOn = "worker"
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UserError(f"ratio must be [low, high] with 0 < low <= high; got {list(self.ratio)}")
         if self.ratios is not None and not (self.ratios and min(self.ratios) > 0):
             raise UserError(f"ratios must be numbers above 0, or null for the range 'ratio'; got {self.ratios}")
-        check_choice("interpolation", self.interpolation, ["bilinear", "bicubic"])
+        check_choice("interpolation", self.interpolation, get_args(Interpolation))
         if self.max_class_ratio is not None:
             check_number("max_class_ratio", self.max_class_ratio, above=0, at_most=1)
         check_number("hflip", self.hflip, at_least=0, at_most=1)
-        check_choice("augment_on", self.augment_on, ["worker", "device"])
+        check_choice("augment_on", self.augment_on, get_args(AugmentOn))
 
 
 class TrainTransform:
-    """Resizes, crops, flips and recolours at random; the sample's seed is the only source of randomness.
+    """Resizes, crops to `size` (H, W), flips and recolours at random, which follows from the sample's seed alone.
 
-    Args:
-        size: (H, W) of the crop. What an image lacks is padded: the image with 0 after normalising, the mask with 255.
-        limits: Of the resized image before the random factor; None resizes by the factor alone.
-        augmentation: The random changes.
+    The limits are of the resized image before the random factor; None resizes by the factor alone. What an image lacks
+    is padded: the image with 0 after normalising, the mask with 255.
     """
 
     def __init__(self, size: tuple[int, int], limits: Limits | None, augmentation: SegmentationAugmentation) -> None:
