@@ -12,7 +12,7 @@ from linvit.signatures import equal_options, parameters_of
 
 @dataclass(frozen=True)
 class PublishedScores:
-    """PublishedScores scores and where they stand.
+    """Scores of a model that its authors published, and where.
 
     Attributes:
         scores: Name of the metric, such as "top1", to its value, as the task logs it.

@@ -18,7 +18,7 @@ LONGEST = 80  # characters of a variant's name, which names folders
 
 
 @dataclass(frozen=True)
-class PublishedScores:
+class PaperScores:
     """What a paper reports of the variants.
 
     Attributes:
@@ -50,7 +50,7 @@ class Sweep:
     seeds: tuple[int, ...]
     baseline: str
     score: str | None = None
-    published: PublishedScores | None = None
+    published: PaperScores | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -129,7 +129,7 @@ class SweepSpec:
                 found[whole] = settings
         return found
 
-    def _published(self, variants: Mapping[str, Settings]) -> PublishedScores | None:
+    def _published(self, variants: Mapping[str, Settings]) -> PaperScores | None:
         if not self.published:
             return None
         scores = self.published.get("scores")
@@ -138,7 +138,7 @@ class SweepSpec:
         if not self.vary:  # with further options varied they are those of no variant
             for name in scores:
                 check_choice("a variant of 'published'", name, variants)
-        return PublishedScores(str(self.published["source"]), scores)
+        return PaperScores(str(self.published["source"]), scores)
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:
