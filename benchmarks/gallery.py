@@ -34,9 +34,9 @@ README = """# Gallery
 backbone is `deit_nano` (64 tokens).
 
 **What the scores say.** A schedule of {epochs} epochs on a few hundred images shows how fast a mechanism learns, not
-how far it comes: over the whole schedule of the quickstart (57 epochs, the column beside it) even those that seem to
-fail reach almost all. A mechanism that contains a convolution (marked C) knows neighbourhood from the start, and learns
-faster for it. A star marks a difference from softmax that is significant at 5 % by Holm's correction for all
+how far it comes: the column beside it has the whole schedule of the quickstart (57 epochs), for those that were trained
+for so long. A mechanism that contains a convolution (marked C) knows neighbourhood from the start, and learns faster
+for it. A star marks a difference from softmax that is significant at 5 % by Holm's correction for all
 comparisons of the table, over at least three seeds.
 
 {table}
