@@ -125,6 +125,13 @@ def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
     assert changed == {"blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias"}
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_the_teacher_has_the_precision_of_the_run(teacher, tmp_path, precision):
+    task, memory = tiny_task(**STUDENT, teacher=teacher), Memory()
+    fit(task, tmp_path, precision=precision, logger=memory)
+    assert all(0 < value < 1 for _, value in memory.values["train/teacher_attention"])
+
+
 def test_new_parameters_have_a_learning_rate_of_their_own(teacher, tmp_path):
     task = tiny_task(attention="focused", lr=1e-3, new_lr_scale=20.0, warmup_epochs=0, teacher=teacher)
     peaks = {}

@@ -292,9 +292,9 @@ class Task(LightningModule):
             self._teacher_sha256 = fingerprint(self.distillation.teacher)
 
     def on_fit_start(self) -> None:
-        """Moves the teacher to the device."""
+        """Moves the teacher to the device, in the precision of the weights."""
         if self.distillation is not None:
-            self.distillation.teacher.to(self.device)
+            self.distillation.teacher.to(next(self.network.parameters()))
 
     def teardown(self, stage: str) -> None:
         """Lets the teacher go."""

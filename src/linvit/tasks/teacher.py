@@ -75,9 +75,13 @@ def learn_from(task: "Task", teacher: Teacher) -> Distillation:
     task.network.load_state_dict(chosen, strict=False)
     if task.ema is not None:
         task.ema.network.load_state_dict(task.network.state_dict())
+    if task.hparams["compile"]:
+        network.compile()
+    names = new_parameters(network, task.network)
+    own = sorted({name.removeprefix(next((part for part in inside if name.startswith(part)), "")) for name in names})
     rank_zero_info(
         f"teacher: {teacher.source or 'the weights of the backbone'}. {len(distillation.layers)} attention layers are "
-        f"matched; {len(new_parameters(network, task.network))} tensors of the student are not the teacher's"
+        f"matched. {len(names)} tensors of the student are not its teacher's{': ' * bool(own)}{', '.join(own)}"
     )
     return distillation
 
