@@ -1,19 +1,25 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linvit.errors import UserError
-from linvit.terminal import argument_parser, reflow
+from linvit.terminal import argument_parser, reflow, table
+
+if TYPE_CHECKING:
+    from linvit.runs.run import Run
 
 EPILOG = """examples:
   linvit linearize --config linearize/quickstart
   linvit linearize --teacher RUN --model.attention=focused
   linvit linearize --teacher RUN \\
     --model.attention='[focused, focused, null, focused]'
+  linvit linearize --teacher RUN --model.attention=linear --keep 2
   linvit linearize --config mine.yaml --model.attention=mlla \\
     --teacher timm:vit_small_patch14_dinov2
 
@@ -27,6 +33,7 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
+MEASURED = 4  # batches that --keep looks at
 OF_A_RUN = "base/linearize"
 
 
@@ -44,6 +51,12 @@ def main(argv: list[str]) -> int:
         help="a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL",
     )
     parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
+    parser.add_argument(
+        "--keep",
+        type=int,
+        metavar="N",
+        help="keep the softmax of the N blocks that suffer most from the new attention, measured before training",
+    )
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
 
@@ -59,6 +72,10 @@ def main(argv: list[str]) -> int:
                 "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help"
             )
         train_teacher(teacher)
+        if args.keep is not None:
+            chosen = json.dumps(kept_blocks(run, args.keep))
+            print(f"--model.attention='{chosen}'", flush=True)
+            run = Run.read(["fit", *options, f"--model.attention={chosen}"])
         run.fit()
         if run.trainer.is_global_zero and not args.no_page:
             page = write_page(run, " ".join(["linvit linearize", *argv]))
@@ -85,6 +102,26 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
             "linearize/quickstart for several; linvit list attentions names all"
         )
     return ["--config", str(run_config(folder)), "--config", OF_A_RUN, f"--model.teacher.source={teacher}"]
+
+
+def kept_blocks(run: "Run", count: int) -> list[Any]:
+    """Measures which blocks suffer most from the new attention of a run, and says so; returns a spec per block."""
+    from linvit.linearization.sensitivity import keeping, sensitivities
+    from linvit.tasks.teacher import teacher_network
+
+    attention = run.task.hparams["attention"]
+    if attention is None or isinstance(attention, list):
+        raise UserError(f"--keep chooses the blocks of one attention; got --model.attention={attention}")
+    if run.task.teacher is None:
+        raise UserError("--keep needs a teacher")
+    network = teacher_network(run.task, run.task.teacher)
+    run.data.setup("validate")
+    batches = islice(run.data.val_dataloader(), MEASURED)
+    images = [run.data.on_after_batch_transfer(batch, 0)["image"] for batch in batches]
+    found = sensitivities(network, attention, images, run.task.hparams["img_size"])
+    rows = [("block", "error of the last features, exchanged alone"), *((n, f"{e:.4f}") for n, e in found.items())]
+    print("\n".join(table(rows)))
+    return keeping(attention, found, count)
 
 
 def train_teacher(teacher: str | dict[str, Any]) -> None:
