@@ -27,9 +27,14 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
 
 
+def sortable(error: float) -> float:
+    """Returns what `max` compares, so that NaN is larger than any number."""
+    return math.inf if math.isnan(error) else error
+
+
 def worst(errors: Iterable[float]) -> float:
-    """Returns the largest error; NaN, which `max` may pass over, is larger than any."""
-    return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+    """Returns the largest error, NaN if there is one."""
+    return max(errors, key=sortable)
 
 
 def gradients_of(out: Tensor | Sequence[Tensor], sources: Mapping[str, Tensor]) -> dict[str, Tensor | None]:

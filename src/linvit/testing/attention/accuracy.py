@@ -1,6 +1,5 @@
 """How far outputs and gradients in each precision are from those of float64."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, AttentionSubject
 from linvit.testing.attention.numerics import Precision, Run, advice, exact_results, run_at, sides
-from linvit.testing.numbers import relative_error
+from linvit.testing.numbers import relative_error, sortable
 from linvit.testing.report import Line, at, failed, message, not_supported, passed
 
 FAR_OFF = 10
@@ -54,7 +53,7 @@ def _judged(run: Run, precision: Precision) -> tuple[str, str]:
     said = f"output {errors['output']:.1e}"
     gradients = [name for name in errors if name != "output"]
     if gradients:
-        worst = max(gradients, key=lambda name: _sortable(errors[name]))
+        worst = max(gradients, key=lambda name: sortable(errors[name]))
         said += f", {worst} {errors[worst]:.1e}"
     if all(value <= FAR_OFF * precision.goal for value in errors.values()):
         return "", said
@@ -62,7 +61,7 @@ def _judged(run: Run, precision: Precision) -> tuple[str, str]:
     limits = {name: FAR_OFF * max(precision.goal, rounding[name]) for name in errors}
     # A wrong output takes its gradients with it.
     outside = "output" if not errors["output"] <= limits["output"] else ""
-    worst = outside or max(errors, key=lambda name: _sortable(errors[name] / limits[name]))
+    worst = outside or max(errors, key=lambda name: sortable(errors[name] / limits[name]))
     said += f" (rounding alone moves {worst} by {rounding[worst]:.1e})"
     if errors[worst] <= limits[worst]:
         return "", said
@@ -96,7 +95,3 @@ def _resolution(dtype: torch.dtype) -> float:
     """Returns the least positive number of a dtype."""
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
-
-
-def _sortable(number: float) -> float:
-    return math.inf if math.isnan(number) else number

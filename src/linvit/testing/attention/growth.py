@@ -38,7 +38,9 @@ def growth_of_work(subject: AttentionSubject) -> Line:
             counts["largest tensor"].append(written.largest)
             counts["operations"].append(operations(mechanism.eval(), given).total)
         tokens.append(side * side)
-    exponents = {name: exponent(tokens, values) for name, values in counts.items() if all(values)}
+    exponents = {
+        name: math.log(large / few, tokens[1] / tokens[0]) for name, (few, large) in counts.items() if few and large
+    }
     said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
     said += f"; the largest has {written.largest / 2**20:.1f} MiB at N={tokens[-1]}"
     complexity = mechanism.complexity
@@ -50,14 +52,6 @@ def growth_of_work(subject: AttentionSubject) -> Line:
     if complexity != "O(N)" and power <= COUNTED["O(N)"]:
         return failed(f"{said}; that is linear, so declare complexity = 'O(N)'")
     return passed(said)
-
-
-def exponent(sizes: list[int], values: list[int]) -> float:
-    """Returns the power of the size by which the values grow: the slope of a line through the logarithms."""
-    x, y = ([math.log(value) for value in numbers] for numbers in (sizes, values))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
 class Written(TorchDispatchMode):
