@@ -419,7 +419,7 @@ class TestMistakes:
             ({"data__mean": 3}, ["mean", "Expected a list", "Got value: 3"]),
             ({"data__crop_mode": "x"}, ["Expected one of center, squash, border. Got value: x"]),
             ({"trainer__devices": "[a]"}, ["--trainer options do not go together"]),
-            ({"checkpoint__mode": 3}, ["`mode` can be min, max but got 3"]),
+            ({"checkpoint__mode": 3}, ["checkpoint.mode", "Expected one of min, max", "3"]),
             ({"trainer__accelerator": "cpuu"}, ["cpuu"]),
             ({"trainer__precision": "8-bit"}, ["8-bit"]),
             ({"data": "linvit.data.NoSuchData"}, ["linvit.data.NoSuchData"]),
