@@ -35,7 +35,7 @@ def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: st
 
 
 def how_to_go_on(run: Path) -> str:
-    """What a run prints that something has ended: how to go on with it, be there a checkpoint yet or not."""
+    """What a run prints that something has ended: how to resume it, with or without a checkpoint."""
     config = run_config(run)
     return f"go on with\n  linvit fit --config {quote(str(shown(config)))} --resume=auto" if config.exists() else ""
 

@@ -1,0 +1,20 @@
+"""What a run says last."""
+
+import pytest
+
+from linvit.callbacks import SaveCheckpoints
+from linvit.callbacks.save_checkpoints import Best
+from linvit.runs.summary import run_summary
+
+
+@pytest.mark.parametrize(("weights", "name"), [("raw", "best.ckpt"), ("ema", "best_ema.ckpt")])
+def test_the_checkpoint_to_test_is_the_one_that_predicts(tmp_path, weights, name):
+    saves = SaveCheckpoints()
+    saves.dirpath = str(tmp_path / "checkpoints")
+    assert run_summary(saves, weights, tmp_path, "max_epochs") == ""
+    saves.best[0].kept = {"best.ckpt": 0.5}
+    saves.best.append(Best("val/ema_score", "max", "best_ema", 1, {"best_ema.ckpt": 0.625}))
+    lines = run_summary(saves, weights, tmp_path, "max_epochs").splitlines()
+    assert "  best val/ema_score  0.6250" in lines
+    (command,) = (line for line in lines if "linvit test" in line)
+    assert command.endswith(f"--ckpt_path {tmp_path}/checkpoints/{name}")
