@@ -3,8 +3,7 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.grid import SweepSpec, place
-from linvit.experiments.compare.values import expand_names, split, value_label
+from linvit.experiments.compare.grid import SweepSpec, expand_names, place, split, value_label
 from linvit.registry import attentions
 
 

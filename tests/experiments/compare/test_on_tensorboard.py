@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from linvit.experiments.compare.on_tensorboard import write_summary
+from linvit.experiments.compare.report import write_summary
 from linvit.experiments.compare.results import Results, group
 from linvit.runs.folder import find
 from tests.experiments.compare.runs import write_run

@@ -11,10 +11,9 @@ import pytest
 
 from linvit import UserError
 from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
-from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import SweepSpec
 from linvit.experiments.compare.process import ProcessJob
-from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
 

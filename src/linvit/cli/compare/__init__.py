@@ -9,8 +9,7 @@ from typing import Any
 
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, SweepSpec
-from linvit.experiments.compare.values import expand_names, split
+from linvit.experiments.compare.grid import UNSAFE, SweepSpec, expand_names, split
 from linvit.runs.configs import FOLDER, config_file, find
 from linvit.terminal import argument_parser
 

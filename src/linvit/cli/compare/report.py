@@ -12,7 +12,6 @@ from linvit.errors import UserError, check_choice
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
 from linvit.experiments.compare.experiment import FILE, Experiment
-from linvit.experiments.compare.on_tensorboard import write_summary
 from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, check_comparable, group, with_published
 from linvit.runs.folder import find, shown
@@ -61,7 +60,7 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
                 rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
         results = results if results.source else with_published(results)
     page = written.write(results, root, device)
-    write_summary(results, root, device)
+    written.write_summary(results, root, device)
     table, *notes = tables.markdown(results).split("\n\n")
     print("\n\n".join([f"\n{table}", *map(reflow, [*notes, written.controls(results)])]))
     troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}

@@ -13,10 +13,9 @@ from linvit.cli.compare.report import finish
 from linvit.cli.compare.resolve import resolve
 from linvit.errors import UserError
 from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
-from linvit.experiments.compare.experiment import Experiment
+from linvit.experiments.compare.experiment import Experiment, SweepRun
 from linvit.experiments.compare.grid import SweepSpec
 from linvit.experiments.compare.progress import Progress
-from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.runs.folder import check_writable, shown
 from linvit.signals import STOP, name
 from linvit.terminal import table

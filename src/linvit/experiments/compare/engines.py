@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from linvit import machine
 from linvit.errors import UserError
+from linvit.experiments.compare.experiment import SweepRun
 from linvit.experiments.compare.process import ProcessJob, run_process, start
-from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds

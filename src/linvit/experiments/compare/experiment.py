@@ -1,21 +1,143 @@
 """An experiment in its folder: the grid, its runs, and what they amount to."""
 
+import json
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from linvit.errors import UserError
 from linvit.experiments.compare.grid import Sweep, SweepSpec
+from linvit.experiments.compare.options import differing
 from linvit.experiments.compare.results import Results, Variant
-from linvit.experiments.compare.sweep_run import SweepRun
 from linvit.files import lock, replacing, unlock
-from linvit.runs.folder import read_yaml
+from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
+from linvit.signals import STOP
 
 FILE = "compare.yaml"
 """The grid of an experiment, in its folder."""
+
+State = Literal["waiting", "stopped", "failed", "finished"]
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of an experiment. Its folder `VARIANT-seedN` has its configuration, its log, and the run `version_N`.
+
+    Attributes:
+        root: Folder of the experiment.
+        variant: Name of the variant.
+        seed: Of the run.
+    """
+
+    root: Path
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, which is that of its curves in TensorBoard, too."""
+        return f"{self.variant}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it lies."""
+        return self.root / self.name
+
+    @property
+    def config(self) -> Path:
+        """The complete configuration, whose name is the run's."""
+        return self.folder / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        """What its process prints."""
+        return self.folder / "log.txt"
+
+    @property
+    def newest(self) -> RunFolder | None:
+        """What it has written, if it has begun."""
+        return newest(self.folder)
+
+    @property
+    def command(self) -> list[str]:
+        """Starts it, or resumes it."""
+        arguments = ["--config", str(self.config), "--trainer.default_root_dir", str(self.root), "--resume=auto"]
+        return [sys.executable, "-m", "linvit", "fit", *arguments]
+
+    @property
+    def state(self) -> State:
+        """How its last process ended; "waiting" if none has, "stopped" if the last evaluation is not on disk."""
+        state: State = self._outcome().get("state", "waiting")
+        return "stopped" if state == "finished" and (begun := self.newest) is not None and not begun.complete else state
+
+    @property
+    def seconds(self) -> float:
+        """That all its processes together have taken."""
+        return float(self._outcome().get("seconds", 0.0))
+
+    def fraction(self) -> float:
+        """How much of it is done, 0 to 1."""
+        if self.state == "finished":
+            return 1.0
+        begun = self.newest
+        return 0.0 if begun is None else begun.fraction
+
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Writes its configuration.
+
+        Raises:
+            UserError: If there is one of this name with another configuration.
+        """
+        config = {**config, "seed_everything": self.seed}
+        if self.config.exists():
+            different = differing([flat(read_yaml(self.config)), flat(config)])
+            if different:
+                key, (before, now) = next(iter(different.items()))
+                more = f" and {len(different) - 1} more options" if len(different) > 1 else ""
+                raise UserError(
+                    f"'{self.folder}' is a run of another configuration: its {key} is {before!r}, and now it would be "
+                    f"{now!r}{more}. Give this comparison a name of its own with --name, or delete that folder"
+                )
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.config) as file:
+            file.write(yaml.safe_dump(config, sort_keys=False).encode())
+
+    def ended(self, code: int, seconds: float) -> State:
+        """Writes down how a process has ended.
+
+        Args:
+            code: Exit code of the process.
+            seconds: That it has taken.
+        """
+        stopped = STOP.received is not None or STOP.is_exit_code(code)
+        state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
+        outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}
+        with replacing(self.folder / OUTCOME) as file:
+            file.write(json.dumps(outcome).encode())
+        return state
+
+    def last_words(self) -> str:
+        """The signal that ended its process, or else the last line of its log that says something."""
+        code = self._outcome().get("exit_code", 0)
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "error:" in line.lower()]
+        return (errors or lines or ["nothing was printed"])[-1].removeprefix("linvit: error: ")
+
+    def _outcome(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.folder / OUTCOME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tqdm import tqdm
 
-from linvit.experiments.compare.sweep_run import SweepRun
+from linvit.experiments.compare.experiment import SweepRun
 
 EVERY = 2.0  # seconds between two readings of the curves of runs
 

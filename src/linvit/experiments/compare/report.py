@@ -1,23 +1,30 @@
-"""Writes what an experiment amounts to: tables, plots, and one self-contained page."""
+"""Writes what an experiment amounts to: tables, plots, one self-contained page, and a summary for TensorBoard."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from torch.utils.tensorboard import SummaryWriter
 
 from linvit.callbacks.attention import maps, rank
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
+from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.options import option_text, outermost
-from linvit.experiments.compare.result_plots import costs_plots, curve_plots
+from linvit.experiments.compare.result_plots import costs_plots, curve_plots, mean_curve
 from linvit.experiments.compare.results import Results, Variant
 from linvit.experiments.page import Page
+from linvit.experiments.plots import bar_plot
 from linvit.files import replacing
 from linvit.runs.folder import RunFolder
 
 MOST_MAPS = 12  # pictures of a run
 PAGE, RANKS = "report.html", "ranks.png"
+SUMMARY = "summary"
+GROUP = "compare"
+"""TensorBoard sorts groups by name, and runs have none before it."""
 
 
 def write(results: Results, folder: Path, device: str) -> Path:
@@ -129,3 +136,26 @@ def _first(variant: Variant) -> RunFolder | None:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(outermost(names)) or "nothing"
+
+
+def write_summary(results: Results, folder: Path, device: str) -> None:
+    """Writes runs beside those of the runs: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
+
+    Args:
+        results: Of the experiment.
+        folder: Of the experiment; a summary that is there is replaced.
+        device: What it was measured on.
+    """
+    shutil.rmtree(folder / SUMMARY, ignore_errors=True)
+    note = "{machine}; {date}".format(**conditions(device))
+    bars = [(variant.name, *results.summary(variant)[:2]) for variant in results.variants]
+    with SummaryWriter(str(folder / SUMMARY)) as writer:
+        figure = bar_plot(results.title, bars, f"{results.tag}, mean over seeds", note)
+        writer.add_figure(f"{GROUP}/{results.tag}", figure, close=False)
+        writer.add_text(GROUP, tables.markdown(results))
+    for number, variant in enumerate(results.variants):
+        name = UNSAFE.sub("-", variant.name).strip("-.")  # that of runs which exist may have paths in it, and no end
+        name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{number}"
+        with SummaryWriter(str(folder / SUMMARY / name)) as writer:
+            for step, score in mean_curve(variant, results, None):
+                writer.add_scalar(f"{GROUP}/{results.tag}", score, int(step))
