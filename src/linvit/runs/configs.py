@@ -124,7 +124,7 @@ def _bases(path: Path) -> list[Path]:
     except yaml.YAMLError:
         return []
     except ValueError as error:  # a number of thousands of digits
-        raise UserError(f"'{path}' is no configuration: {error}") from error
+        raise UserError(f"'{path}' is not a configuration: {error}") from error
     named = content.get("base") if isinstance(content, dict) else None
     given = [named] if isinstance(named, str) else named or []
     if not isinstance(given, list) or not all(isinstance(base, str) for base in given):
