@@ -126,3 +126,24 @@ def test_the_mathematics_imports_without_lightning():
 def test_floor_0_without_torch():
     done = python("-c", "import sys, linvit.errors, linvit.registry, linvit.source\nassert 'torch' not in sys.modules")
     assert done.returncode == 0, done.stderr
+
+
+def test_training_brings_no_code_of_other_tasks():
+    """The modules that `linvit fit --config quickstart` imports, read off the top levels of the source."""
+    import_of = "linvit.cli.training.command_line"
+    named = ["tasks.classification", "data.classification", "callbacks.attention.rank", "attention.focused"]
+    left, found = [import_of, "linvit.backbones.deit", *(f"linvit.{name}" for name in named)], set()
+    while left:
+        name = left.pop()
+        path = ROOT.joinpath(*name.split(".")[1:])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if name.startswith("linvit") and name not in found and path.is_file():
+            found.add(name)
+            left.append(name.rpartition(".")[0])
+            for node in ast.parse(path.read_bytes()).body:
+                if isinstance(node, ast.ImportFrom):
+                    left += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    others = {"weights.layouts", "tasks.detection", "tasks.segmentation", "heads.detection", "runs.parse_errors"}
+    assert not {f"linvit.{name}" for name in others} & found
+    assert "linvit.runs.run" in found
+    assert len(found) <= 180

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from linvit.callbacks.checkpoint_io import AtomicCheckpointIO
 from linvit.errors import UserError
 from linvit.runs.folder import claim_version
-from linvit.runs.resume import SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
+from linvit.runs.resume import Found, SameCheckpoint, differs, find, newest_checkpoint, run_to_resume
 from tests.cli.forked import Ranks
 from tests.cli.runs import QUICKSTART, files, flags, linvit, tiny
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_passed_over_with_the_reason(folder):
     with pytest.warns(UserWarning, match=r"passes over .*previous.ckpt: .* is damaged"):
         assert newest_checkpoint(folder) is None
     with pytest.warns(UserWarning, match="no checkpoint of .* can be used, so a new run starts"):
-        assert find(["quickstart"], folder.parents[1], settings()) == (None, None)
+        assert find(["quickstart"], folder.parents[1], settings()) == (None, None, False)
 
 
 def test_of_the_others_the_newest_is_taken(folder):
@@ -153,11 +153,8 @@ def test_a_run_of_another_model_or_seed_is_passed_over(folder):
 )
 def test_when_a_run_is_finished(folder, limits, finished, capsys):
     configs, root = [str(folder / "config.yaml")], folder.parents[1]
-    if finished:
-        with pytest.raises(SystemExit) as stop:
-            find(configs, root, settings(*limits))
-        assert stop.value.code == 0
-    else:
+    assert find(configs, root, settings(*limits)).finished is finished
+    if not finished:
         assert find(configs, root, settings(*limits))[1].step == 20
 
 
@@ -165,8 +162,7 @@ def test_a_finished_run_gets_the_best_that_a_kill_kept_back(folder):
     path = folder / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True) | {"same_files": ["best.ckpt"], "replaced_files": []}
     AtomicCheckpointIO().save_checkpoint(content, path)
-    with pytest.raises(SystemExit):
-        find([str(folder / "config.yaml")], folder.parents[1], settings(2))
+    assert find([str(folder / "config.yaml")], folder.parents[1], settings(2)).finished
     assert path.samefile(path.with_name("best.ckpt"))
 
 
@@ -175,8 +171,7 @@ def test_early_stopping_has_finished_a_run(folder):
     content = torch.load(path, weights_only=True)
     content["callbacks"]["EarlyStopping{'monitor': 'val/score', 'mode': 'max'}"] = {"stopped_epoch": 1}
     AtomicCheckpointIO().save_checkpoint(content, path)
-    with pytest.raises(SystemExit):
-        find([str(folder / "config.yaml")], folder.parents[1], settings(100))
+    assert find([str(folder / "config.yaml")], folder.parents[1], settings(100)).finished
 
 
 @pytest.mark.parametrize(
@@ -229,7 +224,7 @@ def test_all_ranks_go_on_from_the_same_file(tmp_path, launcher):
 
 
 def test_ranks_that_have_found_other_files_say_so(tmp_path):
-    found = SameCheckpoint((tmp_path / "version_0", None))
+    found = SameCheckpoint(Found(tmp_path / "version_0"))
     strategy = SimpleNamespace(broadcast=lambda own: ("other", None, None))
     with pytest.raises(UserError, match=r"on rank 1, and \('other', None, None\) on rank 0"):
         found.setup(SimpleNamespace(strategy=strategy, global_rank=1), None, "fit")

@@ -159,7 +159,8 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     if config is None or (args.config is None and not Path(config).is_file()):
         raise UserError(f"'{args.ckpt_path[0]}' lies in no run's folder; name its configuration: --config CONFIG")
     options = [] if args.images is None else [f"--data.predict_path={args.images}"]
-    options += ["--config", str(config), "--data.num_workers=0", "--model.compile=false", "--seed_everything=false"]
+    options = ["--config", str(config), *options, "--data.num_workers=0", "--model.compile=false"]
+    options += ["--seed_everything=false"]
     verb = "validate" if args.images is None else "predict"  # which has images of other classes than the model, too
     runs = [Run(verb, [*options, f"--ckpt_path={path}"], quiet=True) for path in args.ckpt_path]
     paths, data = [Path(run.settings.ckpt_path) for run in runs], runs[0].data
