@@ -3,13 +3,15 @@
 import csv
 import json
 import re
+from typing import ClassVar
 
 import datasets
 import numpy as np
 import pytest
 
 import linvit.cli
-from linvit.cli.data import main
+from linvit.cli.data import TASKS, main
+from linvit.data.base import ImageData, TargetReport
 from tests.data.damaged import damaged, encoded, photo
 from tests.data.images import image_folder, picture, plain_table, save
 from tests.plugin.distributions import python
@@ -173,6 +175,30 @@ def test_a_split_with_another_column_of_images(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "NO IMAGES  the test split has no column 'image'; it has: scan, label" in out
     assert "  test                 0 images" in out
+
+
+class Dots(ImageData):
+    """Data of another task."""
+
+    num_classes, class_names = 1, None
+    check_options: ClassVar = {"dots": {"type": int, "help": "dots of an image"}}
+
+    def __init__(self, source, dots, **data):
+        super().__init__(source, **data)
+        self.dots = dots
+
+    @classmethod
+    def recognises(cls, source):
+        return source == "digits"
+
+    def check_targets(self, found, workers):
+        return TargetReport([f"{found.images['test']} images of {self.dots} dots"], refused=["  NO DOTS"])
+
+
+def test_a_data_module_of_another_task_says_what_is_wrong_by_itself(monkeypatch, capsys):
+    monkeypatch.setattr("linvit.cli.data.TASKS", [*TASKS, Dots])
+    assert main(["check", "digits", "--workers", "0", "--dots", "3"]) == 1
+    assert capsys.readouterr().out.startswith("360 images of 3 dots\n  NO DOTS\n  no bad images")
 
 
 def test_labels_are_looked_at_too(tmp_path, capsys):

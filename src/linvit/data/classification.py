@@ -8,7 +8,7 @@ import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.base import ImageData, TargetReport
-from linvit.data.sources.columns import as_indices, column, features_of
+from linvit.data.sources.columns import as_indices, features_of, find_column
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import (
@@ -85,7 +85,7 @@ class ClassificationData(ImageData):
     def label_column(self) -> str | None:
         """Name of the column of labels, or None if there is none."""
         features = features_of(self.data_source.tables)
-        return column(features, self.given_label_column, datasets.ClassLabel, LABELS, self.source)
+        return find_column(features, self.given_label_column, datasets.ClassLabel, LABELS, self.source)
 
     @property
     def labelled(self) -> Splits:

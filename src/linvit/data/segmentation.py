@@ -9,7 +9,7 @@ import datasets
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.sources.class_names import read_names
-from linvit.data.sources.columns import as_images, column, features_of
+from linvit.data.sources.columns import as_images, features_of, find_column
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.mask_check import Masks, check_masks, describe_masks
@@ -144,7 +144,7 @@ class SegmentationData(ImageData):
             for name, kind in features.items()
             if name != self.image_column and not no_files.match(getattr(kind, "dtype", ""))
         }
-        return column(others, self.given_mask_column, datasets.Image, MASKS, self.source)
+        return find_column(others, self.given_mask_column, datasets.Image, MASKS, self.source)
 
     def prepare(self, splits: Splits) -> Splits:
         """The splits with masks as files."""

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, Value
 
 import linvit
-from linvit.data.sources.columns import as_images, as_indices, column, features_of
+from linvit.data.sources.columns import as_images, as_indices, features_of, find_column
 
 
 class TestColumns:
@@ -23,15 +23,15 @@ class TestColumns:
         ids=lambda value: str(value) if value is None or isinstance(value, str) else " ".join(value),
     )
     def test_by_its_usual_name_else_by_its_type(self, kinds, expected):
-        assert column(kinds, None, datasets.Image, ["image", "img"], "x") == expected
+        assert find_column(kinds, None, datasets.Image, ["image", "img"], "x") == expected
 
     def test_a_given_one_is_taken(self):
         kinds = {"image": datasets.Image(), "depth": datasets.Image()}
-        assert column(kinds, "depth", datasets.Image, ["image"], "x") == "depth"
+        assert find_column(kinds, "depth", datasets.Image, ["image"], "x") == "depth"
 
     def test_a_misspelt_one_is_a_user_error(self):
         with pytest.raises(linvit.UserError) as error:
-            column({"image": datasets.Image()}, "imgae", datasets.Image, ["image"], "somewhere")
+            find_column({"image": datasets.Image()}, "imgae", datasets.Image, ["image"], "somewhere")
         assert str(error.value) == (
             "data source 'somewhere' has no column 'imgae'. Did you mean 'image'? It has: image"
         )

@@ -88,7 +88,7 @@ def flat(lists):
     return [row for part in lists for row in part]
 
 
-LAYOUTS = [(world, workers) for world in (1, 2, 3) for workers in (0, 1, 2)]
+LAYOUTS = [(1, 0), (1, 2), (2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)

@@ -15,7 +15,9 @@ def features_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, Any]:
     return {name: kind for rows in [*splits.values()][::-1] for name, kind in rows.features.items()}
 
 
-def column(features: Mapping[str, Any], given: str | None, kind: type, names: Sequence[str], source: str) -> str | None:
+def find_column(
+    features: Mapping[str, Any], given: str | None, kind: type | tuple[()], names: Sequence[str], source: str
+) -> str | None:
     """The given column, else the first with a usual name, else the first of a feature type, else None."""
     if given is not None:
         if given not in features:

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.data.sources.columns import as_images, column, features_of
+from linvit.data.sources.columns import as_images, features_of, find_column
 from linvit.data.sources.images import Reader, SampleReader, Target, Transform
 from linvit.data.sources.read import ImageReader
 from linvit.data.sources.shards import Shards, load_streams
@@ -72,7 +72,7 @@ class DataSource:
     def image_column(self) -> str:
         """Name of the column of images."""
         features = features_of(self.tables)
-        found = column(features, self.given_image_column, datasets.Image, ["image", "img"], self.name)
+        found = find_column(features, self.given_image_column, datasets.Image, ["image", "img"], self.name)
         if found is None:
             raise UserError(
                 f"data source '{self.name}' has no image column among {', '.join(features)}; "

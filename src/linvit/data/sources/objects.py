@@ -10,10 +10,11 @@ import pyarrow
 import pyarrow.compute
 
 from linvit.data.sources.coco_json import rle_counts
+from linvit.data.sources.columns import find_column
 from linvit.data.sources.images import Sample, SampleReader, Target, check_sizes
 from linvit.data.sources.read import BadImageError
 from linvit.data.transforms.detection import Objects, usable
-from linvit.errors import UserError, check_choice, did_you_mean
+from linvit.errors import UserError, check_choice
 
 BoxFormat = Literal["xywh", "xyxy"]
 COLUMNS = ("objects", "annotations", "object")
@@ -51,12 +52,7 @@ class ObjectColumn(NamedTuple):
 def object_column(features: Mapping[str, Any], given: str | None, box_format: str, source: str) -> ObjectColumn | None:
     """Finds the column of objects; None if there is none."""
     check_choice("box_format", box_format, get_args(BoxFormat))
-    if given is not None and given not in features:
-        raise UserError(
-            f"data source '{source}' has no column '{given}'.{did_you_mean(given, features)} "
-            f"It has: {', '.join(features)}"
-        )
-    name = given or next((name for name in COLUMNS if name in features), None)
+    name = find_column(features, given, (), COLUMNS, source)
     if name is None:
         return None
     kinds = getattr(features[name], "feature", features[name])  # of a list of structs, or of a struct of lists
