@@ -242,7 +242,7 @@ class SaveCheckpoints(Checkpoint):
         prepared = temporary(Path(path)) if in_folder else path
         reason = None
         try:
-            trainer.save_checkpoint(prepared)
+            trainer.save_checkpoint(prepared, weights_only=False)
         except (OSError, CheckpointException) as error:
             reason = _reason(error)
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
