@@ -168,5 +168,5 @@ def _aggregated(plane: Tensor, aggregation: nn.Module, heads: int) -> Tensor:
     local = split_heads(depthwise(plane).flatten(2).mT, heads)
     # The 1x1 convolution as a product per head: torch convolves image by image and head by head, with copies.
     weight = pointwise.weight.flatten(1).unflatten(0, (heads, -1)).mT  # (h, d, d)
-    out = local @ weight
+    out: Tensor = local @ weight
     return out if pointwise.bias is None else out + pointwise.bias.view(heads, 1, -1)

@@ -148,8 +148,8 @@ class PerformerAttention(Attention):
         """`m^-1/2 (exp(u - ||x'||^2 / 2 - peak) + kernel_eps)` with the peak of u over `dims`; overwrites u."""
         half_norm = torch.linalg.vecdot(x, x).unsqueeze(-1) / (2 * self.key_dim**0.5)
         peak = u.detach().amax(dims, keepdim=True)
-        features = u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_()
-        return features + self.kernel_eps / self.nb_features**0.5
+        features: Tensor = u.sub_(half_norm + peak + math.log(self.nb_features) / 2).exp_()
+        return features.add(self.kernel_eps / self.nb_features**0.5)
 
     def _relu_features(self, u: Tensor) -> Tensor:
         """`relu(u) + kernel_eps`; overwrites u."""
