@@ -139,7 +139,7 @@ def test_the_command_line_and_the_base_know_no_task():
         r"classification|ClassReport|confusion|PredictionWriter|predictions\.csv|top1|smoothing", re.IGNORECASE
     )
     found = [path.name for path in searched if words.search(path.read_text(encoding="utf-8"))]
-    assert found == ["defaults.py"]
+    assert found == ["help.py"]
 
 
 def test_what_the_data_sets_are_arguments_of_every_task():

@@ -256,7 +256,7 @@ class Run:
             raise UserError(
                 f"the data does not say how many classes there are. To train, {way}; to predict, set --data.num_classes"
             )
-        return value
+        return list(value) if name == "class_names" and value else value  # a list, as in a checkpoint
 
     def _check(self) -> None:
         """Checks what would fail after data and task are built; settles the precision."""

@@ -31,7 +31,7 @@ def frozen(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         for name in matched:
             parameters[name].requires_grad_(False)
     left = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    if not left:
+    if patterns and not left:
         raise UserError(f"freeze: {list(patterns)} leave no parameter to train")
     if patterns:
         rank_zero_info(f"frozen: {len(parameters) - len(left)} of {len(parameters)} tensors of parameters")
