@@ -51,6 +51,15 @@ def test_a_student_is_scored_without_its_teacher(folder):
     root, _ = folder
     (root / "checkpoints" / "quickstart" / "version_0").rename(root / "gone")
     run = "checkpoints/quickstart/version_1"
+    alone = linvit(
+        "fit",
+        f"--config={run}/config.yaml",
+        "--model.teacher=null",
+        f"--ckpt_path={run}",
+        "--trainer.max_epochs=2",
+        cwd=root,
+    )
+    assert alone.code == 0, alone.err  # a checkpoint names no file that is read
     assert "top1" in linvit("validate", f"--config={run}/config.yaml", f"--ckpt_path={run}", cwd=root).out
 
 

@@ -36,7 +36,14 @@ from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
 # Arguments that a checkpoint does not decide:
-SET_BY_RUN = ("predict_with", "compile", "float32_matmul_precision", "grad_checkpointing", "recompute_attention")
+SET_BY_RUN = (
+    "predict_with",
+    "compile",
+    "float32_matmul_precision",
+    "grad_checkpointing",
+    "recompute_attention",
+    "teacher",
+)
 
 
 class Task(LightningModule):
