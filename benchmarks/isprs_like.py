@@ -14,7 +14,7 @@ import numpy as np
 from imagenet_like import clutter
 from PIL import Image, ImageFilter
 
-from linvit.data.sources.isprs import BOUNDARY, COLOURS, SETS
+from linvit.data.sources.isprs import BOUNDARY, ISPRS_COLOURS, SETS
 
 STREET, BUILDING, LAWN, TREE, CAR, CLUTTER = range(6)
 INFRARED = np.array([(90, 100, 105), (120, 130, 130), (190, 95, 90), (150, 50, 60), (70, 80, 120), (60, 45, 60)])
@@ -69,7 +69,7 @@ def scene(rng: np.random.Generator, side: int) -> tuple[Image.Image, np.ndarray]
 
 def coloured(labels: np.ndarray, eroded: bool) -> Image.Image:
     """Classes as colours; if eroded, what lies within three pixels of another class is black."""
-    colours = np.array(COLOURS, np.uint8)[labels]
+    colours = np.array(ISPRS_COLOURS, np.uint8)[labels]
     if eroded:
         numbers = Image.fromarray(labels)
         low, high = (np.asarray(numbers.filter(kind(7))) for kind in (ImageFilter.MinFilter, ImageFilter.MaxFilter))

@@ -11,7 +11,7 @@ from linvit.data.base import ImageData
 from linvit.data.sources.band_values import band_values, describe_bands
 from linvit.data.sources.folder import ignored_files
 from linvit.data.sources.scan import ScanResult, scan
-from linvit.data.sources.splits import HUB, kind_of
+from linvit.data.sources.splits import HUB, source_kind
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 from linvit.terminal import reflow
@@ -113,7 +113,7 @@ def _bad(found: ScanResult, output: Path | None) -> list[str]:
 def _ignored(source: str) -> list[str]:
     """A line for each kind of file in a folder of images that is not read."""
     path = Path(source).expanduser()
-    if source.startswith(HUB) or not path.is_dir() or kind_of(path) is not None:
+    if source.startswith(HUB) or not path.is_dir() or source_kind(path) is not None:
         return []
     files = ignored_files(path)
     endings = [os.path.splitext(file)[1].lower() for file in files]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from linvit.data.sources.class_names import read_names
-from linvit.data.sources.isprs import SETS, areas, read_classes
+from linvit.data.sources.isprs import SETS, isprs_areas, read_classes
 from linvit.data.sources.tiles import cut, find_areas, read_mask
 from linvit.errors import UserError
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = (
         find_areas(args.images, args.masks, args.mask_suffix, args.val, args.test)
         if of_folder
-        else areas(SETS[args.set], args.images, args.masks, args.eval_masks)
+        else isprs_areas(SETS[args.set], args.images, args.masks, args.eval_masks)
     )
     tiles: Counter[str] = Counter()
     for area in tqdm(chosen, unit=" pictures"):

@@ -27,7 +27,7 @@ from linvit.data.transforms.classification import Augmentation, EvalTransform, T
 from linvit.data.transforms.geometry import CropMode
 from linvit.errors import UserError, check_choice, check_number
 
-LABELS = ("label", "labels", "fine_label")  # usual names of the column
+LABEL_COLUMNS = ("label", "labels", "fine_label")  # usual names of the column
 
 
 class ClassificationData(ImageData):
@@ -85,7 +85,7 @@ class ClassificationData(ImageData):
     def label_column(self) -> str | None:
         """Name of the column of labels, or None if there is none."""
         features = features_of(self.data_source.tables)
-        return find_column(features, self.given_label_column, datasets.ClassLabel, LABELS, self.source)
+        return find_column(features, self.given_label_column, datasets.ClassLabel, LABEL_COLUMNS, self.source)
 
     @property
     def labelled(self) -> Splits:
@@ -171,7 +171,7 @@ class ClassificationData(ImageData):
                 try:
                     check_labels(rows, self.image_column, self.label_column, self.num_classes or 0, split, self.source)
                 except UserError as error:
-                    refused.append(f"  BAD LABELS  {error}")
+                    refused.append(f"  BAD LABEL_COLUMNS  {error}")
             lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
         only_predicted = len(self.splits) == 1 and not self.labelled
         if not refused and "train" in self.splits and not only_predicted:

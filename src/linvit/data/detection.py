@@ -28,14 +28,14 @@ from linvit.data.sources.object_check import (
     describe_findings,
 )
 from linvit.data.sources.object_source import ObjectSource
-from linvit.data.sources.objects import COLUMNS, BoxFormat, identity, object_targets
+from linvit.data.sources.objects import OBJECT_COLUMNS, BoxFormat, identity, object_targets
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import Scenes
-from linvit.data.sources.splits import HUB, kind_of, load_splits
+from linvit.data.sources.splits import HUB, load_splits, source_kind
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
-from linvit.data.transforms.segmentation import check_limits
+from linvit.data.transforms.segmentation import check_resize_limits
 from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
@@ -116,7 +116,7 @@ class DetectionData(ImageData):
         **data: Any,
     ) -> None:
         super().__init__(source, img_size=img_size, **data)
-        check_limits(resize_limits)
+        check_resize_limits(resize_limits)
         if self.stream_options is not None:
             raise UserError("detection does not stream, since batches go by aspect: set --data.streaming=false")
         self.masks = masks
@@ -300,8 +300,8 @@ class DetectionData(ImageData):
         path = Path(source).expanduser()
         if not source.startswith(HUB) and path.is_dir() and find_coco(path):
             return True
-        table = source.startswith(HUB) or (path.exists() and kind_of(path) in ("saved", "parquet", "arrow"))
-        return table and not {*COLUMNS}.isdisjoint(features_of(load_splits(source)))
+        table = source.startswith(HUB) or (path.exists() and source_kind(path) in ("saved", "parquet", "arrow"))
+        return table and not {*OBJECT_COLUMNS}.isdisjoint(features_of(load_splits(source)))
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
         """Looks at all objects; see `ImageData.check_targets`."""

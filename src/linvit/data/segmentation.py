@@ -19,10 +19,22 @@ from linvit.data.sources.scan import ScanResult
 from linvit.data.sources.scene_source import SceneSource
 from linvit.data.sources.scenes import CLASSES, Scenes
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
-from linvit.data.transforms.segmentation import EvalTransform, SegmentationAugmentation, TrainTransform, check_limits
+from linvit.data.transforms.segmentation import (
+    EvalTransform,
+    SegmentationAugmentation,
+    TrainTransform,
+    check_resize_limits,
+)
 from linvit.errors import UserError, check_number
 
-MASKS = ("mask", "annotation", "segmentation_mask", "label", "labels", "segmentation")  # usual names of the column
+MASK_COLUMNS = (
+    "mask",
+    "annotation",
+    "segmentation_mask",
+    "label",
+    "labels",
+    "segmentation",
+)  # usual names of the column
 
 
 class SegmentationData(ImageData):
@@ -94,7 +106,7 @@ class SegmentationData(ImageData):
         **data: Any,
     ) -> None:
         super().__init__(source, img_size=img_size, **data)
-        check_limits(resize_limits)
+        check_resize_limits(resize_limits)
         check_number("multiple", multiple, at_least=1, whole=True)
         self.bands.check_colours({"photometric": augmentation.photometric})
         self.given_classes = num_classes
@@ -144,7 +156,7 @@ class SegmentationData(ImageData):
             for name, kind in features.items()
             if name != self.image_column and not no_files.match(getattr(kind, "dtype", ""))
         }
-        return find_column(others, self.given_mask_column, datasets.Image, MASKS, self.source)
+        return find_column(others, self.given_mask_column, datasets.Image, MASK_COLUMNS, self.source)
 
     def prepare(self, splits: Splits) -> Splits:
         """The splits with masks as files."""

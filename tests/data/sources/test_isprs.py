@@ -6,7 +6,7 @@ from PIL import Image
 
 from linvit.cli.data import main
 from linvit.data import SegmentationData
-from linvit.data.sources.isprs import BOUNDARY, COLOURS
+from linvit.data.sources.isprs import BOUNDARY, ISPRS_COLOURS
 from linvit.data.sources.tiles import offsets
 from linvit.errors import UserError
 
@@ -21,7 +21,7 @@ def folder(tmp_path):
         (tmp_path / name).mkdir()
     for area in AREAS:
         labels = rng.integers(0, 6, (5, 7)).repeat(10, 0).repeat(10, 1)
-        colours = np.array(COLOURS, np.uint8)[labels]
+        colours = np.array(ISPRS_COLOURS, np.uint8)[labels]
         name = f"top_mosaic_09cm_area{area}"
         Image.fromarray(colours // 2 + 20).save(tmp_path / "top" / f"{name}.tif")
         Image.fromarray(colours).save(tmp_path / "gts" / f"{name}.tif")
@@ -46,9 +46,9 @@ def test_tiles_are_segmentation_data(folder, capsys):
     assert all(mask.shape == (32, 32) for mask in train)
     assert sum(mask.numel() for mask in val) == HEIGHT * WIDTH  # each pixel once
     assert sum(int((mask == 255).sum()) for mask in val) == WIDTH * HEIGHT // 10
-    assert made.class_colours == [*COLOURS]  # the tiles' palette
+    assert made.class_colours == [*ISPRS_COLOURS]  # the tiles' palette
     sample = made.val_set[0]
-    colours = np.array(COLOURS, np.uint8)[sample["mask"].clamp(max=5)]
+    colours = np.array(ISPRS_COLOURS, np.uint8)[sample["mask"].clamp(max=5)]
     seen = (sample["mask"] != 255).numpy()
     assert (sample["image"].permute(1, 2, 0).numpy() == colours // 2 + 20)[seen].all()
 

@@ -13,8 +13,8 @@ from linvit.data.transforms.bands import LEVELS, Bands
 from linvit.data.transforms.decode import header, stored_values
 from linvit.errors import UserError
 
-IMAGES = 200  # that are looked at, spread evenly over a set
-PIXELS = 4096  # of each
+IMAGES_SAMPLED = 200  # that are looked at, spread evenly over a set
+PIXELS_SAMPLED = 4096  # of each
 PERCENTILES = (0, 0.5, 50, 99.5, 100)
 
 
@@ -46,7 +46,7 @@ def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> Band
     rows = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
     kinds: Counter[tuple[int, str]] = Counter()
     found: dict[tuple[int, str], list[np.ndarray]] = {}
-    for number in np.linspace(0, len(rows) - 1, min(len(rows), IMAGES)).astype(int).tolist():
+    for number in np.linspace(0, len(rows) - 1, min(len(rows), IMAGES_SAMPLED)).astype(int).tolist():
         try:
             data = reader.load(rows[number][image])
             kind = header(data)
@@ -59,7 +59,7 @@ def band_values(rows: datasets.Dataset, image: str, reader: ImageReader) -> Band
             continue
         key = len(values), kind.dtype
         kinds[key] += 1
-        places = np.random.default_rng(number).integers(values[0].size, size=PIXELS)
+        places = np.random.default_rng(number).integers(values[0].size, size=PIXELS_SAMPLED)
         found.setdefault(key, []).append(values.reshape(len(values), -1)[:, places])
     return BandValues(kinds, np.concatenate(found[kinds.most_common(1)[0][0]], 1) if kinds else np.zeros((0, 0)))
 

@@ -18,7 +18,13 @@ from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, check_choice, quote_first
 
 VERSION = 2  # of the tables
-WHOLE = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")  # names of a file without splits
+UNSPLIT_NAMES = (
+    "instances",
+    "instances_default",
+    "annotations",
+    "_annotations.coco",
+    "coco",
+)  # names of a file without splits
 
 
 class CocoFiles(NamedTuple):
@@ -141,12 +147,12 @@ def _by_name(path: Path) -> dict[str, Path]:
     found = {}
     for split, aliases in SPLITS.items():
         name = re.compile(rf"(instances_)?({'|'.join(aliases)})(\d{{4}})?")
-        within = [path / alias / f"{whole}.json" for alias in aliases for whole in WHOLE]
+        within = [path / alias / f"{whole}.json" for alias in aliases for whole in UNSPLIT_NAMES]
         files = [file for place in places for file in sorted(place.glob("*.json")) if name.fullmatch(file.stem)]
         files = [file for file in [*files, *within] if file.is_file()]
         if files:
             found[split] = files[0]
-    whole = (place / f"{name}.json" for place in places for name in WHOLE)
+    whole = (place / f"{name}.json" for place in places for name in UNSPLIT_NAMES)
     alone = next((file for file in whole if file.is_file()), None)
     return found or ({} if alone is None else {"train": alone})
 

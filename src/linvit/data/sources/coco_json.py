@@ -17,7 +17,7 @@ from linvit.errors import UserError
 
 INTEGERS, NUMBERS = datasets.List(datasets.Value("int64")), datasets.List(datasets.Value("float64"))
 BOOLS, TEXTS = datasets.List(datasets.Value("bool")), datasets.List(datasets.Value("large_string"))
-OBJECTS = {
+OBJECT_FEATURES = {
     "id": INTEGERS,
     "bbox": datasets.List(NUMBERS),
     "category": INTEGERS,
@@ -26,7 +26,7 @@ OBJECTS = {
     "ignore": BOOLS,
 }
 LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
-IMAGES = {name: datasets.Value("int64") for name in ("image_id", "height", "width")}
+IMAGE_FEATURES = {name: datasets.Value("int64") for name in ("image_id", "height", "width")}
 
 
 class AnnotationFinding(NamedTuple):
@@ -86,10 +86,10 @@ class AnnotationFile:
         """A row per image, in the order of the file: `image`, `image_id`, `height`, `width`, `objects`."""
         paths = [str(folder.absolute() / name) for _, name, _, _ in self.images]
         numbers = np.array([(image, height, width) for image, _, height, width in self.images], np.int64)
-        features = {"image": datasets.Image(), **IMAGES}
+        features = {"image": datasets.Image(), **IMAGE_FEATURES}
         columns = [path_column(paths), *map(pa.array, numbers.T)]
         if self._objects is not None:  # files of test images have none
-            features["objects"] = dict(OBJECTS, **({"segmentation": TEXTS} if self._masks else {}))
+            features["objects"] = dict(OBJECT_FEATURES, **({"segmentation": TEXTS} if self._masks else {}))
             arrow = datasets.Features(features["objects"]).arrow_schema
             rows, *values = self._objects
             offsets = pa.array(np.searchsorted(rows, np.arange(len(self.images) + 1)), pa.int32())

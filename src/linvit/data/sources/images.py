@@ -102,7 +102,7 @@ class SampleReader(Reader):
 
     def complete(self, sample: Sample, name: str) -> None:
         """Checks what was read of a row, before the transform."""
-        check_sizes(sample, name)
+        check_target_sizes(sample, name)
 
 
 class Images(Dataset[Sample]):
@@ -179,7 +179,7 @@ class Images(Dataset[Sample]):
         return self.reader.sample(row, index, seed)
 
 
-def check_sizes(sample: Sample, name: str) -> None:
+def check_target_sizes(sample: Sample, name: str) -> None:
     """Raises a `BadImageError` if the mask of an image, or what its `height` and `width` say, has another size."""
     height, width = sample["image"].shape[-2:]
     for what, size in (

@@ -14,7 +14,7 @@ from linvit.data.sources.tiles import Area
 from linvit.errors import UserError, quote_first
 from linvit.ignore_index import IGNORE_INDEX
 
-COLOURS = ((255, 255, 255), (0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0))
+ISPRS_COLOURS = ((255, 255, 255), (0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0))
 """Impervious surfaces, building, low vegetation, tree, car, clutter: the order of `class_names/isprs.txt`."""
 BOUNDARY = (0, 0, 0)  # pixels about the edges, which eroded masks leave out
 STRAY = 0.01  # fraction of the pixels of a picture that may have other colours, as some of Potsdam's have
@@ -55,7 +55,7 @@ SETS = {
 }
 
 
-def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
+def isprs_areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = None) -> list[Area]:
     """The pictures of a set with their masks; those of validation and test may be others: eroded ones."""
     found = [_by_area(of, folder) for folder in (images, masks, eval_masks or masks)]
     chosen = []
@@ -73,7 +73,7 @@ def areas(of: AerialSet, images: Path, masks: Path, eval_masks: Path | None = No
 
 def read_classes(path: str) -> tuple[Image.Image, int]:
     """A colour-coded mask as numbers with the set's colours as palette, and how many stray pixels of it are ignored."""
-    reader = MaskReader(len(COLOURS), values=[*COLOURS], ignored=[BOUNDARY])
+    reader = MaskReader(len(ISPRS_COLOURS), values=[*ISPRS_COLOURS], ignored=[BOUNDARY])
     try:
         raw = reader.raw({"bytes": None, "path": path}, path)
     except BadImageError as error:
@@ -84,7 +84,7 @@ def read_classes(path: str) -> tuple[Image.Image, int]:
         raise UserError(f"'{path}' is not a mask of this set: {stray.mean():.0%} of its pixels have other colours")
     mask[stray] = IGNORE_INDEX
     picture = Image.fromarray(mask, "P")
-    picture.putpalette([*np.array(COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(COLOURS))])
+    picture.putpalette([*np.array(ISPRS_COLOURS).flatten().tolist(), *[0] * 3 * (256 - len(ISPRS_COLOURS))])
     return picture, int(stray.sum())
 
 

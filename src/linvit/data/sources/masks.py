@@ -16,8 +16,8 @@ from linvit.ignore_index import IGNORE_INDEX
 
 UNKNOWN = 254  # stands for values that are not classes; so there are at most 254 classes
 LOSSY = ("JPEG", "JPEG2000", "WEBP", "AVIF")
-WHOLE = 2**16  # values of masks of numbers
-COLOURS = 2**24
+NUMBER_VALUES = 2**16  # values of masks of numbers
+COLOUR_VALUES = 2**24
 Value = int | tuple[int, int, int]
 """What a pixel of a mask says: a number, or a colour (red, green, blue)."""
 
@@ -153,8 +153,10 @@ class MaskReader:
             return np.asarray(picture.convert("L")) // 255
         if picture.mode.startswith("I"):
             wide = np.asarray(picture)
-            if wide.min() < 0 or wide.max() >= WHOLE:
-                raise OSError(f"its values go from {wide.min()} to {wide.max()}; classes lie between 0 and {WHOLE - 1}")
+            if wide.min() < 0 or wide.max() >= NUMBER_VALUES:
+                raise OSError(
+                    f"its values go from {wide.min()} to {wide.max()}; classes lie between 0 and {NUMBER_VALUES - 1}"
+                )
             return wide.astype(np.uint16)
         if picture.mode in ("RGB", "RGBA", "LA"):
             red, green, blue = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
@@ -171,10 +173,10 @@ class MaskReader:
 def as_value(value: Any) -> Value:
     """A number or a colour as configurations state them."""
     parts = [value] if isinstance(value, int) else value if isinstance(value, Sequence) else []
-    limit = WHOLE if len(parts) == 1 else 256
+    limit = NUMBER_VALUES if len(parts) == 1 else 256
     if len(parts) not in (1, 3) or not all(isinstance(part, int) and 0 <= part < limit for part in parts):
         raise UserError(
-            f"a value of a mask is a number from 0 to {WHOLE - 1} or a colour [red, green, blue]; got {value}"
+            f"a value of a mask is a number from 0 to {NUMBER_VALUES - 1} or a colour [red, green, blue]; got {value}"
         )
     return value if isinstance(value, int) else (parts[0], parts[1], parts[2])
 
@@ -182,7 +184,7 @@ def as_value(value: Any) -> Value:
 @cache
 def table(meaning: tuple[tuple[Value, int], ...], coloured: bool) -> np.ndarray:
     """The class of each value of a raw mask, 8-bit; `UNKNOWN` for values that are none."""
-    classes = np.full(COLOURS if coloured else WHOLE, UNKNOWN, np.uint8)
+    classes = np.full(COLOUR_VALUES if coloured else NUMBER_VALUES, UNKNOWN, np.uint8)
     for value, index in meaning:
         classes[value if isinstance(value, int) else value[0] << 16 | value[1] << 8 | value[2]] = index
     return classes

@@ -11,13 +11,13 @@ import pyarrow.compute
 
 from linvit.data.sources.coco_json import rle_counts
 from linvit.data.sources.columns import find_column
-from linvit.data.sources.images import Sample, SampleReader, Target, check_sizes
+from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
 from linvit.data.sources.read import BadImageError
 from linvit.data.transforms.detection import Objects, usable
 from linvit.errors import UserError, check_choice
 
 BoxFormat = Literal["xywh", "xyxy"]
-COLUMNS = ("objects", "annotations", "object")
+OBJECT_COLUMNS = ("objects", "annotations", "object")
 FIELDS = {  # usual names, of which COCO's table has the first
     "bbox": ("bbox", "bboxes", "boxes", "box"),
     "category": ("category", "categories", "category_id", "label", "labels", "class"),
@@ -52,7 +52,7 @@ class ObjectColumn(NamedTuple):
 def object_column(features: Mapping[str, Any], given: str | None, box_format: str, source: str) -> ObjectColumn | None:
     """Finds the column of objects; None if there is none."""
     check_choice("box_format", box_format, get_args(BoxFormat))
-    name = find_column(features, given, (), COLUMNS, source)
+    name = find_column(features, given, (), OBJECT_COLUMNS, source)
     if name is None:
         return None
     kinds = getattr(features[name], "feature", features[name])  # of a list of structs, or of a struct of lists
@@ -129,7 +129,7 @@ class ObjectReader(SampleReader):
 
     def complete(self, sample: Sample, name: str) -> None:
         """Turns the cell of the objects into arrays."""
-        check_sizes(sample, name)
+        check_target_sizes(sample, name)
         for side in ("height", "width"):
             sample.pop(side, None)
         if "objects" in sample:

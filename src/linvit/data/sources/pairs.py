@@ -12,11 +12,11 @@ from linvit.data.sources.folder import files_below, path_column
 from linvit.data.sources.splits import HUB, SPLITS, load_splits
 from linvit.errors import UserError, quote_first
 
-IMAGES = ("images", "image", "imgs", "img", "img_dir", "src")
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir", "src")
 """What folders of images are called; MACU-Net's program has `src`."""
-MASKS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab")
+MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "label", "ann_dir", "gt", "lab")
 """What folders of masks are called; MACU-Net's program has `lab`."""
-LOSSY = (".jpg", ".jpeg", ".jp2", ".webp", ".avif")
+LOSSY_ENDINGS = (".jpg", ".jpeg", ".jp2", ".webp", ".avif")
 
 
 class Folders(NamedTuple):
@@ -57,14 +57,14 @@ def split_folders(path: Path, mask_path: str | None = None) -> dict[str, Folders
         if not masks.is_dir():
             raise UserError(f"there is no folder '{mask_path}' of masks (--data.mask_path)")
         return by_split(path, masks) or {"train": Folders(path, masks)}
-    images, masks_beside = child(path, IMAGES), child(path, MASKS)
+    images, masks_beside = child(path, IMAGE_FOLDERS), child(path, MASK_FOLDERS)
     if images is not None and masks_beside is not None:
         return by_split(images, masks_beside) or {"train": Folders(images, masks_beside)}
     found = {}
     for name, folder in children(path).items():
-        images = child(folder, IMAGES)
+        images = child(folder, IMAGE_FOLDERS)
         if images is not None:
-            found[name] = Folders(images, child(folder, MASKS))
+            found[name] = Folders(images, child(folder, MASK_FOLDERS))
     return found
 
 
@@ -93,7 +93,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
     columns = {"image": [*images.values()]}
     if folders.masks is not None:
         masks = by_stem(folders.masks, suffix)
-        lossy = [path for path in masks.values() if path.lower().endswith(LOSSY)]
+        lossy = [path for path in masks.values() if path.lower().endswith(LOSSY_ENDINGS)]
         if lossy:
             raise UserError(
                 f"masks must be saved without loss, as PNG: {quote_first(lossy, 3)} have other labels at edges than "

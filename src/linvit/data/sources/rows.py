@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 
 from linvit.data.sources.shards import Part
-from linvit.data.sources.splits import readable
+from linvit.data.sources.splits import readable_source
 
 T = TypeVar("T")
 Row = tuple[int, dict[str, Any]]  # its number in the split, and its cells by column
@@ -29,7 +29,7 @@ class StreamRows(NamedTuple):
 
     def read(self, parts: Iterable[Part]) -> Iterator[Row]:
         """Yields the rows of the parts."""
-        with readable(self.source):
+        with readable_source(self.source):
             yield from self._read(parts)
 
     def _read(self, parts: Iterable[Part]) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from linvit.data.sources.class_names import Classes
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
 from linvit.data.sources.read import RGB, ImageReader
-from linvit.data.sources.scenes import CLASSES, SPLITS, Scenes, scene
+from linvit.data.sources.scenes import CLASSES, SCENE_SPLITS, Scenes, scene
 from linvit.data.sources.splits import SCENES, Rows
 from linvit.errors import UserError
 
@@ -32,8 +32,8 @@ class SceneReader(Reader):
     def sample(self, row: Mapping[str, Any], number: int, seed: int) -> dict[str, Any]:
         """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
         split = row["split"]
-        fresh = seed if self.options.fresh and split == SPLITS[0] else 0
-        made_from = sample_seed(self.options.seed, SPLITS.index(split), row["scene"], fresh)
+        fresh = seed if self.options.fresh and split == SCENE_SPLITS[0] else 0
+        made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)
         made: dict[str, Any] = scene(split, made_from, self.size, self.options)
         made["objects"] = {name: made[name].numpy() for name in ("boxes", "labels", "masks")}
         made["image_id"] = row["scene"]
@@ -61,7 +61,7 @@ class SceneSource(DataSource):
         """Numbers of the scenes of each split."""
         return {
             name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
-            for name, count in ((name, getattr(self.options, name)) for name in SPLITS)
+            for name, count in ((name, getattr(self.options, name)) for name in SCENE_SPLITS)
         }
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:

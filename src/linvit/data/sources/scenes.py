@@ -19,7 +19,7 @@ from linvit.data.transforms.decode import decode
 from linvit.errors import UserError, check_number
 
 CLASSES = ["background", *map(str, range(10))]
-SPLITS = ("train", "val", "test")
+SCENE_SPLITS = ("train", "val", "test")
 INK = 0.5  # a pixel belongs to the digit that covers more of it than this
 HIDDEN = 0.25  # a digit of which less than this is seen is no instance
 PLACES = 8  # drawn for a digit, until one is free
@@ -49,7 +49,7 @@ class Scenes:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in SPLITS:
+        for name in SCENE_SPLITS:
             check_number(f"scenes.{name}", getattr(self, name), at_least=1, whole=True)
         if not 0 <= self.digits[0] <= self.digits[1]:
             raise UserError(f"scenes.digits must be [fewest, most] with 0 <= fewest <= most; got {list(self.digits)}")

@@ -10,7 +10,17 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from linvit.data.sources.splits import EMBEDDED, HUB, embedded, existing, kind_of, location, named, on_hub, readable
+from linvit.data.sources.splits import (
+    EMBEDDED,
+    HUB,
+    embedded,
+    existing,
+    location,
+    named,
+    on_hub,
+    readable_source,
+    source_kind,
+)
 from linvit.data.sources.table_files import check_tables
 from linvit.errors import UserError
 
@@ -47,7 +57,7 @@ def load_streams(source: str) -> dict[str, Shards]:
     It is an embedded set; a parquet, arrow or tar file (webdataset), or a folder of them; a set saved with
     `save_to_disk`; or "hub:owner/name".
     """
-    with readable(source):
+    with readable_source(source):
         return _streams(source)
 
 
@@ -58,7 +68,7 @@ def _streams(source: str) -> dict[str, Shards]:
         builder = datasets.load_dataset_builder("parquet", **location(EMBEDDED / source))
     else:
         path = existing(source)
-        kind = kind_of(path)
+        kind = source_kind(path)
         if kind is not None:
             check_tables(path, kind)
         if kind == "saved":

@@ -49,7 +49,7 @@ def embedded() -> list[str]:
 
 
 def _load(source: str) -> dict[str, datasets.Dataset]:
-    with readable(source):
+    with readable_source(source):
         if source.startswith(HUB):
             return dict(datasets.load_dataset(on_hub(source)))
         if source in embedded():
@@ -58,7 +58,7 @@ def _load(source: str) -> dict[str, datasets.Dataset]:
 
 
 @contextmanager
-def readable(source: str) -> Iterator[None]:
+def readable_source(source: str) -> Iterator[None]:
     """Turns anything that `datasets` and pyarrow raise about unreadable data into a `UserError`."""
     try:
         yield
@@ -101,7 +101,7 @@ def existing(source: str) -> Path:
     return path
 
 
-def kind_of(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
+def source_kind(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
     """What local data is, by what lies there; None for anything else, such as images in folders."""
     if path.is_dir() and any((path / mark).exists() for mark in ("dataset_dict.json", "state.json")):
         return "saved"
@@ -118,7 +118,7 @@ def kind_of(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | None:
 
 def _load_path(path: Path) -> dict[str, datasets.Dataset]:
     """Local data: what it is follows from what lies there."""
-    kind = kind_of(path)
+    kind = source_kind(path)
     if kind is not None:
         check_tables(path, kind)
     if kind == "saved":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from linvit.data.sources.masks import LOSSY, WHOLE
+from linvit.data.sources.masks import LOSSY, NUMBER_VALUES
 from linvit.data.sources.pairs import Folders, by_split, pairs
 from linvit.data.sources.read import MAX_PIXELS, ImageReader, reason_of
 from linvit.data.transforms.bands import Kind
@@ -81,7 +81,7 @@ def read_mask(path: str) -> Image.Image:
         raise UserError(
             f"'{path}' is a {picture.format}, which changes labels at edges; give masks saved as PNG or TIFF"
         )
-    if picture.mode == "I" and picture.getextrema()[0] >= 0 and picture.getextrema()[1] < WHOLE:  # type: ignore[operator]
+    if picture.mode == "I" and picture.getextrema()[0] >= 0 and picture.getextrema()[1] < NUMBER_VALUES:  # type: ignore[operator]
         return Image.fromarray(np.asarray(picture).astype(np.uint16))
     if picture.mode not in MODES:
         raise UserError(

@@ -4,7 +4,7 @@ import numpy as np
 
 from linvit.data.transforms.ops import PixelOp
 
-LEVELS = 32  # brightness changes by at most so many of the 256 levels
+BRIGHTNESS = 32  # brightness changes by at most so many of the 256 levels
 FACTORS = (0.5, 1.5)  # of contrast and saturation
 HUES = 18  # the hue turns by less than so many of the 180 steps of 8-bit HSV
 
@@ -16,7 +16,7 @@ def photometric_distortion(rng: np.random.Generator) -> list[PixelOp]:
     """
     ops: list[PixelOp] = []
     if rng.random() < 0.5:
-        ops.append(PixelOp("shift", rng.uniform(-LEVELS, LEVELS)))
+        ops.append(PixelOp("shift", rng.uniform(-BRIGHTNESS, BRIGHTNESS)))
     contrast_first = rng.random() < 0.5
     contrast = [PixelOp("brightness", rng.uniform(*FACTORS))] if rng.random() < 0.5 else []  # a factor: about black
     if contrast_first:

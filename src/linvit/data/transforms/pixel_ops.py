@@ -34,7 +34,7 @@ def in_bands(operation: Callable[[Tensor, Amount], Tensor]) -> Callable[[Tensor,
     return banded
 
 
-LEVELS = torch.arange(256, dtype=torch.uint8).view(1, 1, 1, 256)
+ALL_LEVELS = torch.arange(256, dtype=torch.uint8).view(1, 1, 1, 256)
 """All values of a pixel, as an image."""
 
 
@@ -46,7 +46,7 @@ def by_table(operation: Callable[[Tensor, Amount], Tensor]) -> Callable[[Tensor,
 
     @lru_cache(maxsize=256)  # most amounts are whole numbers, and come again
     def table(amount: float) -> bytes:
-        return operation(LEVELS, amount).numpy().tobytes()
+        return operation(ALL_LEVELS, amount).numpy().tobytes()
 
     @wraps(operation)
     def looked_up(images: Tensor, amount: Amount) -> Tensor:
@@ -117,7 +117,7 @@ def contrast(images: Tensor, amount: Amount) -> Tensor:
     mean = (luma(images).mean((1, 2, 3), keepdim=True) + 0.5).floor_()
     if isinstance(amount, Tensor) or images.device.type != "cpu" or len(images) > 1:
         return _blend(mean, images, amount)
-    return look_up(images, _blend(mean, LEVELS, amount).numpy().tobytes())
+    return look_up(images, _blend(mean, ALL_LEVELS, amount).numpy().tobytes())
 
 
 def color(images: Tensor, amount: Amount) -> Tensor:

@@ -131,7 +131,7 @@ class EvalTransform:
         return [kept, (-(-kept[0] // self.multiple) * self.multiple, -(-kept[1] // self.multiple) * self.multiple)]
 
 
-def check_limits(limits: Limits | None) -> None:
+def check_resize_limits(limits: Limits | None) -> None:
     """Raises a `UserError` unless limits are a longer and a shorter side."""
     if limits is not None and not limits[0] >= limits[1] > 0:
         raise UserError(f"resize_limits must be [longer side, shorter side] in pixels, above 0; got {list(limits)}")
