@@ -37,13 +37,14 @@ def test_sizes_crossover_and_own_scores(tmp_path, capsys):
     assert "score (scores.yaml)" in svg
 
 
-def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(tmp_path, monkeypatch):
+def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(tmp_path, monkeypatch, capsys):
     info = model_info()
     monkeypatch.setattr(
         backbone_costs, "model_info", lambda: info | {"deit_nano": info["deit_nano"]._replace(top1=1.5)}
     )
-    given = ["deit_nano", "--img_sizes=32", "--budget=0.01", "--forward_only"]
+    given = ["deit_nano", "--img_sizes=32,48", "--budget=0.01", "--forward_only"]
     assert bench.main(["backbone", *given, "--output", str(tmp_path / "own")]) == 0
+    assert "crossover" not in capsys.readouterr().out  # of one backbone with itself
     assert "published ImageNet-1K top-1, %" in (tmp_path / "own" / "accuracy.svg").read_text(encoding="utf-8")
     assert bench.main(["backbone", *given, "--attention=hydra", "--output", str(tmp_path / "other")]) == 0
     assert not (tmp_path / "other" / "accuracy.svg").exists()

@@ -151,7 +151,7 @@ class CostReport(NamedTuple):
         if len(self.sizes) > 1 and self.metrics:
             amounts, titles = [cost.amount for cost in self.costs], ["", *(metric.short for metric in self.metrics)]
             compared = dict.fromkeys(cost.label for cost in self.costs if cost.name not in self.baselines)
-            for baseline in self.baselines:
+            for baseline in self.baselines if compared else ():
                 rows = [
                     [name, *(self.crossover(name, baseline, metric) for metric in self.metrics)] for name in compared
                 ]
