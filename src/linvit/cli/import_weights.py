@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -13,7 +14,6 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-import linvit
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
 from linvit.registry import backbones, heads
@@ -95,7 +95,8 @@ def main(argv: list[str]) -> int:
         kind: Any = heads.get(heads.parse(head)[0])
         if classes is None:
             classes = kind.classes_in({key.removeprefix("head."): tensor for key, tensor in beside.items()})
-        model = getattr(linvit, kind.maker)(spec, head, classes, **size)
+        create = getattr(importlib.import_module("linvit"), kind.maker)  # the public function that the head names
+        model = create(spec, head, classes, **size)
     report = load_weights(model, weights, args.min_fraction)
     print(report)
     if beside and args.head is None:
