@@ -105,6 +105,8 @@ def test_a_command_is_understood(line, place):
             image_folder(place / "path/to/imagenet", ["train", "val"], count=32)
         if "path/to/coco" in arguments:
             write_coco(place / "path/to/coco")
+        if verb == "linearize":
+            arguments.append("--print_config")
         if verb == "compare" and "--report" not in arguments:
             arguments.append("--dry_run")  # its cells are processes that train for minutes
         done = command_line(verb, *arguments, cwd=place)
