@@ -171,7 +171,7 @@ class ClassificationData(ImageData):
                 try:
                     check_labels(rows, self.image_column, self.label_column, self.num_classes or 0, split, self.source)
                 except UserError as error:
-                    refused.append(f"  BAD LABEL_COLUMNS  {error}")
+                    refused.append(f"  BAD LABELS  {error}")
             lines.append(f"  {split:<10}{found.images[split]:>12,} images{each}")
         only_predicted = len(self.splits) == 1 and not self.labelled
         if not refused and "train" in self.splits and not only_predicted:

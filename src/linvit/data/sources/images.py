@@ -90,7 +90,7 @@ class SampleReader(Reader):
     def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
         """Loads the image file; see `Reader`."""
         stored = row[self.image]
-        return {**row, self.image: self.images.open(stored, name_of(stored, place))}
+        return {**row, self.image: self.images.file(stored, name_of(stored, place))}
 
     def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
         """Decodes the image, reads the targets, and transforms both; see `Reader`."""

@@ -81,7 +81,7 @@ class ImageReader:
             raise OSError("an empty file")
         return data
 
-    def open(self, stored: Stored, name: str) -> "ImageFile":
+    def file(self, stored: Stored, name: str) -> "ImageFile":
         """Loads an image file and checks its header."""
         with _bad_images(name):
             data = self.load(stored)
@@ -99,8 +99,8 @@ class ImageReader:
         return ImageFile(data, name, _parts(stored)[1], kind, self)
 
     def read(self, stored: Stored, name: str) -> Tensor:
-        """Loads and decodes an image (C, H, W); see `open` and `ImageFile.decode`."""
-        return self.open(stored, name).decode()
+        """Loads and decodes an image (C, H, W); see `file` and `ImageFile.decode`."""
+        return self.file(stored, name).decode()
 
     def size(self, stored: Stored) -> tuple[int, int] | None:
         """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
