@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
+from linvit.errors import UserError
 from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
@@ -38,11 +39,61 @@ SPEED = (
 
 
 class Cost(NamedTuple):
-    """Of both networks at one image size: seconds and bytes of a forward pass of one image."""
+    """Of a forward pass of one square image: side in pixels, seconds, bytes."""
 
     side: int
-    teacher: tuple[float, int]
-    student: tuple[float, int]
+    seconds: float
+    bytes: int
+
+
+class Findings(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        scores: Of the validation split, by network.
+        errors: Of each attention layer, before any step and after, relative to its teacher.
+        costs: Of teacher and student, at the same sizes.
+    """
+
+    scores: dict[str, float]
+    errors: dict[str, tuple[float, float]]
+    costs: dict[str, list[Cost]]
+
+    def tables(self, metric: str) -> list[tuple[str, list[list[str]]]]:
+        """Captions and rows, the titles first."""
+        scores = [["network", metric], *([name, f"{score:.4f}"] for name, score in self.scores.items())]
+        errors = [["attention", "error before", "error after"]]
+        errors += [[name, f"{before:.4f}", f"{after:.4f}"] for name, (before, after) in self.errors.items()]
+        costs = [["side", "teacher (ms)", "student (ms)", "teacher (MiB)", "student (MiB)", "student / teacher"]]
+        for pair in zip(self.costs["teacher"], self.costs["student"], strict=True):
+            times, sizes = (
+                [f"{1e3 * cost.seconds:.2f}" for cost in pair],
+                [f"{cost.bytes / 2**20:.1f}" for cost in pair],
+            )
+            costs.append([str(pair[0].side), *times, *sizes, f"{pair[1].seconds / pair[0].seconds:.2f}"])
+        return [(EXPLAINED, scores), (ERRORS, errors), (f"{SPEED} {self.crossover}", costs)]
+
+    @property
+    def crossover(self) -> str:
+        """From which of the measured sizes on the student is faster, in words."""
+        pairs = list(zip(self.costs["teacher"], self.costs["student"], strict=True))
+        slower = [i for i, (teacher, student) in enumerate(pairs) if student.seconds >= teacher.seconds]
+        first = slower[-1] + 1 if slower else 0
+        if first == len(pairs):
+            return f"Up to {pairs[-1][0].side} pixels the student is not faster."
+        return f"The student is faster from {pairs[first][0].side} pixels on."
+
+    def write_csv(self, path: Path) -> None:
+        """Writes all numbers: what, of which network or layer, value."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = CsvWriter(file)
+            writer.writerow(["what", "of", "value"])
+            writer.writerows(["score", name, score] for name, score in self.scores.items())
+            for name, (before, after) in self.errors.items():
+                writer.writerows([["error before", name, before], ["error after", name, after]])
+            for name, costs in self.costs.items():
+                for side, seconds, size in costs:
+                    writer.writerows([[f"seconds at {side}", name, seconds], [f"bytes at {side}", name, size]])
 
 
 def write_page(run: Run, command: str) -> Path:
@@ -57,67 +108,41 @@ def write_page(run: Run, command: str) -> Path:
     """
     folder = Path(str(run.trainer.log_dir))
     task = Run.read(folder, "validate").trained()
-    option = Teacher.of(task.hparams["teacher"])
-    teacher = teacher_network(task, option)
-    start = copied_student(task, teacher)
-    student = task.network if task.average is None else task.average.network
-    scores = {
-        "teacher": score(run, task, teacher),
-        "student before any step": score(run, task, start),
-        "student": score(run, task, student),
-    }
-    batch = run.data.on_after_batch_transfer(next(iter(run.data.val_dataloader())), 0)
-    errors = {
-        name: relative_errors(teacher, one, batch["image"]) for name, one in (("before", start), ("after", student))
-    }
-    costs = cost(teacher, student, batch["image"][0])
-    rows = [["network", task.score_metric], *([name, f"{value:.4f}"] for name, value in scores.items())]
-    blocks = [["attention", "error before", "error after"]]
-    blocks += [[name, f"{errors['before'][name]:.4f}", f"{errors['after'][name]:.4f}"] for name in errors["after"]]
-    speed = [["side", "teacher (ms)", "student (ms)", "teacher (MiB)", "student (MiB)", "student / teacher"]]
-    for one in costs:
-        (t, m), (own, less) = one.teacher, one.student
-        speed.append(
-            [
-                str(one.side),
-                f"{1e3 * t:.2f}",
-                f"{1e3 * own:.2f}",
-                f"{m / 2**20:.1f}",
-                f"{less / 2**20:.1f}",
-                f"{own / t:.2f}",
-            ]
-        )
+    found = measure(run, task)
+    tables = found.tables(task.score_metric)
+    captions = [(f"{caption}\n\n{markdown_table(rows)}") for caption, rows in tables]
+    with replacing(folder / "linearize.md") as file:
+        file.write("\n\n".join([f"`{command}`", *captions, ""]).encode())
+    found.write_csv(folder / "linearize.csv")
     page = Page(f"linearize: {task.hparams['attention']}")
     page.code(command)
-    page.table(rows[0], rows[1:], EXPLAINED)
-    page.table(blocks[0], blocks[1:], ERRORS)
+    for caption, (titles, *rows) in tables:
+        page.table(titles, rows, caption)
     if curves := error_curves(folder):
-        plot = line_plot(
-            "Error of attention while training", curves, Axis("step"), Axis("mean squared error", log=True)
+        y = Axis("mean squared error", log=True)
+        page.pictures(
+            [(line_plot("Attention", curves, Axis("step"), y), "Error of each block's attention in training")]
         )
-        page.pictures([(plot, "Error of each block in training, with its own inputs")])
-    page.table(speed[0], speed[1:], f"{SPEED} {crossover(costs)}")
-    series = [
-        Series(name, tuple((one.side, 1e3 * getattr(one, name)[0]) for one in costs)) for name in ("teacher", "student")
-    ]
-    page.pictures([(line_plot("Time", series, Axis("side of the image"), Axis("ms", log=True)), "Time of one image")])
-    page.paragraph(f"Their attention maps beside one another: linvit analyze --ckpt_path {folder}")
+    times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in found.costs.items()]
+    plot = line_plot("Forward pass", times, Axis("side of the image (pixels)"), Axis("ms", log=True))
+    page.pictures([(plot, "Time of one image")])
+    page.paragraph(f"Their attention maps beside one another: linvit analyze --ckpt_path {folder} TEACHER")
     page.write(folder / "linearize.html")
-    with replacing(folder / "linearize.md") as file:
-        text = "\n\n".join([f"`{command}`", EXPLAINED, markdown_table(rows), ERRORS, markdown_table(blocks), SPEED])
-        file.write(f"{text} {crossover(costs)}\n\n{markdown_table(speed)}\n".encode())
-    with (folder / "linearize.csv").open("w", newline="", encoding="utf-8") as sheet:
-        writer = CsvWriter(sheet)
-        writer.writerow(["what", "of", "value"])
-        writer.writerows(["score", name, value] for name, value in scores.items())
-        writer.writerows([f"error {when}", name, v] for when, found in errors.items() for name, v in found.items())
-        writer.writerows(
-            [f"seconds at {one.side}", n, getattr(one, n)[0]] for one in costs for n in ("teacher", "student")
-        )
-        writer.writerows(
-            [f"bytes at {one.side}", n, getattr(one, n)[1]] for one in costs for n in ("teacher", "student")
-        )
     return folder / "linearize.html"
+
+
+def measure(run: Run, task: Task) -> Findings:
+    """Measures the teacher of a trained task, a student before any step, and the task's own network."""
+    teacher = teacher_network(task, Teacher.of(task.hparams["teacher"]))
+    start, student = copied_student(task, teacher), task.network if task.average is None else task.average.network
+    images = run.data.on_after_batch_transfer(next(iter(run.data.val_dataloader())), 0)["image"]
+    networks = {"teacher": teacher, "student before any step": start, "student": student}
+    errors = [relative_errors(teacher, network, images) for network in (start, student)]
+    return Findings(
+        {name: score(run, task, network) for name, network in networks.items()},
+        {name: (errors[0][name], errors[1][name]) for name in errors[0]},
+        costs({"teacher": teacher, "student": student}, images[0]),
+    )
 
 
 def score(run: Run, task: Task, network: nn.Module) -> float:
@@ -155,34 +180,22 @@ def relative_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dict
 
 
 @torch.no_grad()
-def cost(teacher: nn.Module, student: nn.Module, image: torch.Tensor) -> list[Cost]:
-    """Time and memory of both networks at the size of an image (C, H, W) and at multiples of it, as far as they go."""
-    found: list[Cost] = []
-    networks = {"teacher": teacher.eval(), "student": student.eval()}
+def costs(networks: dict[str, nn.Module], image: torch.Tensor) -> dict[str, list[Cost]]:
+    """Time and memory of networks at the size of an image (C, H, W) and at multiples of it, as far as they take it."""
+    found: dict[str, list[Cost]] = {name: [] for name in networks}
     for times in TIMES:
         images = image[None].repeat(1, 1, times, times).cpu()
-        works = {name: partial(network, images) for name, network in networks.items()}
+        works = {name: partial(network.cpu().eval(), images) for name, network in networks.items()}
         try:
             timing = interleaved(works, budget=SECONDS / len(TIMES))
             memory = {name: peak_memory(work) for name, work in works.items()}
-        except (AssertionError, ValueError, RuntimeError, MemoryError) as error:
-            if found and (out_of_memory(error) or not isinstance(error, MemoryError)):
-                break  # a network of timm that takes one size alone
+        except Exception as error:
+            if times > 1 and (out_of_memory(error) or isinstance(error, AssertionError | UserError)):
+                break  # a network that takes one size alone
             raise
-        found.append(Cost(images.shape[-1], *((timing[name].median, memory[name]) for name in networks)))
+        for name in networks:
+            found[name].append(Cost(images.shape[-1], timing[name].median, memory[name]))
     return found
-
-
-def crossover(costs: list[Cost]) -> str:
-    """From which of the measured sizes on the student is faster, in words."""
-    faster = [one.side for one in costs if one.student[0] < one.teacher[0]]
-    if not faster:
-        return f"At none of these sizes, up to {costs[-1].side}, is the student faster."
-    return (
-        f"The student is faster from {faster[0]} pixels on."
-        if faster == [o.side for o in costs][-len(faster) :]
-        else (f"The student is faster at {', '.join(map(str, faster))} pixels.")
-    )
 
 
 def error_curves(folder: Path) -> list[Series]:
