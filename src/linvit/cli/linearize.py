@@ -13,6 +13,7 @@ from linvit.terminal import argument_parser, reflow, table
 
 if TYPE_CHECKING:
     from linvit.runs.run import Run
+    from linvit.tasks import Teacher
 
 EPILOG = """examples:
   linvit linearize --config linearize/quickstart
@@ -66,7 +67,7 @@ def main(argv: list[str]) -> int:
 
     with STOP.caught():
         run = Run.read(["fit", *options])
-        teacher = run.settings.model.init_args.get("teacher")
+        teacher = run.task.teacher  # wrong options end it before a teacher is trained
         if teacher is None:
             raise UserError(
                 "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help"
@@ -124,11 +125,11 @@ def kept_blocks(run: "Run", count: int) -> list[Any]:
     return keeping(attention, found, count)
 
 
-def train_teacher(teacher: str | dict[str, Any]) -> None:
+def train_teacher(teacher: "Teacher") -> None:
     """Trains the teacher by its configuration where there is none yet."""
-    if isinstance(teacher, str) or not teacher.get("config") or Path(teacher["source"]).exists():
+    if teacher.config is None or teacher.source is None or Path(teacher.source).exists():
         return
-    command = [sys.executable, "-m", "linvit", "fit", "--config", teacher["config"], "--resume=auto"]
-    print(reflow(f"the teacher is trained first: linvit fit --config {teacher['config']}"), flush=True)
+    command = [sys.executable, "-m", "linvit", "fit", "--config", teacher.config, "--resume=auto"]
+    print(reflow(f"the teacher is trained first: linvit fit --config {teacher.config}"), flush=True)
     if code := subprocess.run(command, check=False).returncode:
-        raise UserError(f"the teacher could not be trained: linvit fit --config {teacher['config']} ended with {code}")
+        raise UserError(f"the teacher could not be trained: linvit fit --config {teacher.config} ended with {code}")
