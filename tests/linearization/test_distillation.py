@@ -183,23 +183,31 @@ def test_the_teacher_is_left_alone_and_no_part_of_the_student() -> None:
     assert all(parameter.requires_grad for parameter in linearize(teacher, "hydra").parameters())
 
 
-def test_in_evaluation_and_while_paused_the_teacher_rests() -> None:
+def test_in_evaluation_the_teacher_rests() -> None:
     teacher = create_backbone("deit_nano", num_classes=10)
     student = linearize(teacher, "linear").train()
     distillation = Distillation(teacher, student)
     calls = []
     teacher.register_forward_hook(lambda *_: calls.append(1))
-    with distillation.paused():
-        student(images())
     student.eval()(images())
     assert not calls
     with pytest.raises(UserError, match=r"call student.train\(\)"):
         distillation.loss()
     student.train()(images())
     assert calls == [1]
-    student.eval()
-    assert distillation.distances(images())["attention"]["blocks.0.attn"] > 0
-    assert not student.training
+
+
+def test_a_student_that_mixes_nothing_is_at_distance_1() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, "linear")
+    with torch.no_grad():
+        for parameter in (student.blocks[0].attn.qkv.weight, student.blocks[0].attn.qkv.bias):
+            parameter[2 * 96 :] = 0  # the rows of v
+    for training in (True, False):
+        found = Distillation(teacher, student.train(training)).distances(images())["attention"]
+        assert found["blocks.0.attn"] == pytest.approx(1)
+        assert found["blocks.1.attn"] != pytest.approx(1)
+        assert student.training is training
 
 
 @pytest.mark.parametrize("inputs", ["student", "teacher"])

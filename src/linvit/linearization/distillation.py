@@ -4,8 +4,7 @@ Sources: attention transfer of LoLCATs (Zhang et al. 2025, equation 7); "Copy th
 one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the last features.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +35,7 @@ class Matching:
             ("projected") the output projection. Where a mechanism widens its output, it is always behind.
         attention_tokens: "all", or "patches" without class and register tokens.
         attention_inputs: What a block's attention gets: the "student"'s own tokens, or the "teacher"'s. With the
-            teacher's no error adds up, each block learns alone, and only attention layers get gradients.
+            teacher's no error adds up, each block learns alone, and its attention alone gets gradients of it.
     """
 
     attention_weight: float = 50.0
@@ -80,7 +79,6 @@ class Distillation:
         matching: What is matched; None is attention outputs alone, with the weight 50.
 
     Attributes:
-        scales: Mean squares of what the teacher made of the images of `distances`, by part and module.
         layers: Names of the attention layers that are matched: those whose mechanism differs; all, if none does.
 
     Raises:
@@ -97,22 +95,22 @@ class Distillation:
         self.teacher, self.student = teacher.eval(), student
         self.matching = matching or Matching()
         self.layers = matched_layers(teacher, student)
-        self._active, self._always = True, False
-        self.scales: dict[str, dict[str, float]] = {}
+        self._measuring = False  # in evaluation mode, too
         self._of_teacher: dict[tuple[str, str], Tensor] = {}  # by part and module
         self._of_student: dict[tuple[str, str], Tensor] = {}
         self._inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # of the teacher's attention layers
         self._hooks: list[Any] = []
-        with_logits = self.matching.logit_weight > 0
-        if self.matching.attention_inputs == "teacher":
-            self._force_inputs()
-        self._watch_attention()
+        for name in self.layers:
+            if self.matching.attention_inputs == "teacher":
+                self._force(name)
+            self._watch_attention(name)
         if self.matching.block_weight:
-            self._watch("blocks", [name.rpartition(".")[0] for name in self.layers])
+            for name in self.layers:
+                self._watch("blocks", name.rpartition(".")[0])
         if self.matching.feature_weight:
-            self._watch("features", [last_features(teacher)])
-        if with_logits:
-            self._watch("logits", [""])
+            self._watch("features", last_features(teacher))
+        if self.matching.logit_weight:
+            self._watch("logits", "")
         self._hooks.append(student.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
 
     def run(self, images: Any) -> None:
@@ -136,10 +134,7 @@ class Distillation:
             )
         errors: dict[str, dict[str, Tensor]] = {}
         for (part, name), own in self._of_student.items():
-            target = self._of_teacher.pop((part, name))
-            errors.setdefault(part, {})[name] = self._error(part, own, target)
-            if self._always:
-                self.scales.setdefault(part, {})[name] = target.square().mean().item()
+            errors.setdefault(part, {})[name] = self._error(part, own, self._of_teacher.pop((part, name)))
         self._of_student.clear()
         return errors
 
@@ -158,28 +153,26 @@ class Distillation:
 
     @torch.no_grad()
     def distances(self, images: Any) -> dict[str, dict[str, float]]:
-        """The errors on images in evaluation mode, unweighted, by part and module; the student's mode stays as it is.
+        """How far the student is from its teacher on images, both in evaluation mode, by part and module.
 
-        `scales` has afterwards the mean squares of what the teacher makes, to which errors can be compared.
+        Squared errors are divided by the mean square of what the teacher makes: 0 is the same, 1 is as far as 0 is.
         """
         training = self.student.training
         self.student.eval()
-        self._always = True
+        self._measuring = True
         try:
             self.run(images)
-            return {part: {name: value.item() for name, value in own.items()} for part, own in self.errors().items()}
+            scales = {key: target.square().mean().item() for key, target in self._of_teacher.items()}
+            return {
+                part: {
+                    name: (error / scales[part, name] if part != "logits" else error).item()
+                    for name, error in own.items()
+                }
+                for part, own in self.errors().items()
+            }
         finally:
-            self._always = False
+            self._measuring = False
             self.student.train(training)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """In this context the student is called as if it had no teacher."""
-        self._active = False
-        try:
-            yield
-        finally:
-            self._active = True
 
     def close(self) -> None:
         """Removes all hooks from both networks."""
@@ -194,7 +187,7 @@ class Distillation:
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
         self._forget()
-        if not (self._active and (student.training or self._always)):
+        if not (student.training or self._measuring):
             return
         with torch.no_grad():
             if self.matching.logit_weight or not hasattr(self.teacher, "feature_maps"):
@@ -202,20 +195,19 @@ class Distillation:
             else:  # without the head of a dense task
                 self.teacher.feature_maps(args[0])  # type: ignore[operator]
 
-    def _watch(self, part: str, names: list[str]) -> None:
-        """Compares the outputs of modules of these names."""
-        for name in names:
-            self._compare(part, name, *(network.get_submodule(name) for network in (self.teacher, self.student)))
+    def _pair(self, name: str) -> list[Any]:
+        """The modules of this name in the teacher and in the student."""
+        return [network.get_submodule(name) for network in (self.teacher, self.student)]
 
-    def _watch_attention(self) -> None:
-        for name in self.layers:
-            pair = [network.get_submodule(name) for network in (self.teacher, self.student)]
-            projections: list[Any] = [layer.proj for layer in pair]
-            same_width = projections[0].in_features == projections[1].in_features
-            if self.matching.attention_at == "mixed" and same_width:
-                self._compare("attention", name, *projections, inputs=True)
-            else:
-                self._compare("attention", name, *projections)
+    def _watch(self, part: str, name: str) -> None:
+        """Compares the outputs of the modules of this name."""
+        self._compare(part, name, *self._pair(name))
+
+    def _watch_attention(self, name: str) -> None:
+        projections = [layer.proj for layer in self._pair(name)]
+        same_width = projections[0].in_features == projections[1].in_features
+        mixed = self.matching.attention_at == "mixed" and same_width
+        self._compare("attention", name, *projections, inputs=mixed)
 
     def _compare(
         self, part: str, name: str, of_teacher: nn.Module, of_student: nn.Module, *, inputs: bool = False
@@ -246,12 +238,10 @@ class Distillation:
             own, target = own[:, prefix:], target[:, prefix:]
         return F.mse_loss(own, target)
 
-    def _force_inputs(self) -> None:
-        """Gives each attention layer of the student the inputs and, to what follows, the outputs of the teacher's."""
-        for name in self.layers:
-            self._force(name, *(network.get_submodule(name) for network in (self.teacher, self.student)))
+    def _force(self, name: str) -> None:
+        """Gives an attention layer of the student the inputs and, to what follows, the outputs of the teacher's."""
+        of_teacher, of_student = self._pair(name)
 
-    def _force(self, name: str, of_teacher: nn.Module, of_student: nn.Module) -> None:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             self._inputs[name] = args, kwargs
             self._of_teacher["output", name] = output
