@@ -32,7 +32,7 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     assert "linearize.html" in said
     config = yaml.safe_load((student / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
     assert config["attention"] == ["linear", None, None, "linear"]
-    assert config["teacher"]["source"] == "checkpoints/quickstart/version_0"
+    assert config["teacher"]["source"] == "checkpoints/quickstart/version_0/checkpoints/best.ckpt"
     with (student / "linearize.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found = {(row["what"], row["of"]): float(row["value"]) for row in rows}

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,16 @@ def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
     text = error_of(path)
     assert f"'{path}' is damaged" in text
     assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto goes on" in text
+
+
+@pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])
+def test_the_teacher_of_a_folder_is_the_best_checkpoint_of_its_newest_run(run, tmp_path, names):
+    for name in names:
+        shutil.copytree(run.folder, tmp_path / name)
+    source = tmp_path / names[-1].partition("/")[0]
+    given = [f"--config={QUICKSTART}", "--model.attention=linear", f"--model.teacher.source={source}"]
+    best = tmp_path / names[-1] / "checkpoints" / "best.ckpt"
+    assert Run("fit", given).settings.model.init_args.teacher == {"source": str(best)}
+    best.unlink()
+    with pytest.raises(linvit.UserError, match=r"has no best.ckpt yet.*--model.teacher.source .*last"):
+        Run("fit", given)

@@ -1,7 +1,5 @@
 """A task that learns from a teacher: what it copies, matches, saves, and refuses."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from linvit import UserError
 from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
-from linvit.tasks.teacher import Teacher, best_of_run, learn_from
+from linvit.tasks.teacher import TaskDistillation, Teacher
 from tests.training import CLASSES, SIDE, TINY, Memory, batches, fit, tiny_task, trainer
 
 STUDENT: dict[str, Any] = {"attention": "linear", "warmup_epochs": 0}
@@ -24,22 +22,6 @@ def teacher(tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "teacher.ckpt"
     runner.save_checkpoint(path)
     return str(path)
-
-
-@pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])
-def test_a_folder_is_its_newest_run_with_the_best_weights_that_predict(teacher, tmp_path, names):
-    for name in names:
-        kept = tmp_path / name / "checkpoints"
-        kept.mkdir(parents=True)
-        shutil.copy(teacher, kept / "best.ckpt")
-    shutil.copy(teacher, kept / "best_ema.ckpt")
-    source = str(tmp_path / Path(names[-1]).parts[0])
-    assert best_of_run(source) == str(kept / "best.ckpt")
-    started(task := tiny_task(**STUDENT, teacher=source), tmp_path)
-    theirs = ClassificationTask.load_from_checkpoint(teacher).ema.network.state_dict()
-    assert torch.equal(task.network.state_dict()["head.weight"], theirs["head.weight"])
-    with pytest.raises(UserError, match="without a run"):
-        best_of_run(str(kept))
 
 
 def started(task, folder):
@@ -125,6 +107,15 @@ def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
     assert changed == {"blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias"}
 
 
+def test_what_only_the_student_has_can_be_frozen(teacher, tmp_path):
+    options = {"attention": "focused", "warmup_epochs": 0, "teacher": teacher, "freeze": ["*.mechanism.*"], "lr": 0.1}
+    before = started(tiny_task(**options), tmp_path).network.state_dict()
+    after = fit(tiny_task(**options), tmp_path).lightning_module.network.state_dict()
+    assert {name for name in before if torch.equal(after[name], before[name])} == {
+        n for n in before if ".mechanism." in n
+    }
+
+
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_the_teacher_has_the_precision_of_the_run(teacher, tmp_path, precision):
     task, memory = tiny_task(**STUDENT, teacher=teacher), Memory()
@@ -195,7 +186,7 @@ def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, bat
     for task_weight in (1.0, 0.0):
         option = {"source": str(tmp_path / "teacher.pth"), "feature_weight": 1.0, "task_weight": task_weight}
         student = kind(**DENSE, head=head, attention="linear", teacher=option)
-        distillation = learn_from(student, student.teacher)
+        distillation = TaskDistillation(student, student.teacher)
         assert len(distillation.layers) == 4
         if task_weight:
             assert student.training_loss(batch).isfinite()

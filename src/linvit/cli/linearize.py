@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +71,15 @@ def main(argv: list[str]) -> int:
             raise UserError(
                 "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help"
             )
-        train_teacher(teacher)
+        if train_teacher(teacher):
+            run = Run.read(["fit", *options])
         if args.keep is not None:
             chosen = json.dumps(kept_blocks(run, args.keep))
             print(f"--model.attention='{chosen}'", flush=True)
             run = Run.read(["fit", *options, f"--model.attention={chosen}"])
         run.fit()
-        if run.trainer.is_global_zero and not args.no_page:
+        saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if run.trainer.is_global_zero and saved and not args.no_page:
             page = write_page(run, " ".join(["linvit linearize", *argv]))
             print(reflow(f"what came of it: {page}"))
     return 0
@@ -107,6 +108,7 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
 
 def kept_blocks(run: "Run", count: int) -> list[Any]:
     """Measures which blocks suffer most from the new attention of a run, and says so; returns a spec per block."""
+    from linvit.experiments.linearize import validation_images
     from linvit.linearization.sensitivity import keeping, sensitivities
     from linvit.tasks.teacher import teacher_network
 
@@ -116,20 +118,18 @@ def kept_blocks(run: "Run", count: int) -> list[Any]:
     if run.task.teacher is None:
         raise UserError("--keep needs a teacher")
     network = teacher_network(run.task, run.task.teacher)
-    run.data.setup("validate")
-    batches = islice(run.data.val_dataloader(), MEASURED)
-    images = [run.data.on_after_batch_transfer(batch, 0)["image"] for batch in batches]
-    found = sensitivities(network, attention, images, run.task.hparams["img_size"])
+    found = sensitivities(network, attention, validation_images(run, MEASURED), run.task.hparams["img_size"])
     rows = [("block", "error of the last features, exchanged alone"), *((n, f"{e:.4f}") for n, e in found.items())]
     print("\n".join(table(rows)))
     return keeping(attention, found, count)
 
 
-def train_teacher(teacher: "Teacher") -> None:
-    """Trains the teacher by its configuration where there is none yet."""
+def train_teacher(teacher: "Teacher") -> bool:
+    """Trains the teacher by its configuration where there is none yet; whether it did."""
     if teacher.config is None or teacher.source is None or Path(teacher.source).exists():
-        return
+        return False
     command = [sys.executable, "-m", "linvit", "fit", "--config", teacher.config, "--resume=auto"]
     print(reflow(f"the teacher is trained first: linvit fit --config {teacher.config}"), flush=True)
     if code := subprocess.run(command, check=False).returncode:
         raise UserError(f"the teacher could not be trained: linvit fit --config {teacher.config} ended with {code}")
+    return True

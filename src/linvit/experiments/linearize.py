@@ -1,9 +1,9 @@
 """What came of a network whose attention was replaced: scores, errors of each block, time and memory, as one page."""
 
-import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,9 @@ from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
-from linvit.linearization.distillation import Distillation, Matching
+from linvit.linearization.distillation import Distillation
 from linvit.plain_text import CsvWriter, markdown_table
+from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Task, Teacher
 from linvit.tasks.teacher import copied_student, teacher_network
@@ -118,11 +119,15 @@ def write_page(run: Run, command: str) -> Path:
     page.code(command)
     for caption, (titles, *rows) in tables:
         page.table(titles, rows, caption)
-    if curves := error_curves(folder):
-        y = Axis("mean squared error", log=True)
-        page.pictures(
-            [(line_plot("Attention", curves, Axis("step"), y), "Error of each block's attention in training")]
-        )
+    curves = {
+        tag.partition("/")[2]: tuple((float(step), error) for step, error in points)
+        for tag, points in RunFolder(folder).curves.items()
+        if tag.startswith("teacher_attention/")
+    }
+    if curves:
+        series = [Series(name, points) for name, points in curves.items()]
+        plot = line_plot("Attention", series, Axis("step"), Axis("mean squared error", log=True))
+        page.pictures([(plot, "Error of each block's attention in training")])
     times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in found.costs.items()]
     plot = line_plot("Forward pass", times, Axis("side of the image (pixels)"), Axis("ms", log=True))
     page.pictures([(plot, "Time of one image")])
@@ -133,23 +138,45 @@ def write_page(run: Run, command: str) -> Path:
 
 def measure(run: Run, task: Task) -> Findings:
     """Measures the teacher of a trained task, a student before any step, and the task's own network."""
-    teacher = teacher_network(task, Teacher.of(task.hparams["teacher"]))
-    start, student = copied_student(task, teacher), task.network if task.average is None else task.average.network
-    images = run.data.on_after_batch_transfer(next(iter(run.data.val_dataloader())), 0)["image"]
+    device = run.trainer.strategy.root_device
+    teacher = teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device)
+    start = copied_student(task, teacher)
+    student = (task.network if task.average is None else task.average.network).to(device)
     networks = {"teacher": teacher, "student before any step": start, "student": student}
-    errors = [relative_errors(teacher, network, images) for network in (start, student)]
+    (images,) = validation_images(run, 1)
+    before, after = (attention_errors(teacher, network, moved(images, device)) for network in (start, student))
     return Findings(
         {name: score(run, task, network) for name, network in networks.items()},
-        {name: (errors[0][name], errors[1][name]) for name in errors[0]},
-        costs({"teacher": teacher, "student": student}, images[0]),
+        {name: (before[name], after[name]) for name in before},
+        costs(task, {"teacher": teacher, "student": student}, images[0], device),
     )
+
+
+def validation_images(run: Run, batches: int) -> list[Any]:
+    """Images of the validation split, (B, C, H, W) or a list of (C, H, W), as they reach the network."""
+    run.data.setup("validate")
+    return [run.data.on_after_batch_transfer(batch, 0)["image"] for batch in islice(run.data.val_dataloader(), batches)]
+
+
+def moved(images: Any, device: torch.device) -> Any:
+    """Images of a batch on a device."""
+    return [image.to(device) for image in images] if isinstance(images, list) else images.to(device)
+
+
+def attention_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dict[str, float]:
+    """The relative error of each matched attention layer on a batch of images."""
+    distillation = Distillation(teacher, student)
+    errors = distillation.distances(images)["attention"]
+    distillation.close()
+    return errors
 
 
 def score(run: Run, task: Task, network: nn.Module) -> float:
     """What a network in the place of the task's scores on the validation split."""
+    device = run.trainer.strategy.root_device
     trainer = Trainer(
-        accelerator="cpu" if run.task.device.type == "cpu" else "auto",
-        devices=1,
+        accelerator=device.type,
+        devices=1 if device.index is None else [device.index],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -164,31 +191,28 @@ def score(run: Run, task: Task, network: nn.Module) -> float:
 def in_place(task: Task, network: nn.Module) -> Iterator[None]:
     """In this context a task has another network, and no moving average."""
     kept = task.network, task.ema
-    task.network, task.ema = network.to(task.device).eval(), None
+    task.network, task.ema = network.eval(), None
     try:
         yield
     finally:
         task.network, task.ema = kept
 
 
-def relative_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dict[str, float]:
-    """The error of each matched attention layer over the mean square of the teacher's output, on a batch of images."""
-    distillation = Distillation(teacher, student, Matching())
-    found = distillation.distances(images)["attention"]
-    distillation.close()
-    return {name: error / distillation.scales["attention"][name] for name, error in found.items()}
-
-
 @torch.no_grad()
-def costs(networks: dict[str, nn.Module], image: torch.Tensor) -> dict[str, list[Cost]]:
+def costs(
+    task: Task, networks: dict[str, nn.Module], image: torch.Tensor, device: torch.device
+) -> dict[str, list[Cost]]:
     """Time and memory of networks at the size of an image (C, H, W) and at multiples of it, as far as they take it."""
     found: dict[str, list[Cost]] = {name: [] for name in networks}
     for times in TIMES:
-        images = image[None].repeat(1, 1, times, times).cpu()
-        works = {name: partial(network.cpu().eval(), images) for name, network in networks.items()}
+        images = image[None].repeat(1, 1, times, times).to(device)
+        works = {}
+        for name, network in networks.items():
+            with in_place(task, network.to(device)):
+                works[name] = partial(task.measurable_network().eval(), images)
         try:
-            timing = interleaved(works, budget=SECONDS / len(TIMES))
-            memory = {name: peak_memory(work) for name, work in works.items()}
+            timing = interleaved(works, budget=SECONDS / len(TIMES), device=device)
+            memory = {name: peak_memory(work, device) for name, work in works.items()}
         except Exception as error:
             if times > 1 and (out_of_memory(error) or isinstance(error, AssertionError | UserError)):
                 break  # a network that takes one size alone
@@ -196,17 +220,3 @@ def costs(networks: dict[str, nn.Module], image: torch.Tensor) -> dict[str, list
         for name in networks:
             found[name].append(Cost(images.shape[-1], timing[name].median, memory[name]))
     return found
-
-
-def error_curves(folder: Path) -> list[Series]:
-    """The errors of each block's attention in metrics.csv."""
-    path = folder / "metrics.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else ()) if name.startswith("teacher_attention/")]
-    return [
-        Series(name.partition("/")[2], tuple((float(row["step"]), float(row[name])) for row in rows if row[name]))
-        for name in names
-    ]

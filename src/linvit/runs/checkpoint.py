@@ -207,8 +207,13 @@ def check_same_model(
         raise UserError(f"checkpoint '{path}' belongs to another model; {models}: {'; '.join(wrong[:3])}{more}")
 
 
-def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:
+def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_path") -> Path:
     """The first of these checkpoints that there is in a run's folder, which is said; a path of another kind as it is.
+
+    Args:
+        path: What an option names.
+        names: Of checkpoints.
+        option: The option.
 
     Raises:
         UserError: If the run has none of them.
@@ -221,11 +226,7 @@ def checkpoint_in(path: str | Path, names: Sequence[str]) -> Path:
         others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
         raise UserError(
             f"the run '{path}' has no {' and no '.join(names)} yet. "
-            + (
-                f"Name one of its checkpoints, --ckpt_path {folder}/NAME: {others}"
-                if others
-                else "It has no checkpoint"
-            )
+            + (f"Name one of its checkpoints, {option} {folder}/NAME: {others}" if others else "It has no checkpoint")
         )
-    rank_zero_info(f"--ckpt_path={path} is a run: its {found.relative_to(path)} is used")
+    rank_zero_info(f"{option}={path} is a run: its {found.relative_to(path)} is used")
     return found

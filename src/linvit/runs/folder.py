@@ -193,6 +193,11 @@ def newest(folder: Path) -> RunFolder | None:
     return next((RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists()), None)
 
 
+def best_checkpoints(filename: str, predict_with: str) -> list[str]:
+    """Names of the best checkpoint of a run whose best files and weights that predict are these, the wanted first."""
+    return [f"{filename}_ema.ckpt"] * (predict_with == "ema") + [f"{filename}.ckpt"]
+
+
 def find(folders: Iterable[Path]) -> list[RunFolder]:
     """The runs in folders: each is the folder of a run, or has such folders below it.
 

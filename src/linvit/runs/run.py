@@ -20,7 +20,17 @@ from linvit.files import LAST
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 from linvit.runs.configs import configs
 from linvit.runs.endings import in_words, unsaved
-from linvit.runs.folder import check_writable, run_config, run_name, run_of_checkpoint, run_of_config, shown
+from linvit.runs.folder import (
+    RunFolder,
+    best_checkpoints,
+    check_writable,
+    newest,
+    run_config,
+    run_name,
+    run_of_checkpoint,
+    run_of_config,
+    shown,
+)
 from linvit.runs.loggers import check_loggers, run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
 from linvit.runs.ranks import Ranks
@@ -74,6 +84,7 @@ class Run:
         self.configs = configs(self.options)
         line = CommandLine(verb, self.options)
         self.settings, self.parser = line.config, line.parser
+        self._find_teacher()
         self._named = self.settings.model.as_dict()  # as the user gave them
         if self.settings.resume:
             self._find()
@@ -241,8 +252,21 @@ class Run:
         """The checkpoint that `--ckpt_path` names: of a run's folder its last to resume it, otherwise its best."""
         if self._fits:
             return str(checkpoint_in(path, [LAST]))
-        best, average = self.settings.checkpoint.filename, self.settings.model.init_args.get("predict_with") == "ema"
-        return str(checkpoint_in(path, [f"{best}_ema.ckpt"] * average + [f"{best}.ckpt"]))
+        predict_with = self.settings.model.init_args.get("predict_with", "raw")
+        return str(checkpoint_in(path, best_checkpoints(self.settings.checkpoint.filename, predict_with)))
+
+    def _find_teacher(self) -> None:
+        """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint."""
+        model = self.settings.model.init_args
+        given = model.get("teacher")
+        source = given.get("source") if isinstance(given, dict) else given
+        if not self._fits or source is None or not Path(source).is_dir():
+            return
+        run = newest(Path(source)) or RunFolder(Path(source))
+        options = run.options()
+        best = best_checkpoints(options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw"))
+        file = checkpoint_in(run.folder, best, "--model.teacher.source")
+        model.teacher = {**given, "source": str(file)} if isinstance(given, dict) else str(file)
 
     def _fact(self, name: str) -> Any:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""

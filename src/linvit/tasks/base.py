@@ -20,17 +20,16 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
-from linvit.linearization.distillation import Distillation, means
 from linvit.optim import adamw, parameter_groups
 from linvit.tasks.execution import broadcast_buffers, enable_grad_checkpointing, keep_attention_features
-from linvit.tasks.freeze import frozen
+from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
-from linvit.tasks.teacher import Teacher, fingerprint, learn_from, new_parameters
+from linvit.tasks.teacher import TaskDistillation, Teacher
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 # Arguments that the command line takes from the data:
@@ -67,8 +66,9 @@ class Task(LightningModule):
         pretrained: Weights that the network, or its backbone alone, starts from: a file, or `hf-hub:owner/name`; or
             `{source: ...}` with the options of `linvit.load_pretrained`, such as `min_fraction: 0.5`, or `ema: true`
             for a moving average.
-        teacher: A trained network of which this one is a copy with another attention: a file, `hf-hub:owner/name`, or
-            `{source: ..., attention_weight: 50, ...}` with the options of `linvit.tasks.Teacher`.
+        teacher: A trained network of which this one is a copy with another attention: a run, a file, or
+            `hf-hub:owner/name`; or `{source: ..., attention_weight: 50, ...}` with the options of
+            `linvit.tasks.Teacher`.
         freeze: Parameters of the network that are not trained, by patterns of their names such as "backbone.*" or
             "*.mlp.*". Modules that are frozen whole stay in evaluation mode.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
@@ -132,7 +132,7 @@ class Task(LightningModule):
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
-        self._frozen = frozen(self.network, freeze or [])
+        self._frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
@@ -147,7 +147,7 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
-        self.distillation: Distillation | None = None
+        self.distillation: TaskDistillation | None = None
 
     def configure_network(self) -> nn.Module:
         """The network: images (B, C, H, W) to the prediction. The default is the backbone with its classifier."""
@@ -208,20 +208,7 @@ class Task(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
-        if self.distillation is None or self.teacher is None:
-            loss = self.training_loss(batch)
-        else:
-            losses = []
-            if self.teacher.task_weight:
-                losses = [self.teacher.task_weight * self.training_loss(batch)]
-            else:
-                self.distillation.run(batch["image"])
-            errors = self.distillation.errors()
-            parts = means(errors)
-            self.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
-            for part, found in errors.items():
-                self.log_dict({f"teacher_{part}/{name or 'network'}": value.detach() for name, value in found.items()})
-            loss = sum(losses, self.distillation.weighted(parts))
+        loss = (self if self.distillation is None else self.distillation).training_loss(batch)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -296,8 +283,7 @@ class Task(LightningModule):
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
-            self.distillation = learn_from(self, self.teacher)
-            self._teacher_sha256 = fingerprint(self.distillation.teacher)
+            self.distillation = TaskDistillation(self, self.teacher)
 
     def on_fit_start(self) -> None:
         """Moves the teacher to the device, in the precision of the weights."""
@@ -324,7 +310,7 @@ class Task(LightningModule):
             return {}
         if self.distillation is None:
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
-        return {f"network.{name}": scale for name in new_parameters(self.distillation.teacher, self.network)}
+        return {f"network.{name}": scale for name in self.distillation.new}
 
     def on_validation_start(self) -> None:
         """Prepares DDP for ranks with unequal numbers of batches."""
@@ -349,14 +335,14 @@ class Task(LightningModule):
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates
         if self.distillation is not None:
-            checkpoint["teacher_sha256"] = self._teacher_sha256
+            checkpoint["teacher_sha256"] = self.distillation.fingerprint
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Takes over what `on_save_checkpoint` added."""
         self._trained_with = checkpoint.get("total_batch")
         if self.ema is not None:
             self.ema.updates = checkpoint["ema_updates"]
-        if self.distillation is not None and checkpoint.get("teacher_sha256") != self._teacher_sha256:
+        if self.distillation is not None and checkpoint.get("teacher_sha256") != self.distillation.fingerprint:
             raise UserError(
                 f"the run that is resumed learned from another teacher than {self.hparams['teacher']!r}; set "
                 f"--model.teacher to the one that it had, or start a new run"

@@ -9,7 +9,7 @@ from torch import nn
 from linvit.errors import UserError
 
 
-def frozen(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freezes the parameters whose names match one of the patterns.
 
     Args:
@@ -22,6 +22,8 @@ def frozen(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     Raises:
         UserError: If a pattern matches no parameter, or if none is left to train.
     """
+    if not patterns:
+        return []
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         matched = [name for name in parameters if fnmatchcase(name, pattern)]
@@ -31,10 +33,9 @@ def frozen(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         for name in matched:
             parameters[name].requires_grad_(False)
     left = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    if patterns and not left:
+    if not left:
         raise UserError(f"freeze: {list(patterns)} leave no parameter to train")
-    if patterns:
-        rank_zero_info(f"frozen: {len(parameters) - len(left)} of {len(parameters)} tensors of parameters")
+    rank_zero_info(f"frozen: {len(parameters) - len(left)} of {len(parameters)} tensors of parameters")
     whole = [
         module
         for module in network.modules()

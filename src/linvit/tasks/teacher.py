@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
 
-from linvit.errors import UserError, check_choice, check_number
-from linvit.linearization.distillation import Distillation, Matching
+from linvit.errors import UserError, check_choice, check_number, quote_first
+from linvit.linearization.distillation import Distillation, Matching, means
 from linvit.linearization.student import linearize
 from linvit.tasks.safe_loading import opened
 from linvit.weights import torch_file
@@ -25,9 +25,10 @@ class Teacher(Matching):
     """The option `teacher` of a task, as a mapping of these; a string is its `source`.
 
     Args:
-        source: The teacher's weights: a run's folder, a checkpoint, or a source of `linvit.load_pretrained`. Of a run
-            the best weights that predict are taken, and its attention; of a folder of runs the newest. None: the
-            weights that the backbone brings, such as `{name: timm, model: ..., pretrained: true}`.
+        source: The teacher's weights: a source of `linvit.load_pretrained`. Of a checkpoint of linvit those that
+            predict are taken, and its attention. On the command line also the folder of a run, of which the best
+            checkpoint is taken, or of several runs, of which the newest is. None: the weights that the backbone brings,
+            such as `{name: timm, model: ..., pretrained: true}`.
         config: The configuration that trains the teacher, which `linvit linearize` does where there is no `source`.
         copied: What the student starts from: "all" of the teacher that it has a place for; only its "attention"
             layers; "mlp", all but these; or "nothing".
@@ -59,31 +60,55 @@ class Teacher(Matching):
         return cls(**options)
 
 
-def learn_from(task: "Task", teacher: Teacher) -> Distillation:
-    """Loads the teacher, copies its weights into the task's network, and has the two compared.
+class TaskDistillation(Distillation):
+    """The distance of a task's network to its teacher: loads the teacher, and copies its weights into the network.
+
+    Args:
+        task: Its network, and the moving average, start from the teacher's weights.
+        option: The option `teacher` of the task.
+
+    Attributes:
+        new: Names of the network's parameters that its teacher does not have in this shape.
+        fingerprint: SHA-256 of the names and values of the teacher's weights, in 64 hexadecimal digits.
 
     Raises:
         UserError: If the teacher cannot be loaded, or is of another network than the task's.
     """
-    network = teacher_network(task, teacher)
-    student = copied_student(task, network).state_dict()
-    distillation = Distillation(network, task.network, teacher)
-    inside = tuple(f"{name}." for name in distillation.layers)
-    wanted = {"all": (True, True), "attention": (True, False), "mlp": (False, True), "nothing": (False, False)}
-    of_attention, of_others = wanted[teacher.copied]
-    chosen = {n: value for n, value in student.items() if (of_attention if n.startswith(inside) else of_others)}
-    task.network.load_state_dict(chosen, strict=False)
-    if task.ema is not None:
-        task.ema.network.load_state_dict(task.network.state_dict())
-    if task.hparams["compile"]:
-        network.compile()
-    names = new_parameters(network, task.network)
-    own = sorted({name.removeprefix(next((part for part in inside if name.startswith(part)), "")) for name in names})
-    rank_zero_info(
-        f"teacher: {teacher.source or 'the weights of the backbone'}. {len(distillation.layers)} attention layers are "
-        f"matched. {len(names)} tensors of the student are not its teacher's{': ' * bool(own)}{', '.join(own)}"
-    )
-    return distillation
+
+    def __init__(self, task: "Task", option: Teacher) -> None:
+        teacher = teacher_network(task, option)
+        copied = copied_student(task, teacher).state_dict()
+        super().__init__(teacher, task.network, option)
+        self.task, self.option = task, option
+        inside = tuple(f"{name}." for name in self.layers)
+        parts = {"all": (True, False), "attention": (True,), "mlp": (False,), "nothing": ()}[option.copied]
+        chosen = {name: value for name, value in copied.items() if name.startswith(inside) in parts}
+        task.network.load_state_dict(chosen, strict=False)
+        if task.ema is not None:
+            task.ema.network.load_state_dict(task.network.state_dict())
+        if task.hparams["compile"]:
+            teacher.compile()
+        known = {name: parameter.shape for name, parameter in teacher.named_parameters()}
+        self.new = [name for name, own in task.network.named_parameters() if known.get(name) != own.shape]
+        self.fingerprint = fingerprint(teacher)
+        rank_zero_info(
+            f"teacher: {option.source or 'the weights of the backbone'}. {len(self.layers)} attention layers are "
+            f"matched. {len(self.new)} tensors of the student are not its teacher's"
+            f"{': ' * bool(self.new)}{quote_first(self.new)}"
+        )
+
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        """The weighted sum of the task's loss for a batch and of what is matched, which the task logs."""
+        weight, task = self.option.task_weight, self.task
+        if not weight:
+            self.run(batch["image"])
+        own = weight * task.training_loss(batch) if weight else 0.0
+        errors = self.errors()
+        parts = means(errors)
+        task.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
+        for part, found in errors.items():
+            task.log_dict({f"teacher_{part}/{name or 'network'}": value.detach() for name, value in found.items()})
+        return own + self.weighted(parts)
 
 
 def copied_student(task: "Task", network: nn.Module) -> nn.Module:
@@ -96,8 +121,8 @@ def copied_student(task: "Task", network: nn.Module) -> nn.Module:
 
 def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     """The task's network with the teacher's attention and weights, for images of the task's size."""
-    options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "ema_decay": None}
-    options |= {"predict_with": "raw", "compile": False, "grad_checkpointing": False}
+    options = {**task.hparams, "attention": None, "teacher": None, "pretrained": None, "freeze": None}
+    options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
     if teacher.source is None:
         return type(task)(**options).network
     if teacher.config is not None and not Path(teacher.source).exists():
@@ -107,38 +132,18 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
-    source, ema = best_of_run(teacher.source), None
-    if source.endswith(".ckpt"):
-        with opened(source) as file:
+    ema = None
+    if teacher.source.endswith(".ckpt"):
+        with opened(teacher.source) as file:
             given = torch_file.load(file, objects=False)["hyper_parameters"]
         options["attention"], ema = given.get("attention"), given.get("predict_with") == "ema"
-        if ema and (average := Path(source).with_name("best_ema.ckpt")).is_file() and source != teacher.source:
-            source = str(average)
     network = type(task)(**options).network
-    report = load_pretrained(network, source, ema=ema)
+    report = load_pretrained(network, teacher.source, ema=ema)
     if report.initialised and teacher.logit_weight:
         name, reason = next(iter(report.initialised.items()))
-        raise UserError(f"the teacher {source} has no logits to match ({name}: {reason}); set logit_weight: 0")
+        raise UserError(f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0")
     rank_zero_info(str(report))
     return network
-
-
-def best_of_run(source: str) -> str:
-    """The best checkpoint of a run's folder, or of the newest run in a folder of several; another source as it is."""
-    folder = Path(source)
-    if not folder.is_dir():
-        return source
-    runs = sorted(folder.glob("version_*"), key=lambda run: int(run.name.rpartition("_")[2]))
-    found = [path for run in [folder, *runs] if (path := run / "checkpoints" / "best.ckpt").is_file()]
-    if not found:
-        raise UserError(f"the teacher '{source}' is a folder without a run that has saved its best checkpoint")
-    return str(found[-1])
-
-
-def new_parameters(teacher: nn.Module, student: nn.Module) -> list[str]:
-    """The names of the student's parameters that its teacher does not have in this shape."""
-    known = {name: parameter.shape for name, parameter in teacher.named_parameters()}
-    return [name for name, own in student.named_parameters() if known.get(name) != own.shape]
 
 
 def fingerprint(network: nn.Module) -> str:
