@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from linvit import AttentionLayer, Grid
-from linvit.weights.layouts import deit, pvt, swin
+from linvit.weights.layouts.backbones import DEIT, PVT, SWIN
 from linvit.weights.layouts.layout import Layout
 from linvit.weights.projections import fit_projections
 
@@ -203,9 +203,9 @@ def our_state(leaves: Mapping[str, Tensor], layout: Layout, theirs: str, ours: s
 def layer_state(golden: Golden, leaves: Mapping[str, Tensor], layer: AttentionLayer) -> dict[str, Tensor]:
     """Official parameters of an attention module as those of our layer, by the layout of the family in its case."""
     layout, block = {
-        "deit": (deit.LAYOUT, "blocks.0."),
-        "pvt": (pvt.LAYOUT, "block1.0."),
-        "swin": (swin.SWIN, "layers.0.blocks.0."),
+        "deit": (DEIT, "blocks.0."),
+        "pvt": (PVT, "block1.0."),
+        "swin": (SWIN, "layers.0.blocks.0."),
     }[golden.meta["case"].rpartition("_")[2]]
     state = our_state(leaves, layout, f"{block}attn.", layout.rename(block))
     fitted = fit_projections(state, nn.ModuleDict({"attn": layer}))

@@ -11,7 +11,7 @@ import linvit
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.layers.stripes import StripeBranch
-from linvit.weights.layouts import cswin, deit
+from linvit.weights.layouts.backbones import CSWIN, DEIT
 from tests.attention.soft_formula import naive_local, naive_stretch
 from tests.golden_files import Golden, both_precisions, layer_state, of_case, our_state
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
@@ -29,7 +29,7 @@ def test_mechanism_equals_the_authors(golden: Golden, dtype: torch.dtype) -> Non
         grid = Grid(size, tuple(side // official["sr_ratio"] for side in size))
     spec = {"name": "agent", "agents": official["agent_num"]}
     module = linvit.create_attention(spec, dim=official["dim"], num_heads=official["num_heads"], grid=grid)
-    state = our_state(leaves, deit.LAYOUT, "blocks.0.attn.", "blocks.0.attn.mechanism.")
+    state = our_state(leaves, DEIT, "blocks.0.attn.", "blocks.0.attn.mechanism.")
     golden.check_call(functional_call(module, state, (*given, grid), strict=True), given)
     golden.check_leaves(leaves)
 
@@ -42,7 +42,7 @@ def test_stripes_equal_the_authors(golden: Golden, dtype: torch.dtype) -> None:
     grid, heads = Grid((official["resolution"],) * 2), official["num_heads"]
     spec = {"name": "agent", "agents": official["agent_num"], "dwc_kernel": 0}
     branch = StripeBranch(official["dim"], heads, grid, (None, official["split_size"]), attention=spec)
-    state = our_state(leaves, cswin.LAYOUT, "stage1.0.attns.0.", "stages.0.blocks.0.attn.branches.0.")
+    state = our_state(leaves, CSWIN, "stage1.0.attns.0.", "stages.0.blocks.0.attn.branches.0.")
     joined = [x.transpose(1, 2).flatten(2) for x in given]  # (B, N, C)
     out = functional_call(branch, state, (joined, joined[0], grid), strict=True)
     golden.check_call(out.unflatten(2, (heads, -1)).transpose(1, 2), given)

@@ -11,7 +11,7 @@ import linvit
 from linvit import AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.layers.stripes import StripeBranch
-from linvit.weights.layouts import cswin, deit
+from linvit.weights.layouts.backbones import CSWIN, DEIT
 from tests.attention.soft_formula import naive_local
 from tests.golden_files import Golden, both_precisions, layer_state, of_case, our_state
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
@@ -26,7 +26,7 @@ def test_mechanism_equals_the_authors(golden: Golden, dtype: torch.dtype) -> Non
     q, k, v, x = given = golden.inputs(dtype)
     grid = Grid((golden.kwargs["H"], golden.kwargs["W"]))
     module = linvit.create_attention("inline", dim=official["dim"], num_heads=official["num_heads"], grid=grid)
-    state = our_state(leaves, deit.LAYOUT, "blocks.0.attn.", "blocks.0.attn.mechanism.")
+    state = our_state(leaves, DEIT, "blocks.0.attn.", "blocks.0.attn.mechanism.")
     golden.check_call(functional_call(module, state, (q, k, v, grid), {"x": x}, strict=True), given)
     golden.check_leaves(leaves)
 
@@ -38,7 +38,7 @@ def test_global_stripes_equal_the_authors(golden: Golden, dtype: torch.dtype) ->
     *qkv, x = given = golden.inputs(dtype)
     grid, heads = Grid((official["resolution"],) * 2), official["num_heads"]
     branch = StripeBranch(official["dim"], heads, grid, (None, None), attention="inline")
-    state = our_state(leaves, cswin.LAYOUT, "stage1.0.attns.0.", "stages.0.blocks.0.attn.branches.0.")
+    state = our_state(leaves, CSWIN, "stage1.0.attns.0.", "stages.0.blocks.0.attn.branches.0.")
     joined = [part.transpose(1, 2).flatten(2) for part in qkv]  # (B, N, C)
     out = functional_call(branch, state, (joined, x, grid), strict=True)
     golden.check_call(out.unflatten(2, (heads, -1)).transpose(1, 2), given)

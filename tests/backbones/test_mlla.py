@@ -11,7 +11,7 @@ from linvit import AttentionLayer, Grid
 from linvit.backbones.mlla import MLLA
 from linvit.layers.block import CPEBlock
 from linvit.layers.mlp import Mlp
-from linvit.weights.layouts.mlla import LAYOUT
+from linvit.weights.layouts.backbones import MLLA as LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case, our_state
 from tests.official import fill, images

@@ -11,9 +11,8 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt_v2 import PVTv2
-from linvit.weights.layouts import pvt as pvt_v1
+from linvit.weights.layouts.backbones import PVT, PVT_V2, PVT_V2_TIMM
 from linvit.weights.layouts.layout import Layout
-from linvit.weights.layouts.pvt_v2 import LAYOUT, TIMM_LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
@@ -43,7 +42,7 @@ def image(*size: int, batch: int = 2, dtype: torch.dtype = torch.float64, grad: 
     return randn(batch, 3, *size, dtype=dtype, grad=grad)
 
 
-def load_official(model: PVTv2, official: dict[str, Tensor], layout: Layout = LAYOUT) -> None:
+def load_official(model: PVTv2, official: dict[str, Tensor], layout: Layout = PVT_V2) -> None:
     assert layout.recognises(official)
     model.load_state_dict(fit_projections(layout.translate(official), model))
 
@@ -142,7 +141,7 @@ def test_equals_timm_at_any_size(options: dict[str, Any], size: tuple[int, int])
     sizes = {name: value for name, value in SIZES.items() if name != "img_size"}
     theirs = perturb(PyramidVisionTransformerV2(**sizes, **options), scale=0.1).double().eval()
     ours = small(**options).double()
-    load_official(ours, theirs.state_dict(), TIMM_LAYOUT)
+    load_official(ours, theirs.state_dict(), PVT_V2_TIMM)
     x = image(*size, grad=True)
     assert_same_gradients(ours(x), theirs(x), [x], 1e-10)
     got, want = (model.forward_intermediates(x, intermediates_only=True) for model in (ours, theirs))
@@ -155,7 +154,7 @@ def test_official_names_are_all_of_the_models(name: str) -> None:
     with torch.device("meta"):
         model = linvit.create_backbone(name)
         official = {key: torch.empty(shape) for key, shape in pvt_v2(**VARIANTS[name]).items()}
-    state = fit_projections(LAYOUT.translate(official), model)
+    state = fit_projections(PVT_V2.translate(official), model)
     assert {key: t.shape for key, t in state.items()} == {key: t.shape for key, t in model.state_dict().items()}
 
 
@@ -163,8 +162,8 @@ def test_layouts_are_told_from_their_relatives() -> None:
     timms = PyramidVisionTransformerV2(embed_dims=(8, 16, 24, 32), num_heads=(1, 1, 1, 1)).state_dict()
     files = {"v1": pvt(), "v2": pvt_v2(), "flatten": pvt_v2(**VARIANTS["flatten_pvt_v2_b0"]), "timm": timms}
     files["ours"] = small().state_dict()
-    owners = {name: [x for x in (pvt_v1.LAYOUT, LAYOUT, TIMM_LAYOUT) if x.recognises(f)] for name, f in files.items()}
-    assert owners == {"v1": [pvt_v1.LAYOUT], "v2": [LAYOUT], "flatten": [LAYOUT], "timm": [TIMM_LAYOUT], "ours": []}
+    owners = {name: [x for x in (PVT, PVT_V2, PVT_V2_TIMM) if x.recognises(f)] for name, f in files.items()}
+    assert owners == {"v1": [PVT], "v2": [PVT_V2], "flatten": [PVT_V2], "timm": [PVT_V2_TIMM], "ours": []}
 
 
 # Other image sizes

@@ -11,7 +11,7 @@ import linvit
 from linvit import UserError
 from linvit.backbones.ravlt import RAVLT
 from linvit.optim import parameter_groups
-from linvit.weights.layouts.ravlt import LAYOUT
+from linvit.weights.layouts.backbones import RAVLT as LAYOUT
 from linvit.weights.projections import fit_projections
 from tests.official import fill, images
 from tests.official.ravlt import ravlt as official

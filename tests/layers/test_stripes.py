@@ -12,7 +12,7 @@ from linvit import Grid, UserError
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.stripes import StripeAttention, StripeBranch, Stripes
-from linvit.weights.layouts.cswin import LAYOUT
+from linvit.weights.layouts.backbones import CSWIN as LAYOUT
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 from tests.layers.test_attention_layer import Seen

@@ -15,7 +15,7 @@ from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
 from linvit.layers.relative_positions import relative_position_bias
 from linvit.layers.windows import WindowAttention, Windows
-from linvit.weights.layouts.swin import SWIN
+from linvit.weights.layouts.backbones import SWIN
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 from tests.layers.test_relative_positions import bicubic

@@ -14,7 +14,7 @@ import linvit
 from linvit import load_pretrained
 from linvit.cli import main
 from linvit.heads.detection.detector import Detector
-from linvit.weights.layouts import torchvision_rcnn
+from linvit.weights.layouts import networks
 from tests.helpers import assert_near
 from tests.official import fill
 from tests.official.mmdet import mask_rcnn, retinanet
@@ -129,19 +129,19 @@ def test_older_names_of_torchvision(theirs: Any) -> None:
             name = name.replace(f"mask_head.{i}.0.", f"mask_head.mask_fcn{i + 1}.")
         old[name] = tensor
     assert old.keys() != state.keys()
-    assert torchvision_rcnn.LAYOUT.translate(old).keys() == torchvision_rcnn.LAYOUT.translate(state).keys()
+    assert networks.TORCHVISION_RCNN.translate(old).keys() == networks.TORCHVISION_RCNN.translate(state).keys()
 
 
 def test_the_80_classes_of_coco_in_torchvision_s_91() -> None:
     """Its classes are COCO's numbers, of which ten are of no category."""
     numbers = torch.arange(91)
-    kept = torchvision_rcnn.background_last(numbers)
+    kept = networks.background_last(numbers)
     assert len(kept) == 81
     assert kept[-1] == 0
     assert kept[:12].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]
     assert kept[-2] == 90
-    by_class = torchvision_rcnn.boxes(numbers.repeat_interleave(4))
-    assert torch.equal(by_class[::4], torchvision_rcnn.foreground(numbers))
+    by_class = networks.boxes(numbers.repeat_interleave(4))
+    assert torch.equal(by_class[::4], networks.foreground(numbers))
 
 
 def test_import_weights_of_a_detector(tmp_path: Any, capsys: Any) -> None:

@@ -15,7 +15,7 @@ from linvit import UserError, load_pretrained
 from linvit.backbones.swin import PatchMerging
 from linvit.cli import main
 from linvit.heads.segmentation.segmentor import Segmentor
-from linvit.weights.layouts.swin import SWIN_MMSEG
+from linvit.weights.layouts.backbones import SWIN_MMSEG
 from tests.golden_files import Golden, of_case
 from tests.helpers import assert_near, randn
 from tests.official import fill

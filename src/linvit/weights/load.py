@@ -13,7 +13,9 @@ from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.layers.conv_stem import ConvStem
 from linvit.layers.output_gate import OutputGate
-from linvit.weights.layouts.families import LAYOUTS, NETWORKS, OWN
+from linvit.weights.layouts.backbones import LAYOUTS
+from linvit.weights.layouts.layout import OWN
+from linvit.weights.layouts.networks import NETWORKS
 from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read, split
 from linvit.weights.report import Report, first_of

@@ -18,7 +18,7 @@ from linvit.heads.detection.rpn import RPN
 from linvit.heads.detection.sample import Sampler
 from linvit.heads.detection.stage import RoIStage
 from linvit.heads.detection.two_stage import TwoStage
-from linvit.weights.layouts import mmdet
+from linvit.weights.layouts.networks import RCNN
 from tests.golden_files import FOLDER, Golden, load
 
 
@@ -111,7 +111,7 @@ class ToyPyramid(nn.Module):
 
 def name_of_part(official: str, prefix: str) -> str:
     """Our name within a part, such as the box head, of mmdetection's name within it."""
-    ours = mmdet.RCNN.rename(prefix + official)
+    ours = RCNN.rename(prefix + official)
     return re.sub(r"^head\.(rpn|stages\.0\.(box|mask)_head)\.", "", ours)
 
 

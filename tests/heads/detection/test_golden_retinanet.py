@@ -10,7 +10,7 @@ from linvit.heads.detection.anchors import by_anchor
 from linvit.heads.detection.assign import IGNORED
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.retinanet import RetinaNet
-from linvit.weights.layouts import mmdet
+from linvit.weights.layouts.networks import RETINANET
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.heads.detection.reference import (
     ToyPyramid,
@@ -27,7 +27,7 @@ NETWORK = "bbox_head."
 
 
 def name(official: str) -> str:
-    return mmdet.RETINANET.rename(official)
+    return RETINANET.rename(official)
 
 
 def head_of(given: Mapping[str, Any], channels: Any = (8, 8, 8), test: Mapping[str, Any] | None = None) -> RetinaNet:

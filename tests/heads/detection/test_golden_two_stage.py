@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.two_stage import TwoStage
-from linvit.weights.layouts import mmdet
+from linvit.weights.layouts.networks import RCNN
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.heads.detection.reference import (
     ToyPyramid,
@@ -25,7 +25,7 @@ from tests.heads.detection.reference import (
 
 
 def in_stages(official: str) -> str:
-    return mmdet.RCNN.rename(f"roi_head.{official}").removeprefix("head.")
+    return RCNN.rename(f"roi_head.{official}").removeprefix("head.")
 
 
 def roi_head(golden: Golden, dtype: torch.dtype) -> TwoStage:
@@ -89,7 +89,7 @@ def network(golden: Golden, dtype: torch.dtype) -> Detector:
     head.rpn = rpn_of(given["rpn_head"], train.get("rpn"), proposals)
     head.stages = stages_of(given["roi_head"], train.get("rcnn"))
     detector = Detector(ToyPyramid(), head)
-    detector.load_state_dict({mmdet.RCNN.rename(name): tensor for name, tensor in golden.parameters().items()})
+    detector.load_state_dict({RCNN.rename(name): tensor for name, tensor in golden.parameters().items()})
     return detector.to(dtype)
 
 
@@ -103,7 +103,7 @@ def test_network(golden: Golden, dtype: torch.dtype) -> None:
         golden.check(f"output.{name}", value)
     sum(found.values()).backward()
     golden.check("grad_input.image", inputs["image"].grad)
-    golden.check_parameters(detector, mmdet.RCNN.rename)
+    golden.check_parameters(detector, RCNN.rename)
 
 
 @both_precisions

@@ -17,7 +17,8 @@ from linvit.heads.segmentation.maresunet import Decoder
 from linvit.heads.segmentation.semantic_fpn import SemanticFPN
 from linvit.heads.segmentation.upernet import UPerNet
 from linvit.layers.ac_block import ACBlock
-from linvit.weights.layouts import macunet, maresunet, mmseg
+from linvit.weights.layouts.layout import flat as as_linear
+from linvit.weights.layouts.networks import MACUNET, MARESUNET, MMSEG
 from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
 
@@ -25,7 +26,7 @@ MAPS = ("c2", "c3", "c4", "c5")
 REDUCTIONS = (4, 8, 16, 32)
 
 
-def under_head(name: str, layout: Any = mmseg.LAYOUT, prefix: str = "decode_head.") -> str:
+def under_head(name: str, layout: Any = MMSEG, prefix: str = "decode_head.") -> str:
     """Our name within a head of an official one."""
     return str(layout.rename(prefix + name)).removeprefix("head.")
 
@@ -136,7 +137,7 @@ def test_pyramid_pooling(golden: Golden, dtype: torch.dtype) -> None:
 def check_part(golden: Golden, part: nn.Module, our_name: Callable[[str], str], dtype: torch.dtype) -> None:
     """One input, one output; names are the layout's."""
     state = {our_name(name): value for name, value in golden.parameters().items()}
-    flat = {name: maresunet.flat(value) if "position_attention" in name else value for name, value in state.items()}
+    flat = {name: as_linear(value) if "position_attention" in name else value for name, value in state.items()}
     part.load_state_dict(fit_projections(flat, part))
     part.to(dtype).eval()
     inputs = golden.inputs(dtype)
@@ -163,7 +164,7 @@ def test_attention_skip(golden: Golden, dtype: torch.dtype) -> None:
     part = AttentionSkip(golden.constructor["in_ch"], grid)
 
     def name(official: str) -> str:
-        return under_head(official, maresunet.LAYOUT, "attention1.").removeprefix("skips.0.")
+        return under_head(official, MARESUNET, "attention1.").removeprefix("skips.0.")
 
     check_part(golden, part, name, dtype)
 
@@ -176,7 +177,7 @@ def test_position_attention(golden: Golden, dtype: torch.dtype) -> None:
     spec = {"name": "taylor", "key_reduction": given["scale"], "eps": given["eps"]}
     part = nn.Sequential()
     part.position_attention = AttentionSkip(given["in_places"], grid, spec).position_attention
-    check_part(golden, part, lambda name: under_head(f"PAM.{name}", maresunet.LAYOUT, "attention1.")[8:], dtype)
+    check_part(golden, part, lambda name: under_head(f"PAM.{name}", MARESUNET, "attention1.")[8:], dtype)
 
 
 @both_precisions
@@ -193,7 +194,7 @@ def test_decoder(golden: Golden, dtype: torch.dtype) -> None:
     part = Decoder(golden.constructor["in_channels"], golden.constructor["n_filters"])
 
     def name(official: str) -> str:
-        return under_head(official, maresunet.LAYOUT, "decoder1.").removeprefix("decoders.0.")
+        return under_head(official, MARESUNET, "decoder1.").removeprefix("decoders.0.")
 
     check_part(golden, part, name, dtype)
 
@@ -202,7 +203,7 @@ def test_decoder(golden: Golden, dtype: torch.dtype) -> None:
 @of_case("macunet_acblock")
 def test_ac_block(golden: Golden, dtype: torch.dtype) -> None:
     part = ACBlock(golden.constructor["in_planes"], golden.constructor["out_planes"])
-    check_part(golden, part, lambda name: macunet.LAYOUT.rename(f".{name}")[1:], dtype)
+    check_part(golden, part, lambda name: MACUNET.rename(f".{name}")[1:], dtype)
 
 
 @both_precisions
@@ -210,4 +211,4 @@ def test_ac_block(golden: Golden, dtype: torch.dtype) -> None:
 def test_channel_reweighting(golden: Golden, dtype: torch.dtype) -> None:
     given = golden.constructor
     part = ChannelReweighting(given["in_planes"], given["out_planes"], given["ratio"])
-    check_part(golden, part, lambda name: macunet.LAYOUT.rename(f".{name}")[1:], dtype)
+    check_part(golden, part, lambda name: MACUNET.rename(f".{name}")[1:], dtype)

@@ -58,6 +58,10 @@ class Layout:
         return key
 
 
+OWN = Layout(name="linvit", marks=(r".*",))
+"""Our own names, or those of the model that is loaded: nothing to translate."""
+
+
 def count_from_zero(template: str) -> Callable[[re.Match[str]], str]:
     """A replacement whose `{}` is the match's first group less one: official stages count from one."""
     return lambda match: template.format(int(match[1]) - 1)

@@ -1,0 +1,245 @@
+"""Parameter names of the official checkpoints of backbones, and how they become ours."""
+
+import re
+from collections.abc import Callable
+
+from torch import Tensor
+
+from linvit.weights.layouts.layout import Layout, Rename, count_from_zero, flat
+
+
+def agents_before_places(tensor: Tensor) -> Tensor:
+    """A bias of the queries, (1, h, H, 1, n), (1, h, 1, W, n) or (1, h, 1, n), as (h, n, ...)."""
+    table = tensor.squeeze(0)
+    return table.movedim(-1, 1) if table.ndim > 2 else table
+
+
+AGENT_RENAMES: tuple[Rename, ...] = (
+    (r"(?<!tables)\.(?:mechanism\.)?((?:a[nhwc]|[nhwc]a)_bias)$", r".mechanism.tables.\1"),
+)
+
+AGENT_CONVERSIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    (r".*(?<!tables)\.a[hwc]_bias", lambda tensor: tensor.squeeze(0)),
+    (r".*(?<!tables)\.[hwc]a_bias", agents_before_places),
+)
+"""The parameters of Agent Attention in the checkpoints of its authors, in whichever family they stand."""
+
+DEIT = Layout(
+    name="deit",
+    marks=(r"pos_embed", r"patch_embed\.proj\.weight", r"blocks\.0\.attn\.qkv\.weight", r"blocks\.0\.mlp\.fc1\.weight"),
+    renames=(
+        (r"\.attn\.(scale$|positional_encoding$|dwc\.|residual\.)", r".attn.mechanism.\1"),
+        *AGENT_RENAMES,
+    ),
+    conversions=AGENT_CONVERSIONS,
+)
+"""timm's names, and ours, with a distillation token or without; Agent-DeiT and InLine-DeiT, too."""
+
+PVT_STAGES: tuple[Rename, ...] = (
+    (r"^patch_embed(\d)", count_from_zero("stages.{}.embed")),
+    (r"^block(\d)", count_from_zero("stages.{}.blocks")),
+    (r"\.attn\.sr\.", ".attn.sr.conv."),
+    (r"\.attn\.norm\.", ".attn.sr.norm."),
+    (r"\.attn\.(scale$|power$|positional_encoding$|dwc\.|residual\.)", r".attn.mechanism.\1"),
+)
+"""What PVT and PVTv2 have in common."""
+
+PVT = Layout(
+    name="pvt",
+    marks=(r"pos_embed1", r"patch_embed1\.proj\.weight", r"block1\.0\.attn\.qg?\.weight"),
+    renames=(
+        *PVT_STAGES,
+        (r"^pos_embed(\d)", count_from_zero("stages.{}.pos_embed")),
+        (r"^cls_token$", "stages.3.cls_token"),
+        *AGENT_RENAMES,
+    ),
+    conversions=AGENT_CONVERSIONS,
+)
+"""Of FLatten-PVT, Agent-PVT, InLine-PVT and Pola-PVT, too."""
+PVT_V2 = Layout(
+    name="pvt_v2",
+    marks=(r"patch_embed1\.proj\.weight", r"block1\.0\.attn\.q\.weight", r"block1\.0\.mlp\.dwconv\.dwconv\.weight"),
+    renames=(
+        *PVT_STAGES,
+        (r"^norm(\d)\.", count_from_zero("stages.{}.norm.")),
+        (r"\.dwconv\.dwconv\.", ".dwconv."),
+    ),
+)
+PVT_V2_TIMM = Layout(
+    name="pvt_v2 (timm)",
+    marks=(
+        r"patch_embed\.proj\.weight",
+        r"stages\.1\.downsample\.proj\.weight",
+        r"stages\.0\.blocks\.0\.mlp\.dwconv\.weight",
+    ),
+    renames=(
+        (r"^patch_embed\.", "stages.0.embed."),
+        (r"\.downsample\.", ".embed."),
+        (r"\.attn\.sr\.", ".attn.sr.conv."),
+        (r"\.attn\.norm\.", ".attn.sr.norm."),
+    ),
+)
+
+_SWIN: tuple[Rename, ...] = (
+    (r"^patch_embed\.", "stages.0.embed."),
+    (r"^layers\.(\d+)\.downsample\.", r"stages.\1.embed."),
+    (r"\.embed\.reduction\.", ".embed.proj."),
+    (r"^layers\.", "stages."),
+    (r"\.attn\.(scale|power|positional_encoding|dwc|residual)", r".attn.mechanism.\1"),
+    (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
+    (r"^norm3\.", "norm."),
+    *AGENT_RENAMES,
+)
+
+_SWIN_DROPS = (r".*\.relative_position_index", r".*\.attn_mask")
+_SWIN_V2 = r".*\.attn\.logit_scale"
+
+SWIN = Layout(
+    name="swin",
+    marks=(
+        r"patch_embed\.proj\.weight",
+        r"layers\.0\.blocks\.0\.attn\.qkvg?\.weight",
+        r"layers\.0\.downsample\.reduction\.weight",
+    ),
+    renames=(
+        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
+        (r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),
+        *_SWIN,
+    ),
+    drops=_SWIN_DROPS,
+    absent=(_SWIN_V2,),
+    conversions=AGENT_CONVERSIONS,
+)
+
+
+def merged_by_patch(tensor: Tensor) -> Tensor:
+    """The last axis of 4 C entries, which later mmsegmentation orders by channel, then by row and column of the patch.
+
+    The reference orders it by column, row, channel.
+    """
+    patches: Tensor = tensor.unflatten(-1, (-1, 4)).movedim(-1, -2)  # (..., 4, C)
+    return patches[..., [0, 2, 1, 3], :].flatten(-2)
+
+
+SWIN_TIMM = Layout(
+    name="swin (timm)",
+    marks=(r"layers\.0\.blocks\.0\.attn\.qkv\.weight", r"layers\.1\.downsample\.reduction\.weight"),
+    renames=((r"^head\.fc\.", "head."), *_SWIN),
+    drops=_SWIN_DROPS,
+    absent=(r"layers\.0\.downsample\..*", _SWIN_V2),
+)
+
+SWIN_MMSEG = Layout(
+    name="swin (mmsegmentation)",
+    marks=(r"stages\.0\.blocks\.0\.attn\.w_msa\.qkv\.weight", r"stages\.0\.downsample\.reduction\.weight"),
+    renames=(
+        (r"^patch_embed\.projection\.", "patch_embed.proj."),
+        (r"^stages\.", "layers."),
+        (r"\.attn\.w_msa\.", ".attn."),
+        (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+        (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+        *SWIN.renames,
+    ),
+    drops=_SWIN_DROPS,
+    conversions=((r"stages\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))", merged_by_patch),),
+)
+
+CSWIN = Layout(
+    name="cswin",
+    marks=(r"stage1_conv_embed\.0\.weight", r"stage1\.0\.qkv\.weight"),
+    renames=(
+        (r"^stage1_conv_embed\.0\.", "stages.0.embed.proj."),
+        (r"^stage1_conv_embed\.2\.", "stages.0.embed.norm."),
+        (r"^merge(\d)\.conv\.", r"stages.\1.embed.proj."),
+        (r"^merge(\d)\.norm\.", r"stages.\1.embed.norm."),
+        (r"^norm4\.", "norm."),  # dense models: the last feature's norm
+        (r"^norm(\d)\.", count_from_zero("feature_norms.{}.")),
+        (r"^stage(\d)\.", count_from_zero("stages.{}.blocks.")),
+        (r"^(stages\.\d+\.blocks\.\d+)\.(qkv|proj)\.", r"\1.attn.\2."),
+        (r"\.attns\.(\d)\.get_v\.", r".attn.branches.\1.lepe."),
+        (r"\.attns\.(\d)\.", r".attn.branches.\1.mechanism."),
+        *AGENT_RENAMES,
+    ),
+    conversions=AGENT_CONVERSIONS,
+)
+"""For classification and dense prediction; of FLatten-, Agent- and InLine-CSwin, too."""
+
+SOFT = Layout(
+    name="soft",
+    marks=(r"block1\.0\.att\.mha\.W_q\.weight",),
+    renames=(
+        (r"^patch_embed(\d)\.", count_from_zero("stages.{}.embed.")),
+        (r"^pos_embed(\d)$", count_from_zero("stages.{}.pos_embed")),
+        (r"^cls_token$", "stages.3.cls_token"),
+        (r"^block(\d)\.", count_from_zero("stages.{}.blocks.")),
+        (r"\.att\.mha\.W_([qv])\.", r".attn.\1."),
+        (r"\.att\.mha\.ff\.", ".attn.proj."),
+        (r"\.att\.mha\.attn\.Qlandmark_op\.", ".attn.mechanism.kernels.conv."),
+        (r"\.att\.mha\.attn\.Qnorm_act\.0\.", ".attn.mechanism.kernels.norm."),
+        (r"\.att\.mha\.attn\.", ".attn.mechanism."),
+        (r"\.att\.ff(\d)\.", r".mlp.fc\1."),
+        (r"\.att\.norm", ".norm"),
+    ),
+)
+"""Of SOFT and SOFT++."""
+
+RAVLT = Layout(
+    name="ravlt",
+    marks=(r"patch_embed\.proj\.9\.weight", r"layers\.0\.blocks\.0\.ffn\.dwconv\.weight"),
+    renames=(
+        (r"^proj\.", "final_proj.0."),
+        (r"^norm\.", "final_proj.0.norm."),
+        (r"^extra_norms\.(\d)\.norm\.", r"feature_norms.\1."),  # of the dense-prediction code
+        (r"^patch_embed\.", "stages.0.embed."),
+        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
+        (r"^layers\.(\d)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed."),
+        (r"\.embed\.reduction\.", ".embed.proj.0."),
+        (r"\.embed\.norm\.", ".embed.proj.1."),
+        (r"^layers\.", "stages."),
+        (r"\.pos\.", ".cpe1."),
+        (r"\.norm([12])\.norm\.", r".norm\1."),
+        (r"\.attn\.qkvo\.", ".attn.qkvg."),
+        (r"\.attn\.out_proj\.", ".attn.proj."),
+        (r"\.attn\.ln\.", ".attn.out_norm."),
+        (r"\.attn\.(lepe\.|s[12]$)", r".attn.mechanism.\1"),
+        (r"\.ffn\.dwconv\.", ".mlp.conv."),
+        (r"\.ffn\.", ".mlp."),
+        (r"\.gamma_([12])$", r".scale\1.gamma"),
+    ),
+    drops=(r"layers\.\d\.RoPE(_linear)?\.angle",),
+    conversions=((r"(head|proj|.*\.(qkvo|attn\.proj|fc[12]))\.weight|.*\.gamma_[12]", flat),),
+)
+"""Of RAVLT, MAViT, NaLaFormer and PolaFormer++, for classification and dense prediction."""
+
+
+def _stem(match: re.Match[str]) -> str:
+    """A layer of the reference is a convolution with its BatchNorm; here they stand in a row, with ReLUs between."""
+    place = 3 * int(match[2] or 0) + (match[3] == "norm")
+    return f"stages.0.embed.conv{match[1]}.{place}."
+
+
+MLLA = Layout(
+    name="mlla",
+    marks=(r"patch_embed\.conv1\.conv\.weight", r"layers\.0\.blocks\.0\.attn\.qk\.weight"),
+    renames=(
+        (r"^patch_embed\.conv(\d)\.(?:(\d)\.)?(conv|norm)\.", _stem),
+        # The reference ends a stage with the merging of its patches; ours begins the next one with it.
+        (r"^layers\.(\d)\.downsample\.", lambda match: f"stages.{int(match[1]) + 1}.embed."),
+        (r"\.embed\.conv\.([012])\.conv\.", lambda match: f".embed.conv.{2 * int(match[1])}."),
+        (r"\.embed\.conv\.2\.norm\.", ".embed.conv.5."),
+        (r"^layers\.", "stages."),
+        (r"\.attn\.lepe\.", ".attn.mechanism.lepe."),
+        (r"\.act_proj\.", ".attn.gate."),
+        (r"\.in_proj\.", ".attn.stem.in_proj."),
+        (r"\.dwc\.", ".attn.stem.conv."),
+        (r"\.out_proj\.", ".attn.proj."),
+        (r"^norm([012])\.", r"feature_norms.\1."),  # of the dense-prediction code
+        (r"^norm3\.", "norm."),
+    ),
+    drops=(r".*\.rope\.rotations",),
+)
+
+LAYOUTS: tuple[Layout, ...] = (
+    *(DEIT, PVT, PVT_V2, PVT_V2_TIMM, SWIN, SWIN_TIMM, SWIN_MMSEG, CSWIN, SOFT, RAVLT, MLLA),
+)
+"""In the order in which they are tried."""
