@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from linvit.data.loading.loader import make_loader
 from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
 from linvit.data.loading.seeds import SeededIndex, sample_seed
-from linvit.data.loading.shared_memory import check_shared_memory, explain
 from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.band_values import json_list
 from linvit.data.sources.data_source import DataSource, Splits
@@ -340,8 +339,6 @@ class ImageData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Makes shuffled batches; the last incomplete one is dropped unless it is the only one."""
-        devices = 1 if self.trainer is None else self.trainer.num_devices
-        check_shared_memory(self.batch_size, self._image_bytes, self.num_workers, devices)
         sampler = None if isinstance(self.train_set, Stream) else self.train_sampler(self.train_set)
         return make_loader(self.train_set, self.batch_size, self.num_workers, self.collate, sampler, training=True)
 
@@ -356,19 +353,6 @@ class ImageData(LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Any]:
         """Makes batches of all samples to predict, in order."""
         return self._in_order(self.predict_set)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Adds the state of the shared memory to the error of a killed loader process."""
-        explain(exception, self.batch_size, self._image_bytes, self.num_workers)
-
-    @property
-    def _image_bytes(self) -> int:
-        """Bytes of an image as a loader process hands it over."""
-        return self._pixel_bytes * self.size[0] * self.size[1]
-
-    @property
-    def _pixel_bytes(self) -> int:
-        return self.in_chans * (1 if self.bands.ranges is None else 4)
 
     @property
     def _seed(self) -> int:

@@ -361,12 +361,6 @@ class DetectionData(ImageData):
             entries = {name: _moved(tensors, batch["image"][0].device) for name, tensors in entries.items()}
         return batch | entries
 
-    @property
-    def _image_bytes(self) -> int:
-        """Bytes of an image and ten masks, at most, as a loader process hands them over."""
-        height, width = self.resize_limits or self.size
-        return (self._pixel_bytes + 10 * self.masks) * height * width
-
 
 def _moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors on a device, by one copy of all of them."""

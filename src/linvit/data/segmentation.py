@@ -234,8 +234,3 @@ class SegmentationData(ImageData):
             lines += described
             bad += findings
         return TargetReport(lines, bad)
-
-    @property
-    def _image_bytes(self) -> int:
-        """Bytes of an image and its mask as a loader process hands them over."""
-        return (1 + self._pixel_bytes) * self.size[0] * self.size[1]

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 import linvit
 from linvit.data import ClassificationData
 from linvit.data.loading.seeds import SeededIndex
-from linvit.data.sources import images
 from linvit.data.sources.bad_images import ALWAYS_ALLOWED, BadImages
 from linvit.data.sources.read import BadImageError
 from tests.data.damaged import damaged, encoded, photo
@@ -176,18 +175,6 @@ class TestData:
         classes = data.class_names
         labels = [label for batch in batches for label in batch["label"].tolist()]
         assert all(f"/{classes[label]}/" in name for label, name in zip(labels, names, strict=True))
-
-    @pytest.mark.parametrize("ahead", [1, images.AHEAD])
-    def test_a_batch_has_the_samples_that_come_one_by_one(self, root, expected, monkeypatch, ahead):
-        """Bad images and rows that come twice included, however many files are loaded ahead."""
-        monkeypatch.setattr(images, "AHEAD", ahead)
-        data = self.data(root, max_bad_fraction=1.0)
-        data.setup("fit")
-        places = [*seeded(*range(len(data.train_set))), *seeded(3, 3)]
-        alone = [data.train_set[place] for place in places]
-        for one, other in zip(data.train_set.__getitems__(places), alone, strict=True):
-            assert one["id"] == other["id"]
-            assert torch.equal(one["image"], other["image"])
 
     def test_over_the_default_fraction(self, root, expected):
         data = self.data(root)

@@ -1,7 +1,6 @@
 """Decoding against PIL."""
 
 import io
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -10,18 +9,15 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from linvit.data.transforms import decode as module
-from linvit.data.transforms.decode import decode, decode_with_pil, decode_with_torchvision, jpeg_decoder
+from linvit.data.transforms.decode import decode
 from tests.data.images import picture
 
 
-@pytest.fixture(params=[decode_with_pil, decode_with_torchvision], ids=["PIL", "torchvision"])
+@pytest.fixture(params=["PIL", "torchvision"])
 def decoder(request, monkeypatch):
-    """Either of the decoders of JPEG, whichever would be chosen."""
-    monkeypatch.setattr(module, "jpeg_decoder", lambda: request.param)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torchvision's, which users do not get to see
-        yield request.param
+    """Either of the decoders of JPEG: torchvision's if it has one."""
+    if request.param == "PIL":
+        monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
 
 
 def stored(image, kind="JPEG", **options):
@@ -83,27 +79,7 @@ def test_no_image_is_an_os_error():
         decode(b"some text")
 
 
-class TestChoice:
-    """torchvision's decoder is taken as long as it is there."""
-
-    @pytest.fixture(autouse=True)
-    def anew(self):
-        jpeg_decoder.cache_clear()
-        yield
-        jpeg_decoder.cache_clear()
-
-    def test_nobody_is_warned(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert decode(stored(picture(0))).shape == (3, 10, 12)
-
-    def test_torchvision_s_if_it_is_there(self):
-        assert jpeg_decoder() is decode_with_torchvision
-
-    @pytest.mark.parametrize("lacking", ["torchvision.io", "an operator"])
-    def test_else_pil_s(self, monkeypatch, lacking):
-        if lacking == "torchvision.io":
-            monkeypatch.setitem(sys.modules, "torchvision.io", None)
-        else:
-            monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
-        assert jpeg_decoder() is decode_with_pil
+def test_nobody_is_warned_of_torchvision_s_decoder():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode(stored(picture(0))).shape == (3, 10, 12)

@@ -1,1 +1,1 @@
-"""How samples reach the training process: samplers, the seeds of samples, shared memory."""
+"""How samples reach the training process: samplers, loaders, the seeds of samples."""

@@ -1,9 +1,8 @@
 """Rows of a table as samples, and samples as batches."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import datasets
@@ -12,7 +11,7 @@ from torch.utils.data import Dataset, default_collate
 
 from linvit.data.loading.seeds import SeededIndex
 from linvit.data.sources.bad_images import BadImages
-from linvit.data.sources.read import BadImageError, ImageFile, ImageReader, name_of
+from linvit.data.sources.read import BadImageError, ImageReader, name_of
 from linvit.data.sources.splits import Rows
 from linvit.data.transforms.bands import BandsError
 from linvit.data.transforms.on_device import BatchDeviceOps
@@ -23,10 +22,6 @@ Sample = dict[str, Any]
 targets of its task; device_ops: in training."""
 Transform = Callable[[Sample, int], Sample]
 """A sample and its seed to the sample that is used."""
-
-Loaded = dict[int, Mapping[str, Any] | BadImageError]
-"""Rows that were loaded, by index, or why they cannot be."""
-AHEAD = 2**23  # bytes of the files that are loaded before the first of them is decoded
 
 
 class Target(NamedTuple):
@@ -43,11 +38,7 @@ class Target(NamedTuple):
 
 @dataclass
 class Reader(ABC):
-    """What makes samples of the rows of a table.
-
-    Attributes:
-        transform: A sample and its seed to the sample that is used.
-    """
+    """What makes samples of the rows of a table, by a transform of a sample and its seed."""
 
     transform: Transform
 
@@ -55,20 +46,9 @@ class Reader(ABC):
     def columns_of(self, rows: Rows) -> Rows:
         """Selects the columns that samples need."""
 
-    def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """What is done first for all of several rows: the row, with an `ImageFile` in place of a stored image.
-
-        `place` is what messages call an image without a path.
-        """
-        return row
-
     @abstractmethod
-    def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
-        """Makes the sample of a loaded row; `number` is its `index`, and its `id` if it has no path."""
-
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
-        """Makes the sample of a row; see `load` and `sample`."""
-        return self.sample(self.load(row, place), number, seed)
+        """Makes the sample of a row, whose `index` is `number`; messages call it by its path or else by `place`."""
 
 
 @dataclass
@@ -87,18 +67,14 @@ class SampleReader(Reader):
                 rows = rows.cast_column(name, datasets.Image(decode=False))
         return rows.select_columns(names).with_format("arrow")
 
-    def load(self, row: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Loads the image file; see `Reader`."""
-        stored = row[self.image]
-        return {**row, self.image: self.images.file(stored, name_of(stored, place))}
-
-    def sample(self, row: Mapping[str, Any], number: int, seed: int) -> Sample:
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> Sample:
         """Decodes the image, reads the targets, and transforms both; see `Reader`."""
-        file: ImageFile = row[self.image]
-        sample = {"image": file.decode()}
-        sample |= {entry: target.read(row[target.column], file.name) for entry, target in self.targets.items()}
-        self.complete(sample, file.name)
-        return self.transform(sample, seed) | {"index": number, "id": file.path or str(number)}
+        stored = row[self.image]
+        name = name_of(stored, place)
+        sample = {"image": self.images.read(stored, name)}
+        sample |= {entry: target.read(row[target.column], name) for entry, target in self.targets.items()}
+        self.complete(sample, name)
+        return self.transform(sample, seed) | {"index": number, "id": stored["path"] or str(number)}
 
     def complete(self, sample: Sample, name: str) -> None:
         """Checks what was read of a row, before the transform."""
@@ -126,57 +102,22 @@ class Images(Dataset[Sample]):
 
     def check_bands(self) -> None:
         """Raises a `UserError` if the first image has bands or bits that would be lost, since then all may have."""
-        found = self._load(0) if len(self) else None
-        if isinstance(found, BadImageError) and isinstance(found.__cause__, BandsError):
-            raise UserError(f"image {found.name}: {found.reason}") from found
+        try:
+            _ = self._sample(0, 0) if len(self) else None
+        except BadImageError as error:
+            if isinstance(error.__cause__, BandsError):
+                raise UserError(f"image {error.name}: {error.reason}") from error
 
     def __getitem__(self, at: SeededIndex | int) -> Sample:
-        """Loads, decodes and transforms one image, or another one in its place; a bare index has the seed 0."""
-        return self.__getitems__([at])[0]
+        """Makes the sample of one image, or of another one in its place; a bare index has the seed 0."""
+        index, seed = at if isinstance(at, SeededIndex) else (at, 0)
+        return self.bad.sample_or_other(self._sample, index, seed, len(self))
 
-    def __getitems__(self, ats: Sequence[SeededIndex | int]) -> list[Sample]:
-        """Does the same for a batch; torch's loader calls it.
-
-        Files are loaded before images are decoded, which saves 7 to 11 % of the time of ImageNet's recipes: each kind
-        of work is faster where it follows upon itself, because the processor has its code and data in the cache.
-        """
-        samples: list[Sample] = []
-        for places, loaded in self._loaded(at if isinstance(at, SeededIndex) else SeededIndex(at, 0) for at in ats):
-            make = partial(self._sample, loaded)
-            samples += [self.bad.sample_or_other(make, index, seed, len(self)) for index, seed in places]
-        return samples
-
-    def _loaded(self, places: Iterable[SeededIndex]) -> Iterator[tuple[list[SeededIndex], Loaded]]:
-        """Yields some places at a time with what was loaded for them, which has about `AHEAD` bytes."""
-        some: list[SeededIndex] = []
-        loaded: Loaded = {}
-        size = 0
-        for place in places:
-            some.append(place)
-            if place.row not in loaded:
-                loaded[place.row] = row = self._load(place.row)
-                cells = () if isinstance(row, BadImageError) else row.values()
-                size += sum(len(cell.data) for cell in cells if isinstance(cell, ImageFile))
-            if size >= AHEAD:
-                yield some, loaded
-                some, loaded, size = [], {}, 0
-        yield some, loaded
-
-    def _load(self, index: int) -> Mapping[str, Any] | BadImageError:
-        """Loads one row, or says why that is impossible."""
+    def _sample(self, index: int, seed: int) -> Sample:
         number = int(self.chosen[index])
         table = self.rows[number]  # of one row
         row = {name: table[name][0].as_py() for name in table.column_names}
-        try:
-            return self.reader.load(row, f"row {number}")
-        except BadImageError as error:
-            return error
-
-    def _sample(self, loaded: Loaded, index: int, seed: int) -> Sample:
-        row = loaded[index] if index in loaded else self._load(index)
-        if isinstance(row, BadImageError):
-            raise row
-        return self.reader.sample(row, index, seed)
+        return self.reader(row, index, f"row {number}", seed)
 
 
 def check_target_sizes(sample: Sample, name: str) -> None:

@@ -3,17 +3,16 @@
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
+import torch
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from linvit.data.transforms.bands import Bands, Kind
-from linvit.data.transforms.decode import FORMATS, decode, decode_bands, header
+from linvit.data.transforms.bands import Bands
+from linvit.data.transforms.decode import FORMATS, decode, header, stored_values
 from linvit.errors import UserError
 from linvit.plain_text import printable
 
@@ -32,12 +31,7 @@ Stored = dict[str, Any] | None
 
 
 class BadImageError(Exception):
-    """An image that cannot be decoded, or is too large.
-
-    Args:
-        name: Its path, or where it is stored.
-        reason: What is wrong with it.
-    """
+    """An image that cannot be decoded, or is too large: its path, or where it is stored, and what is wrong with it."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -54,9 +48,6 @@ class ImageReader:
         exif_orientation: Whether to turn images as their EXIF entry says.
         on_hub: Whether the images belong to a set of the hub, and may lie there.
         bands: What is taken of an image.
-
-    Raises:
-        UserError: If PIL cannot hold to `max_pixels`.
     """
 
     max_pixels: int = MAX_PIXELS
@@ -81,9 +72,13 @@ class ImageReader:
             raise OSError("an empty file")
         return data
 
-    def file(self, stored: Stored, name: str) -> "ImageFile":
-        """Loads an image file and checks its header."""
-        with _bad_images(name):
+    def read(self, stored: Stored, name: str) -> Tensor:
+        """Loads an image, checks its header, and decodes it to 8-bit RGB (3, H, W), or to the chosen bands (C, H, W).
+
+        Raises:
+            BadImageError: With the name, if it is damaged, too large, or has other bands.
+        """
+        try:
             data = self.load(stored)
             kind = header(data)
             width, height = kind.width, kind.height
@@ -96,11 +91,13 @@ class ImageReader:
             if max(width, height) > MAX_ASPECT * min(width, height):
                 raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
             self.bands.check(kind)
-        return ImageFile(data, name, _parts(stored)[1], kind, self)
-
-    def read(self, stored: Stored, name: str) -> Tensor:
-        """Loads and decodes an image (C, H, W); see `file` and `ImageFile.decode`."""
-        return self.file(stored, name).decode()
+            if self.bands == RGB:
+                return decode(data, self.exif_orientation)
+            return torch.from_numpy(self.bands.take(stored_values(data, kind, self.exif_orientation, name)))
+        except (MemoryError, UserError):
+            raise
+        except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
+            raise BadImageError(name, reason_of(error)) from error
 
     def size(self, stored: Stored) -> tuple[int, int] | None:
         """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""
@@ -112,36 +109,6 @@ class ImageReader:
             return None
         turned = self.exif_orientation and kind.orientation >= 5
         return (kind.width, kind.height) if turned else (kind.height, kind.width)
-
-
-@dataclass(frozen=True)
-class ImageFile:
-    """An image file that was loaded and whose header was checked, but which is not decoded; `path` may be unknown."""
-
-    data: bytes
-    name: str
-    path: str | None
-    kind: Kind
-    reader: ImageReader
-
-    def decode(self) -> Tensor:
-        """Decodes it to 8-bit RGB (3, H, W), or to the bands (C, H, W) that were asked for."""
-        bands, turn = self.reader.bands, self.reader.exif_orientation
-        with _bad_images(self.name):
-            if bands == RGB:
-                return decode(self.data, turn)
-            return decode_bands(self.data, self.kind, bands, turn, self.name)
-
-
-@contextmanager
-def _bad_images(name: str) -> Iterator[None]:
-    """Turns what goes wrong with an image into a `BadImageError`."""
-    try:
-        yield
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
-        raise BadImageError(name, reason_of(error)) from error
 
 
 def _scans(data: bytes) -> int:

@@ -29,7 +29,7 @@ class SceneReader(Reader):
         """The columns that say which scene it is."""
         return rows.with_format("arrow")
 
-    def sample(self, row: Mapping[str, Any], number: int, seed: int) -> dict[str, Any]:
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
         """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
         split = row["split"]
         fresh = seed if self.options.fresh and split == SCENE_SPLITS[0] else 0

@@ -1,16 +1,15 @@
 """Decodes the bytes of an image file to pixels."""
 
-import functools
 import io
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
+from torchvision.io import ImageReadMode
 
 from linvit import rasters
-from linvit.data.transforms.bands import TIFF, Bands, Kind, kind_of, kind_of_tiff
+from linvit.data.transforms.bands import TIFF, Kind, kind_of, kind_of_tiff
 from linvit.errors import UserError
 
 JPEG = b"\xff\xd8\xff"
@@ -33,24 +32,11 @@ def header(data: bytes) -> Kind:
         return kind_of(picture, data)
 
 
-def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
-    """Decodes an image file to 8-bit RGB (3, H, W), channels last in memory, which is faster to crop and resize.
-
-    The `header` of the file must be `plain`: nothing is scaled here. It raises an `OSError` if it is not a whole image.
-    """
-    return (jpeg_decoder() if data.startswith(JPEG) else decode_with_pil)(data, exif_orientation)
-
-
-def decode_bands(data: bytes, kind: Kind, bands: Bands, exif_orientation: bool, name: str) -> Tensor:
-    """Decodes chosen bands of an image file (channels, H, W): 8-bit, or float32 from 0 to 255 with a value range.
-
-    `bands.check` has passed its header, `kind`. A `UserError` says if the bands of a format cannot be read.
-    """
-    return torch.from_numpy(bands.take(stored_values(data, kind, exif_orientation, name)))
-
-
 def stored_values(data: bytes, kind: Kind, exif_orientation: bool, name: str) -> np.ndarray:
-    """The values (bands, H, W) of an image file as they are stored; see `decode_bands`."""
+    """The values (bands, H, W) of an image file as they are stored.
+
+    A `UserError` says if those of a format cannot be read.
+    """
     if kind.plain:
         planes = decode(data, exif_orientation).numpy()
         return planes[: kind.bands]  # of a grey image one of three that are alike
@@ -69,41 +55,19 @@ def stored_values(data: bytes, kind: Kind, exif_orientation: bool, name: str) ->
     return values[:, :: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
 
 
-@functools.cache
-def jpeg_decoder() -> Callable[[bytes, bool], Tensor]:
-    """Chooses torchvision's decoder, or PIL's (the same pixels) where torchvision has none.
+def decode(data: bytes, exif_orientation: bool = True) -> Tensor:
+    """Decodes an image file to 8-bit RGB (3, H, W), channels last in memory, which is faster to crop and resize.
 
-    torchvision deprecates its decoder from 0.29 on. As long as it is there, ImageNet recipes load a tenth more images
-    per second with it.
+    The `header` of the file must be `plain`: nothing is scaled here. It raises an `OSError` if it is not a whole image.
     """
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
-    try:
-        decode_with_torchvision(buffer.getvalue(), True)
-    except (ImportError, AttributeError, RuntimeError, OSError):
-        return decode_with_pil
-    return decode_with_torchvision
-
-
-def decode_with_torchvision(data: bytes, exif_orientation: bool) -> Tensor:
-    """Decodes a JPEG file by torchvision; see `decode`.
-
-    By its operator: the function around it warns of the deprecation each time, which users can do nothing about, and
-    with which loading takes 2 % more time.
-    """
-    from torchvision.io import ImageReadMode
-
-    try:
-        # bytearray, because torch warns of memory that it cannot write to
-        stored = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        image: Tensor = torch.ops.image.decode_jpeg(stored, ImageReadMode.RGB.value, exif_orientation)
-    except RuntimeError as error:
-        raise OSError(str(error).rpartition(", ")[2]) from error  # without the place in torchvision's source
-    return image
-
-
-def decode_with_pil(data: bytes, exif_orientation: bool) -> Tensor:
-    """Decodes any image file by PIL; see `decode`."""
+    if data.startswith(JPEG) and hasattr(torch.ops.image, "decode_jpeg"):
+        # The same pixels in two thirds of PIL's time. torchvision's function around its operator warns each time.
+        try:
+            stored = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            jpeg: Tensor = torch.ops.image.decode_jpeg(stored, ImageReadMode.RGB.value, exif_orientation)
+        except RuntimeError as error:
+            raise OSError(str(error).rpartition(", ")[2]) from error  # without the place in torchvision's source
+        return jpeg
     picture = open_image(data)
     if exif_orientation and picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
