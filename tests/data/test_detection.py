@@ -401,23 +401,23 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ({"categories": [*CATEGORIES, {"id": 1, "name": "x"}]}, "two categories .* have the id 1"),
-            ({"categories": [*CATEGORIES, {"id": 2, "name": "dog"}]}, "the name 'dog'"),
+            ({"categories": [*CATEGORIES, {"id": 1, "name": "x"}]}, "2 entries of categories .* have the id 1"),
+            ({"categories": [*CATEGORIES, {"id": 2, "name": "dog"}]}, "the name dog"),
             ({"categories": [{"id": 1, "name": "dog"}, {"id": 18, "name": "person"}]}, "category 1 is 'person' in"),
             ({"images": []}, "has no images"),
             (
                 {"images": [{"id": 5, "file_name": "5.png"}]},
-                "an image in .* needs id, height and .* got .*5.png",
+                "each of the images in .* needs id .a whole number., .* got .*5.png",
             ),
             (
                 {"images": [{"id": 5, "file_name": "5.png", "height": 0, "width": 3}]},
                 "'5.png'.* a size that cannot be: 3 x 0",
             ),
             ({"images": [{"id": 5, "file_name": "5.png", "height": 10**9, "width": 10**9}]}, "cannot be: 1000000000 x"),
-            ({"images": [{"id": 10**30, "file_name": "5.png", "height": 1, "width": 1}]}, "needs id, height and width"),
+            ({"images": [{"id": 10**30, "file_name": "5.png", "height": 1, "width": 1}]}, "needs id .a whole number."),
             ({"images": None}, "has no images"),
-            ({"images": ["5.png"]}, "an image in .* got '5.png'"),
-            ({"categories": [{"id": "1", "name": "dog"}]}, "a category in .* got .*'1'"),
+            ({"images": ["5.png"]}, "each of the images .* got '5.png'"),
+            ({"categories": [{"id": "1", "name": "dog"}]}, "each of the categories in .* got .*'1'"),
         ],
     )
     def test_images_and_categories(self, tmp_path, content, message):

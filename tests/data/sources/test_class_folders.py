@@ -2,8 +2,7 @@
 
 import pytest
 
-from linvit.data.sources.class_folders import find_classes
-from linvit.data.sources.folder import _walk
+from linvit.data.sources.folder import find_classes, walk
 
 
 def found(root, files, folders=(), links=()):
@@ -15,7 +14,7 @@ def found(root, files, folders=(), links=()):
         (root / folder).mkdir(parents=True)
     for link in links:
         (root / link).symlink_to("nowhere")
-    return find_classes({split.name: _walk(str(split)) for split in sorted(root.iterdir())}, "here")
+    return find_classes({split.name: walk(split) for split in sorted(root.iterdir())}, "here")
 
 
 SPLITS = ["train/ant/0.jpg", "train/bee/0.jpg", "val/ant/1.jpg"]

@@ -1,8 +1,6 @@
-"""Folders of images: the same as `datasets` finds, and found again without looking at every file."""
+"""Folders of images: the same as `datasets` finds."""
 
 import os
-import time
-from itertools import chain
 
 import datasets
 import pytest
@@ -10,7 +8,6 @@ import pytest
 import linvit
 from linvit.data.sources import folder
 from linvit.data.sources.folder import image_folder
-from tests.data.images import picture, save
 
 
 def fill(root, files):
@@ -18,13 +15,6 @@ def fill(root, files):
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-
-
-def settle(root):
-    """Makes every folder look as if nothing had been changed for an hour."""
-    then = time.time() - 3600
-    for place, _, _ in os.walk(root, followlinks=True):
-        os.utime(place, (then, then))
 
 
 def listed(tables):
@@ -58,73 +48,6 @@ def test_it_finds_what_datasets_finds(tmp_path, tree):
     files = {name: [f"{place}/**"] for name, place in splits.items()}
     expected = dict(datasets.load_dataset("imagefolder", data_files=files))
     assert listed(image_folder(root, splits)) == listed(expected)
-    settle(root)
-    for _ in range(2):  # once written to the cache, once read from it
-        assert listed(image_folder(root, splits)) == listed(expected)
-
-
-class TestCache:
-    """The second start."""
-
-    @pytest.fixture
-    def root(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-        root = tmp_path / "set"
-        fill(root, CLASSES)
-        settle(root)
-        return root
-
-    def found(self, root):
-        tables = image_folder(root, {name: root / name for name in ("train", "val")})
-        return {name: [image["path"] for image in rows["image"]] for name, (rows, _) in listed(tables).items()}
-
-    def test_lists_no_folder_again(self, root, monkeypatch):
-        first = self.found(root)
-        monkeypatch.setattr(folder, "_walk", lambda root: pytest.fail("looked at every file"))
-        assert self.found(root) == first
-
-    def test_is_memory_mapped(self, root):
-        tables = image_folder(root, {"train": root / "train"})
-        assert tables["train"].cache_files
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda root: (root / "train" / "ant" / "new.jpg").touch(),
-            lambda root: (root / "train" / "ant" / "1.jpg").unlink(),
-            lambda root: (root / "val" / "bee" / "0.jpg").rename(root / "val" / "bee" / "9.jpg"),
-            lambda root: fill(root, ["val/cow/0.jpg"]),
-            lambda root: (root / "train" / "bee").rename(root / "train" / "wasp"),
-        ],
-        ids=["added", "removed", "renamed", "a class", "a class renamed"],
-    )
-    def test_a_change_is_seen(self, root, change):
-        first = self.found(root)
-        change(root)
-        second = self.found(root)
-        assert second != first
-        assert sorted(chain.from_iterable(second.values())) == sorted(
-            str(path) for path in root.rglob("*") if path.is_file()
-        )
-        settle(root)
-        assert self.found(root) == second
-        assert len(list(root.parent.glob("cache/linvit/folders/*/*.arrow"))) == 2  # what is out of date goes
-
-    def test_a_folder_that_may_still_be_changing_is_not_trusted(self, root):
-        (root / "train" / "ant" / "new.jpg").touch()
-        self.found(root)
-        assert not list(root.parent.glob("cache/linvit/folders/*/index.json"))
-
-    @pytest.mark.parametrize("name", ["index.json", "*.arrow"])
-    def test_a_damaged_cache_is_made_anew(self, root, name):
-        first = self.found(root)
-        for file in root.parent.glob(f"cache/linvit/folders/*/{name}"):
-            file.unlink() if name == "*.arrow" else file.write_text("{")
-        assert self.found(root) == first
-
-    def test_a_cache_that_cannot_be_written_costs_only_time(self, root):
-        (root.parent / "cache").write_text("a file, no folder")
-        assert len(self.found(root)["train"]) == 3
 
 
 def test_notes_beside_an_image_are_no_image(tmp_path):
@@ -151,13 +74,11 @@ def test_a_split_without_classes_takes_none_from_the_others(tmp_path, more):
     assert list(tables["test"].features) == ["image"]
 
 
-def test_what_may_be_wrong_is_said_at_each_start(tmp_path):
+def test_what_may_be_wrong_is_said(tmp_path):
     fill(tmp_path, CLASSES)
     (tmp_path / "train" / "cow").mkdir()
-    settle(tmp_path)
-    for _ in range(3):
-        with pytest.warns(UserWarning, match="no images lie in '.*/train/cow'"):
-            image_folder(tmp_path, {"train": tmp_path / "train"})
+    with pytest.warns(UserWarning, match="no images lie in '.*/train/cow'"):
+        image_folder(tmp_path, {"train": tmp_path / "train"})
 
 
 def test_a_name_that_is_not_utf_8_is_told(tmp_path):
@@ -179,16 +100,3 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(folder.os, "scandir", denied)
     with pytest.raises(linvit.UserError, match=r"cannot read the folder '.*/train/bee': Permission denied"):
         image_folder(tmp_path, {"train": tmp_path / "train"})
-
-
-@pytest.mark.parametrize("other", ["metadata.csv", "images.zip"])
-def test_what_only_datasets_can_read_is_left_to_it(tmp_path, other):
-    fill(tmp_path, [*CLASSES, f"train/{other}"])
-    assert image_folder(tmp_path, {"train": tmp_path / "train"}) is None
-
-
-def test_metadata_is_still_read(tmp_path):
-    for name in ("0.png", "1.png"):
-        save(picture(0), tmp_path / "train" / name)
-    (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n0.png,4\n1.png,2\n")
-    assert linvit.data.sources.splits.load_splits(str(tmp_path))["train"]["label"][:] == [4, 2]

@@ -133,10 +133,6 @@ def test_brackets_in_a_path_are_no_pattern(tmp_path):
     folder = tmp_path / "set[1]"
     plain_table(folder / "tables" / "x.parquet", 4, label=[0, 1, 0, 1])
     assert lengths(folder / "tables") == lengths(folder / "tables" / "x.parquet") == {"train": 4}
-    for name in ("train", "val"):
-        save(picture(0), folder / "described" / name / "0.png")
-        (folder / "described" / name / "metadata.csv").write_text("file_name,label\n0.png,4\n")
-    assert lengths(folder / "described") == {"train": 1, "val": 1}
 
 
 class TestMistakes:

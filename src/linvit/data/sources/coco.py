@@ -1,30 +1,27 @@
 """Folders of images with COCO's annotation files: where these lie, and the splits as tables."""
 
+import hashlib
+import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import datasets
+import pyarrow as pa
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.data.sources.coco_json import AnnotationFile, AnnotationFinding
-from linvit.data.sources.folder import SETTLED, cache_folder, cached, keep
 from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, check_choice, quote_first
+from linvit.files import replacing
 
-VERSION = 2  # of the tables
-UNSPLIT_NAMES = (
-    "instances",
-    "instances_default",
-    "annotations",
-    "_annotations.coco",
-    "coco",
-)  # names of a file without splits
+VERSION = 3  # of the tables
+UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")
+"""Names of a file without splits."""
 
 
 class CocoFiles(NamedTuple):
@@ -73,37 +70,46 @@ class CocoTables(NamedTuple):
 def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
     """The splits as tables.
 
-    The tables are kept in the cache of `datasets` as long as the dates of annotation files and folders stay, so that
-    loader processes and the next run share them from there. One process reads the files, others wait for it.
+    The tables are kept in the cache of `datasets`, by the dates of annotation files and folders, so that loader
+    processes and the next run share them from there. One process reads the files, others wait for it.
     """
-    places = [(split, *map(str, map(Path.absolute, [file, *folders]))) for split, (file, folders) in files.items()]
-    cache = cache_folder("coco", repr((VERSION, masks, places)))
-    with _alone(cache):
-        found = cached(cache, files)
-        if found is None:
-            found = _load(files, masks, cache)
-    malformed = {split: [AnnotationFinding(**row) for row in found[f"{split} malformed"]] for split in files}
-    return CocoTables({split: found[split] for split in files}, _categories(files, found), malformed)
+    dates = [
+        (split, [(str(path.absolute()), path.stat().st_mtime_ns) for path in (file, *folders)])
+        for split, (file, folders) in files.items()
+    ]
+    key = hashlib.sha256(os.fsencode(repr((VERSION, masks, dates)))).hexdigest()[:32]
+    cache = Path(datasets.config.HF_DATASETS_CACHE, "linvit", "coco", key)
+    facts = cache / "facts.json"  # the last file that is written
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / ".lock"):
+            if not facts.exists():
+                tables, found = _load(files, masks)
+                for split, table in tables.items():
+                    schema = table.features.arrow_schema  # with the kinds of columns as metadata
+                    with pa.ipc.new_stream(cache / f"{split}.arrow", schema) as writer:
+                        writer.write_table(table.with_format("arrow")[:].cast(schema))
+                with replacing(facts) as file:
+                    file.write(json.dumps(found).encode())
+        tables = {split: datasets.Dataset.from_file(str(cache / f"{split}.arrow")) for split in files}
+        found = json.loads(facts.read_bytes())
+    except OSError:  # the cache is full or cannot be written
+        tables, found = _load(files, masks)
+    malformed = {split: [AnnotationFinding(*one) for one in found[split]["malformed"]] for split in files}
+    categories = {split: dict(found[split]["categories"]) for split in files}
+    return CocoTables(tables, _same_categories(files, categories), malformed)
 
 
-def _load(files: Mapping[str, CocoFiles], masks: bool, cache: Path) -> dict[str, datasets.Dataset]:
-    tables: dict[str, datasets.Dataset] = {}
-    dates = {}
+def _load(files: Mapping[str, CocoFiles], masks: bool) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+    """The tables, and what JSON holds of the rest: categories and malformed annotations of each split."""
+    tables, facts = {}, {}
     for split, (annotations, folders) in files.items():
         started = time.time()
         read = AnnotationFile(annotations, masks)
-        folder = _folder_of(read, folders, split)
-        tables |= {split: read.table(folder), f"{split} malformed": _table(read.malformed, AnnotationFinding._fields)}
-        tables[f"{split} categories"] = _table(sorted(read.categories.items()), ("id", "name"))
-        dates[split] = {str(path.absolute()): os.stat(path).st_mtime_ns for path in (annotations, folder)}
+        tables[split] = read.table(_folder_of(read, folders, split))
+        facts[split] = {"categories": sorted(read.categories.items()), "malformed": read.malformed}
         rank_zero_info(f"read '{annotations}' in {time.time() - started:.0f} s: {len(read.images)} images")
-    newest = max(date for split in dates.values() for date in split.values()) / 1e9
-    return keep(cache, dates, tables) if time.time() - newest > SETTLED else tables
-
-
-def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> datasets.Dataset:
-    columns: Sequence[Sequence[object]] = [*zip(*rows, strict=True)] or [()] * len(names)
-    return datasets.Dataset.from_dict(dict(zip(names, map(list, columns), strict=True)))
+    return tables, facts
 
 
 def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:
@@ -125,20 +131,18 @@ def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:
     return folder
 
 
-def _categories(files: Mapping[str, CocoFiles], tables: Mapping[str, datasets.Dataset]) -> dict[int, str]:
-    """The names of the categories by id; a later split may lack some of the first."""
-    first: dict[int, str] = {}
-    for split in files:
-        table = tables[f"{split} categories"]
-        own = dict(zip(table["id"], table["name"], strict=True))
-        first = first or own
+def _same_categories(files: Mapping[str, CocoFiles], names: Mapping[str, dict[int, str]]) -> dict[int, str]:
+    """The names of the categories by id, of which a later split may lack some."""
+    (first, known), *others = names.items()
+    for split, own in others:
         for key, name in own.items():
-            if first.get(key) != name:
+            if known and known.get(key) != name:
                 raise UserError(
-                    f"category {key} is '{name}' in '{files[split].annotations}', but {first.get(key, 'missing')!r} in "
-                    f"'{next(iter(files.values())).annotations}'. Give all files the same categories"
+                    f"category {key} is '{name}' in '{files[split].annotations}', but {known.get(key, 'missing')!r} in "
+                    f"'{files[first].annotations}'. Give all files the same categories"
                 )
-    return first
+        known = known or own
+    return known
 
 
 def _by_name(path: Path) -> dict[str, Path]:
@@ -163,19 +167,3 @@ def _folders(path: Path, split: str, file: Path) -> list[Path]:
     names = [stem, *(alias for alias in SPLITS[split])]
     near = [folder for name in names for folder in (path / name, path / "images" / name, path / name / "images")]
     return [folder for folder in [*near, path / "images", file.parent, path] if folder.is_dir()]
-
-
-@contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """Keeps other processes waiting, where the cache can be written."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / ".lock")
-        lock.acquire()
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()

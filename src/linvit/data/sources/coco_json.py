@@ -2,6 +2,8 @@
 
 import json
 import reprlib
+from collections import Counter
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from linvit import coco_masks
-from linvit.data.sources.folder import path_column
+from linvit.data.sources.folder import path_table
 from linvit.data.sources.read import MAX_PIXELS
 from linvit.errors import UserError
 
@@ -26,7 +28,6 @@ OBJECT_FEATURES = {
     "ignore": BOOLS,
 }
 LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have no end
-IMAGE_FEATURES = {name: datasets.Value("int64") for name in ("image_id", "height", "width")}
 
 
 class AnnotationFinding(NamedTuple):
@@ -48,12 +49,9 @@ class AnnotationFinding(NamedTuple):
 
 
 class AnnotationFile:
-    """What a JSON file of COCO says; with `masks`, these are read, too.
+    """What a JSON file of COCO says: images (id, file name, height, width), names of categories by id, annotations.
 
-    Attributes:
-        images: Entry (id, file name, height, width) of each image.
-        categories: Names by id.
-        malformed: Annotations that are in no row of the table.
+    With `masks`, these are read, too. Annotations that are `malformed` are in no row of the table.
 
     Raises:
         UserError: If it is not such a file, or its images or categories are malformed or come twice.
@@ -61,8 +59,6 @@ class AnnotationFile:
 
     def __init__(self, path: Path, masks: bool) -> None:
         self.path = path
-        self.images: list[tuple[int, str, int, int]] = []
-        self.categories: dict[int, str] = {}
         self.malformed: list[AnnotationFinding] = []
         self._masks = masks
         try:
@@ -71,12 +67,14 @@ class AnnotationFile:
             raise UserError(f"cannot read '{path}' as COCO's annotations: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("images"), list) or not content["images"]:
             raise UserError(f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories")
-        self._rows: dict[int, int] = {}  # of the image of an id
-        for entry in content["images"]:
-            self._image(entry)
-        names: set[str] = set()
-        for entry in content.get("categories") or []:
-            self._category(entry, names)
+        images = self._entries(content["images"], "images", {"id": int, "height": int, "width": int, "file_name": str})
+        self.images = [(key, name, height, width) for key, height, width, name in images]
+        for key, name, height, width in self.images:
+            if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
+                raise UserError(f"image {key} ('{name}') in '{path}' has a size that cannot be: {width} x {height}")
+        self._rows = {entry[0]: row for row, entry in enumerate(self.images)}  # of the image of an id
+        categories = self._entries(content.get("categories") or [], "categories", {"id": int, "name": str})
+        self.categories: dict[int, str] = dict(categories)
         annotations = content.get("annotations") or []
         if masks and annotations:
             coco_masks.area([coco_masks.compress([1], (1, 1))])  # or the library is missing
@@ -85,50 +83,39 @@ class AnnotationFile:
     def table(self, folder: Path) -> datasets.Dataset:
         """A row per image, in the order of the file: `image`, `image_id`, `height`, `width`, `objects`."""
         paths = [str(folder.absolute() / name) for _, name, _, _ in self.images]
-        numbers = np.array([(image, height, width) for image, _, height, width in self.images], np.int64)
-        features = {"image": datasets.Image(), **IMAGE_FEATURES}
-        columns = [path_column(paths), *map(pa.array, numbers.T)]
+        others: dict[str, tuple[Any, pa.Array]] = {
+            name: (datasets.Value("int64"), pa.array([entry[place] for entry in self.images], pa.int64()))
+            for name, place in (("image_id", 0), ("height", 2), ("width", 3))
+        }
         if self._objects is not None:  # files of test images have none
-            features["objects"] = dict(OBJECT_FEATURES, **({"segmentation": TEXTS} if self._masks else {}))
-            arrow = datasets.Features(features["objects"]).arrow_schema
+            kinds = OBJECT_FEATURES | ({"segmentation": TEXTS} if self._masks else {})
+            arrow = datasets.Features(kinds).arrow_schema
             rows, *values = self._objects
             offsets = pa.array(np.searchsorted(rows, np.arange(len(self.images) + 1)), pa.int32())
             lists = [
                 pa.ListArray.from_arrays(offsets, pa.array(column, field.type.value_type))
                 for column, field in zip(values, arrow, strict=False)
             ]
-            columns.append(pa.StructArray.from_arrays(lists, arrow.names))
-        features = datasets.Features(features)
-        return datasets.Dataset(pa.Table.from_arrays(columns, schema=features.arrow_schema))
+            others["objects"] = kinds, pa.StructArray.from_arrays(lists, arrow.names)
+        return path_table({"image": paths}, others)
 
-    def _image(self, entry: Any) -> None:
-        fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
-        found: list[Any] = [fields.get(name) for name in ("id", "file_name", "height", "width")]
-        key, name, height, width = found
-        if not isinstance(name, str) or not all(map(is_whole, (key, height, width))):
-            raise UserError(
-                f"an image in '{self.path}' needs id, height and width, whole numbers, and file_name; got "
-                f"{reprlib.repr(entry)}"
-            )
-        if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
-            raise UserError(f"image {key} ('{name}') in '{self.path}' has a size that cannot be: {width} x {height}")
-        if key in self._rows:
-            raise UserError(f"two images in '{self.path}' have the id {key}; the second is '{name}'")
-        self._rows[key] = len(self.images)
-        self.images.append((int(key), name, int(height), int(width)))
-
-    def _category(self, entry: Any, names: set[str]) -> None:
-        fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
-        found: list[Any] = [fields.get(name) for name in ("id", "name")]
-        key, name = found
-        if not is_whole(key) or not isinstance(name, str):
-            raise UserError(
-                f"a category in '{self.path}' needs an id, a whole number, and a name; got {reprlib.repr(entry)}"
-            )
-        if key in self.categories or name in names:
-            raise UserError(f"two categories in '{self.path}' have the id {key} or the name '{name}'")
-        self.categories[int(key)] = name
-        names.add(name)
+    def _entries(self, entries: list[Any], what: str, wanted: Mapping[str, type]) -> list[tuple[Any, ...]]:
+        """The wanted fields of all entries, whole numbers or text."""
+        found = []
+        for entry in entries:
+            values = [entry.get(name) if isinstance(entry, dict) else None for name in wanted]
+            pairs = [*zip(values, wanted.values(), strict=True)]
+            if not all(isinstance(one, str) if kind is str else is_whole(one) for one, kind in pairs):
+                needed = ", ".join(
+                    f"{name} ({'text' if kind is str else 'a whole number'})" for name, kind in wanted.items()
+                )
+                raise UserError(f"each of the {what} in '{self.path}' needs {needed}; got {reprlib.repr(entry)}")
+            found.append(tuple(kind(one) for one, kind in pairs))
+        for place, name in enumerate(wanted):
+            most = Counter(one[place] for one in found).most_common(1)
+            if name in ("id", "name") and most and most[0][1] > 1:
+                raise UserError(f"{most[0][1]} entries of {what} in '{self.path}' have the {name} {most[0][0]}")
+        return found
 
     def _annotations(self, entries: list[Any]) -> list[Any]:
         """Columns of the row and the fields of all annotations that are not malformed, in the order of the rows."""

@@ -1,92 +1,133 @@
-"""Folders of images: found quickly, and found again at once.
+"""Folders of images, and which of the folders are classes.
 
 The `datasets` library takes minutes for a folder of ImageNet's size, since it asks for every file's size and date. The
 order of images and their classes are the same; images are files of the formats that are read.
 """
 
-import hashlib
-import json
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
-from linvit.data.sources.class_folders import FoundClasses, Listing, find_classes
 from linvit.data.transforms.decode import FORMATS
-from linvit.errors import UserError
+from linvit.errors import UserError, quote_first
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
-METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}  # of an imagefolder of `datasets`
-SETTLED = 2.0  # seconds; a folder that changed later than this before its scan may change again within one clock tick
 THREADS = 16  # folders that are read at once: on a network file system one waits for answers
 
 
-def image_folder(path: Path, splits: dict[str, Path]) -> dict[str, datasets.Dataset] | None:
-    """The images below the folder of each split, with their classes if they have such (`find_classes`), as tables.
+class Listing(NamedTuple):
+    """What lies directly in one folder, by names; `broken` are links that lead nowhere."""
 
-    They are kept in the cache of `datasets`, under the name of `path`, as long as no folder's date changes: adding,
-    removing and renaming files changes it. Where something may be wrong nothing is kept: each start warns of it, and
-    sees when it is repaired. None if the folder holds metadata files or archives, which are for `datasets` to read.
-    """
-    cache = cache_folder("folders", str(path.absolute()))
-    found = cached(cache, splits)
-    if found is not None:
-        return found
-    started = time.time()
-    listings = {name: _walk(str(folder.absolute())) for name, folder in splits.items()}
-    everything = [listing for tree in listings.values() for listing in tree.values()]
-    if any(listing.others for listing in everything):
-        return None
-    files = {name: paths for name, tree in listings.items() if (paths := _files(tree))}
+    images: list[str]
+    ignored: list[str]
+    folders: list[str]
+    broken: list[str]
+
+
+class FoundClasses(NamedTuple):
+    """Classes, sorted, none if there are no two; the splits whose images have classes; what may be wrong."""
+
+    names: list[str]
+    splits: set[str]
+    warnings: list[str]
+
+
+def image_folder(path: Path, splits: Mapping[str, Path]) -> dict[str, datasets.Dataset]:
+    """The images below the folder of each split as tables, with their classes if they have such (`find_classes`)."""
+    listings = {name: walk(folder) for name, folder in splits.items()}
+    files = {name: paths for name, tree in listings.items() if (paths := _images(tree))}
     if not files:
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/, or "
             f"images with masks in train/images and train/masks, val/images and val/masks"
         )
     classes = find_classes(listings, str(path))
-    tables = _tables(files, classes)
     for warning in classes.warnings:
         rank_zero_warn(warning)
-    newest = max(listing.changed for listing in everything) / 1e9
-    if started - newest > SETTLED and not classes.warnings:
-        dates = {name: {folder: listing.changed for folder, listing in tree.items()} for name, tree in listings.items()}
-        return keep(cache, dates, tables)
+    number = {name: index for index, name in enumerate(classes.names)}
+    kind = datasets.ClassLabel(names=classes.names)
+    tables = {}
+    for name, paths in files.items():
+        own = [number[file.rsplit("/", 2)[1]] for file in paths] if name in classes.splits else None
+        tables[name] = path_table({"image": paths}, {} if own is None else {"label": (kind, pa.array(own, pa.int64()))})
     return tables
+
+
+def find_classes(trees: Mapping[str, Mapping[str, Listing]], source: str) -> FoundClasses:
+    """The classes of a set, which are the names of the folders that its images lie in.
+
+    The images of a split have classes if all lie equally deep, and below the folder of the split. A tree has the
+    folders of a split by their paths, its own first.
+    """
+    names: set[str] = set()
+    splits, warnings = set(), []
+    for split, tree in trees.items():
+        top = next(iter(tree)).count("/")
+        filled = {folder.count("/") - top: folder for folder, listing in tree.items() if listing.images}
+        if len(filled) > 1:
+            warnings.append(
+                f"the {split} images of '{source}' have no classes: they lie at different depths, such as in "
+                f"'{filled[min(filled)]}' and in '{filled[max(filled)]}'"
+            )
+        depth = max(filled, default=1)
+        if depth == 0 or len(filled) > 1:
+            continue
+        level = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth}
+        full = {folder.rpartition("/")[2] for folder, listing in level.items() if listing.images}
+        names |= full
+        splits |= {split} if full else set()
+        empty = sorted(folder for folder, listing in level.items() if not listing.images)
+        if empty:
+            warnings.append(f"no images lie in {quote_first(empty)}: fill or remove these folders")
+        above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
+        broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
+        if broken:
+            warnings.append(f"links lead nowhere: {quote_first(broken)}: repair or remove them")
+    labelled = len(names) > 1
+    return FoundClasses(sorted(names) if labelled else [], splits if labelled else set(), warnings)
 
 
 def files_below(folder: Path) -> list[str]:
     """Paths of all images below a folder, sorted."""
-    return _files(_walk(str(folder.absolute())))
+    return _images(walk(folder))
 
 
 def ignored_files(folder: Path) -> list[str]:
     """Paths of all files below a folder that nobody reads, such as HEIC images, sorted."""
-    tree = _walk(str(folder.absolute()))
-    return sorted(f"{path}/{name}" for path, listing in tree.items() for name in listing.ignored)
+    return sorted(f"{path}/{name}" for path, listing in walk(folder).items() for name in listing.ignored)
 
 
-def path_column(paths: list[str]) -> pa.StructArray:
-    """Paths as the `datasets` library stores images."""
+def path_table(
+    images: Mapping[str, Sequence[str]], others: Mapping[str, tuple[Any, pa.Array]] | None = None
+) -> datasets.Dataset:
+    """A table of columns of images by their paths, and of others by their kind and values."""
+    kinds, values = [*zip(*others.values(), strict=True)] if others else [(), ()]
+    features = datasets.Features(dict.fromkeys(images, datasets.Image()) | dict(zip(others or (), kinds, strict=True)))
     try:
-        return pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
+        stored = [
+            pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
+            for paths in images.values()
+        ]
     except UnicodeEncodeError as error:
         raise UserError(
             f"the name of the file {error.object!r} is not UTF-8, which tables of paths need; rename it"
         ) from error
+    return datasets.Dataset(pa.Table.from_arrays([*stored, *values], schema=features.arrow_schema))
 
 
-def _walk(root: str) -> dict[str, Listing]:
-    """Every folder below `root`, itself included, that is neither hidden nor special; links are followed."""
+def walk(folder: Path) -> dict[str, Listing]:
+    """Every folder below one, itself included, that is neither hidden nor special; links are followed."""
     tree: dict[str, Listing] = {}
-    level = [root]
+    level = [str(folder.absolute())]
     with ThreadPoolExecutor(THREADS) as pool:
         while level:
             tree |= zip(level, pool.map(_list, level), strict=True)
@@ -95,31 +136,28 @@ def _walk(root: str) -> dict[str, Listing]:
 
 
 def _list(folder: str) -> Listing:
-    images, ignored, folders, broken, others = [], [], [], [], False
+    found = Listing([], [], [], [])
     try:
-        changed = os.stat(folder).st_mtime_ns  # before reading: a change while reading makes the listing old
         with os.scandir(folder) as entries:
             for entry in entries:
-                name = entry.name
+                name, lower = entry.name, entry.name.lower()
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
                     if not name.startswith("__") and not (entry.is_symlink() and _leads_up(entry.path)):
-                        folders.append(name)
-                elif name.lower().endswith(EXTENSIONS):
-                    images.append(name)
-                elif (name in METADATA or name.lower().endswith(".zip")) and entry.is_file():
-                    others = True
+                        found.folders.append(name)
+                elif lower.endswith(EXTENSIONS):
+                    found.images.append(name)
                 elif entry.is_symlink() and not os.path.exists(entry.path):
-                    broken.append(name)
-                elif not name.lower().endswith(TEXT):
-                    ignored.append(name)
+                    found.broken.append(name)
+                elif not lower.endswith(TEXT):
+                    found.ignored.append(name)
     except OSError as error:
         raise UserError(
             f"cannot read the folder '{folder}': {error.strerror}. Its images would be missing without a word; "
             f"make it readable (chmod -R a+rX), or move it away"
         ) from error
-    return Listing(images, ignored, folders, broken, others, changed)
+    return found
 
 
 def _leads_up(link: str) -> bool:
@@ -127,69 +165,5 @@ def _leads_up(link: str) -> bool:
     return f"{os.path.realpath(os.path.dirname(link))}/".startswith(f"{os.path.realpath(link)}/")
 
 
-def _files(tree: dict[str, Listing]) -> list[str]:
-    """Paths of all images, sorted."""
+def _images(tree: Mapping[str, Listing]) -> list[str]:
     return sorted(f"{folder}/{name}" for folder, listing in tree.items() for name in listing.images)
-
-
-def _tables(files: dict[str, list[str]], classes: FoundClasses) -> dict[str, datasets.Dataset]:
-    """The files of each split as a table, with labels if the folders that they lie in are classes."""
-    number = {name: index for index, name in enumerate(classes.names)}
-    tables = {}
-    for name, paths in files.items():
-        columns: list[pa.Array] = [path_column(paths)]
-        features = datasets.Features({"image": datasets.Image()})
-        if name in classes.splits:
-            features["label"] = datasets.ClassLabel(names=classes.names)
-            columns.append(pa.array([number[path.rsplit("/", 2)[1]] for path in paths], pa.int64()))
-        tables[name] = datasets.Dataset(pa.Table.from_arrays(columns, schema=features.arrow_schema))
-    return tables
-
-
-def cache_folder(kind: str, key: str) -> Path:
-    """Where the tables of some data are kept: beside those of `datasets`."""
-    name = hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
-    return Path(datasets.config.HF_DATASETS_CACHE) / "linvit" / kind / name
-
-
-def cached(cache: Path, splits: Mapping[str, object]) -> dict[str, datasets.Dataset] | None:
-    """The tables of an earlier scan if every folder still has the date that it had then."""
-    try:
-        index = json.loads((cache / "index.json").read_text(encoding="utf-8"))
-        if index["folders"].keys() != splits.keys():
-            return None
-        for dates in index["folders"].values():
-            if any(os.stat(folder).st_mtime_ns != changed for folder, changed in dates.items()):
-                return None
-        return {name: datasets.Dataset.from_file(str(cache / file)) for name, file in index["tables"].items()}
-    except (OSError, ValueError, KeyError):
-        return None  # there is none, or it is incomplete, or a folder is gone
-
-
-def keep(
-    cache: Path, dates: dict[str, dict[str, int]], tables: dict[str, datasets.Dataset]
-) -> dict[str, datasets.Dataset]:
-    """Writes tables into the cache, and returns them as memory-mapped from there.
-
-    Files are renamed into place and carry the dates in their names, so that processes that scan at the same time write
-    the same; the index comes last.
-    """
-    version = hashlib.sha256(json.dumps(dates, sort_keys=True).encode()).hexdigest()[:16]
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        names = {name: f"{version}-{name}.arrow" for name in tables}
-        for name, table in tables.items():
-            part = cache / f"{names[name]}.{os.getpid()}"
-            schema = table.features.arrow_schema  # with the kinds of columns as metadata
-            with pa.ipc.new_stream(part, schema) as writer:
-                writer.write_table(table.with_format("arrow")[:].cast(schema))
-            part.replace(cache / names[name])
-        part = cache / f"index.json.{os.getpid()}"
-        part.write_text(json.dumps({"folders": dates, "tables": names}), encoding="utf-8")
-        part.replace(cache / "index.json")
-        for old in cache.glob("*.arrow"):
-            if old.name not in names.values():
-                old.unlink(missing_ok=True)
-        return {name: datasets.Dataset.from_file(str(cache / file)) for name, file in names.items()}
-    except OSError:
-        return tables  # a full or read-only cache costs a scan at the next start, no more

@@ -111,7 +111,8 @@ class Images(Dataset[Sample]):
     def __getitem__(self, at: SeededIndex | int) -> Sample:
         """Makes the sample of one image, or of another one in its place; a bare index has the seed 0."""
         index, seed = at if isinstance(at, SeededIndex) else (at, 0)
-        return self.bad.sample_or_other(self._sample, index, seed, len(self))
+        sample: Sample = self.bad.sample_or_other(self._sample, index, seed, len(self))
+        return sample
 
     def _sample(self, index: int, seed: int) -> Sample:
         number = int(self.chosen[index])

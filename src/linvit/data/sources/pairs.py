@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import datasets
-import pyarrow as pa
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit.data.sources.folder import files_below, path_column
+from linvit.data.sources.folder import files_below, path_table
 from linvit.data.sources.splits import HUB, SPLITS, load_splits
 from linvit.errors import UserError, quote_first
 
@@ -116,9 +115,7 @@ def pairs(folders: Folders, suffix: str, split: str) -> datasets.Dataset:
         columns["mask"] = [masks[stem] for stem in images]
     else:
         rank_zero_warn(f"the {split} images in '{folders.images}' have no folder of masks")
-    features = datasets.Features(dict.fromkeys(columns, datasets.Image()))
-    stored = [path_column(paths) for paths in columns.values()]
-    return datasets.Dataset(pa.Table.from_arrays(stored, schema=features.arrow_schema))
+    return path_table(columns)
 
 
 def by_stem(folder: Path, suffix: str = "") -> Mapping[str, str]:

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 
 from linvit.data.sources.folder import image_folder
-from linvit.data.sources.table_files import check_archives, check_tables
+from linvit.data.sources.table_files import check_tables
 from linvit.errors import UserError, did_you_mean
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
@@ -128,16 +128,10 @@ def _load_path(path: Path) -> dict[str, datasets.Dataset]:
         return dict(datasets.load_dataset("webdataset" if kind == "tar" else kind, **location(path)))
     if not path.is_dir():
         raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
-    # The outermost folder names the split; left to itself, imagefolder takes a class called "test tube" for one.
     folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
     aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
     splits = {alias: folders[alias] for alias in aliases} or {"train": path}
-    found = image_folder(path, splits)
-    if found is None:
-        check_archives([*splits.values()])
-        files = {name: [f"{glob.escape(str(folder))}/**"] for name, folder in splits.items()}
-        return dict(datasets.load_dataset("imagefolder", data_files=files))
-    return found
+    return image_folder(path, splits)
 
 
 def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:

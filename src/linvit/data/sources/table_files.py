@@ -1,7 +1,6 @@
-"""Looks at the headers of files of tables, and at archives, before `datasets` makes anything of them."""
+"""Looks at the headers of files of tables before `datasets` makes anything of them."""
 
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import pyarrow.parquet
 
 from linvit.data.sources.labels import MAX_CLASSES
 from linvit.errors import UserError
-
-MAX_RATIO = 100  # by which an archive of images may grow
-SMALL = 2**30  # bytes that any archive may unpack to
 
 
 def check_tables(path: Path, kind: str) -> None:
@@ -34,18 +30,6 @@ def check_tables(path: Path, kind: str) -> None:
         _check_classes(file, text)
         if b"://" in text and file.name != "dataset_info.json":  # which may quote where a set once came from
             raise UserError(f"'{file}' names an address; the parts of a saved set are files beside it")
-
-
-def check_archives(folders: list[Path]) -> None:
-    """Raises a `UserError` for a zip file in folders of images that is malformed or unpacks to far more than it is."""
-    for file in (file for folder in folders for file in folder.rglob("*.zip") if file.is_file()):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise UserError(f"cannot read the archive '{file}': {error}. Repair it or move it away") from error
-        if size > max(SMALL, MAX_RATIO * file.stat().st_size):
-            raise UserError(f"the archive '{file}' unpacks to {size} bytes, far more than images would; move it away")
 
 
 def _validated(file: Path) -> dict[bytes, bytes]:

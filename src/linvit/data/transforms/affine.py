@@ -30,7 +30,8 @@ def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> T
     What lies outside of the image gets the colour `fill`.
     """
     mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
-    size, fill = image.shape[:0:-1], fill if len(fill) > 1 else [*fill] * len(image)
+    size = image.shape[2], image.shape[1]
+    fill = fill if len(fill) > 1 else [*fill] * len(image)
 
     def moved(pixels: np.ndarray, colour: Any) -> np.ndarray:
         picture = Image.fromarray(pixels)
