@@ -195,3 +195,19 @@ def test_dense_tasks_learn_from_a_teacher_of_their_own(tmp_path, kind, head, bat
         parts = distillation.parts()
         assert parts.keys() == {"attention", "features"}
         assert all(value > 0 for value in parts.values())
+
+
+def test_scores_and_distances_before_any_step_are_in_the_curves(teacher, tmp_path):
+    images, memory = batches(24), Memory()
+    start = started(tiny_task(**STUDENT, teacher=teacher), tmp_path)
+    distillation = TaskDistillation(tiny_task(**STUDENT, teacher=teacher), Teacher.of(teacher))
+    expected = distillation.distances(next(iter(images))["image"])["attention"]["blocks.0.attn"]
+    learning = trainer(tmp_path, logger=memory, num_sanity_val_steps=1, max_epochs=2)
+    learning.fit(tiny_task(**STUDENT, lr=1e-2, teacher=teacher), batches(16), images)
+    logged, runner = memory.values, trainer(tmp_path)
+    (validated,) = runner.validate(start, images, verbose=False)
+    assert logged["start/score"] == [(0, pytest.approx(validated["val/score"]))]
+    (validated,) = runner.validate(ClassificationTask.load_from_checkpoint(teacher), images, verbose=False)
+    assert logged["teacher/score"] == [(0, pytest.approx(validated["val/ema_score"]))]
+    assert logged["start/distance/blocks.0.attn"] == [(0, pytest.approx(expected))]
+    assert len(logged["distance/blocks.0.attn"]) == len(logged["val/score"]) == 2  # of two epochs

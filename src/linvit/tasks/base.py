@@ -29,7 +29,7 @@ from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, witho
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import run_schedule
-from linvit.tasks.teacher import TaskDistillation, Teacher
+from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher
 from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 # Arguments that the command line takes from the data:
@@ -144,6 +144,7 @@ class Task(LightningModule):
                 self.ema.network.compile()
         prefixes = ("",) if self.ema is None else ("", "ema_")
         tags = [f"{stage}/{prefix}" for stage in ("val", "test") for prefix in prefixes]
+        tags += [TEACHER] * (self.teacher is not None)
         self.metrics = nn.ModuleDict({tag: nn.ModuleDict(self.configure_metrics()) for tag in tags})
         self.example_input_array = torch.zeros(1, in_chans, *image_size(img_size))
         self.report_folder: Path | None = None
@@ -213,7 +214,12 @@ class Task(LightningModule):
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema"."""
+        """Logs the metrics; returns what `score_batch` returned for "raw" and, if it was scored, for "ema".
+
+        With a teacher the network's distance from it is logged, and before the first step the teacher is scored, too.
+        """
+        if self.distillation is not None:
+            self.distillation.validate(batch, batch_idx)
         return self._evaluate(batch, "val")
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
@@ -284,6 +290,8 @@ class Task(LightningModule):
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
             self.distillation = TaskDistillation(self, self.teacher)
+            if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
+                self.trainer.num_sanity_val_steps = float("inf")
 
     def on_fit_start(self) -> None:
         """Moves the teacher to the device, in the precision of the weights."""
@@ -317,8 +325,10 @@ class Task(LightningModule):
         broadcast_buffers(self, at_each_forward=False)
 
     def on_validation_end(self) -> None:
-        """Prepares DDP for training again."""
+        """Prepares DDP for training again; writes down how a student starts."""
         broadcast_buffers(self, at_each_forward=True)
+        if self.distillation is not None and self.trainer.sanity_checking:
+            self.distillation.log_start()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the total batch size, and how many updates the moving average has had.

@@ -19,6 +19,9 @@ from linvit.weights import torch_file
 if TYPE_CHECKING:
     from linvit.tasks.base import Task
 
+TEACHER, START, DISTANCE = "teacher/", "start/", "distance/"
+"""How the curves of a run begin that are its teacher's, its own before any step, and its layers' relative errors."""
+
 
 @dataclass(frozen=True)
 class Teacher(Matching):
@@ -109,6 +112,30 @@ class TaskDistillation(Distillation):
         for part, found in errors.items():
             task.log_dict({f"teacher_{part}/{name or 'network'}": value.detach() for name, value in found.items()})
         return own + self.weighted(parts)
+
+    def validate(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Logs how far each attention layer is from its teacher's on the first batch; scores the teacher at the start.
+
+        Args:
+            batch: Of the validation split.
+            batch_idx: Its number.
+        """
+        task = self.task
+        if batch_idx == 0:  # of each rank; one whose share is empty logs nothing, and none waits for another
+            found = self.distances(batch["image"])["attention"]
+            task.log_dict({f"{DISTANCE}{name}": value for name, value in found.items()}, batch_size=1)
+        if task.trainer.sanity_checking:
+            metrics: Any = task.metrics[TEACHER]
+            task.score_batch(self.teacher, batch, metrics)
+            task.log(f"{TEACHER}score", metrics[task.score_metric], batch_size=len(batch["image"]))
+
+    def log_start(self) -> None:
+        """Writes into the row of step 0 what the teacher and, before any step, the student score, and its distances."""
+        found = self.task.trainer.callback_metrics
+        names = {"val/score": f"{START}score", f"{TEACHER}score": f"{TEACHER}score"}
+        names |= {tag: f"{START}{tag}" for tag in found if tag.startswith(DISTANCE)}
+        for logger in self.task.loggers:
+            logger.log_metrics({to: found[tag].item() for tag, to in names.items() if tag in found}, step=0)
 
 
 def copied_student(task: "Task", network: nn.Module) -> nn.Module:
