@@ -27,7 +27,7 @@ from linvit.data.sources.images import Images, Sample, Target, Transform, collat
 from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.read import MAX_PIXELS, ImageReader
 from linvit.data.sources.scan import ImageFinding, ScanResult
-from linvit.data.sources.stream import Stream, check_stream_options
+from linvit.data.sources.stream import Stream
 from linvit.data.transforms.bands import Bands
 from linvit.data.transforms.on_device import Normalisation
 from linvit.errors import UserError, check_number
@@ -158,6 +158,11 @@ class ImageData(LightningDataModule):
         check_number("num_workers", num_workers, at_least=0, whole=True, note=" (0 loads in the training process)")
         check_number("repeated_aug", repeated_aug, at_least=1, whole=True, note=" (1 uses each image once)")
         check_number("val_fraction", val_fraction, above=0, below=1)
+        check_number("shuffle_buffer", shuffle_buffer, at_least=1, whole=True)
+        if streaming_rows is not None:
+            check_number("streaming_rows", streaming_rows, at_least=1, whole=True)
+        if streaming and repeated_aug > 1:
+            raise UserError(f"a stream gives each image once per epoch; got repeated_aug={repeated_aug}")
         if seed is not None:
             check_number("seed", seed, at_least=0, whole=True, note=", or null for the run's")
         self.bands = Bands.parse(bands, value_range)
@@ -176,7 +181,7 @@ class ImageData(LightningDataModule):
         self.repeated_aug = repeated_aug
         self.mean, self.std = tuple(mean), tuple(std)
         self.seed = seed
-        self.stream_options = check_stream_options(streaming, streaming_rows, shuffle_buffer, repeated_aug)
+        self.stream_options = (shuffle_buffer, streaming_rows) if streaming else None
         self.bad_images = BadImages(bad_images, max_bad_fraction, num_workers)
         self.images = ImageReader(max_pixels, exif_orientation, bands=self.bands)
         self.data_source = DataSource(source, self.images, image_column, val_fraction, streaming, self.prepare)

@@ -7,8 +7,8 @@ from datasets import Dataset
 
 from linvit.data.loading.loader import make_loader
 from linvit.data.sources.images import collate
-from linvit.data.sources.rows import StreamRows, from_row, shuffled
-from linvit.data.sources.shards import Part, load_streams
+from linvit.data.sources.shards import load_streams
+from linvit.data.sources.stream import shuffled
 from tests.data.images import picture, png
 from tests.data.sources.test_stream import FEATURES, stream, untold, write
 
@@ -86,29 +86,6 @@ def test_a_bad_row_s_place_is_taken_by_the_next_wherever_the_epoch_goes_on(tmp_p
     for first in range(1, 12):
         epoch = Epoch(shards)
         assert epoch.phase(1, 0, 4, first)[0] + epoch.phase(1, 0, 4)[0] == whole
-
-
-def test_rows_that_are_skipped_are_not_read(kinds):
-    read = []
-
-    class Spy(StreamRows):
-        def read(self, parts):
-            rows = super().read(parts)
-            return (read.append(row[0]) or row for row in rows)
-
-    parts = [Part(shard, 0, 1, shard) for shard in range(COUNT)]
-    source = Spy(*stream(kinds["saved"], seed=1, buffer=4).rows)
-    needed = [number for number, _ in next(source.passes(parts, 40, (0, 0)))]
-    assert len(needed) == 8
-    assert read == list(range(min(needed), max(needed) + 1))
-    assert min(read) > 10
-
-
-def test_parts_without_their_first_rows():
-    parts = [Part(2, 1, 4, 9), Part(0, 0, 2, 0), Part(5, 3, 9, 30)]
-    assert from_row(parts, 0) == parts
-    assert from_row(parts, 2) == [Part(2, 3, 4, 11), *parts[1:]]
-    assert from_row(parts, 6) == [Part(5, 4, 9, 31)]
 
 
 def test_shuffling_keeps_every_item_and_holds_no_more_than_the_buffer():

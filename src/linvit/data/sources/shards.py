@@ -1,7 +1,6 @@
 """Data that is read from one end to the other: where its shards lie, how many rows each has, and who reads which."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import datasets
@@ -10,18 +9,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from linvit.data.sources.splits import (
-    EMBEDDED,
-    HUB,
-    embedded,
-    existing,
-    location,
-    named,
-    on_hub,
-    readable_source,
-    source_kind,
-)
-from linvit.data.sources.table_files import check_tables
+from linvit.data.sources.splits import find_source, load_saved, named, readable_source
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
@@ -58,29 +46,17 @@ def load_streams(source: str) -> dict[str, Shards]:
     `save_to_disk`; or "hub:owner/name".
     """
     with readable_source(source):
-        return _streams(source)
-
-
-def _streams(source: str) -> dict[str, Shards]:
-    if source.startswith(HUB):
-        builder = datasets.load_dataset_builder(on_hub(source))
-    elif source in embedded():
-        builder = datasets.load_dataset_builder("parquet", **location(EMBEDDED / source))
-    else:
-        path = existing(source)
-        kind = source_kind(path)
-        if kind is not None:
-            check_tables(path, kind)
+        kind, place = find_source(source)
         if kind == "saved":
-            return {name: _memory_mapped(rows) for name, rows in named(_saved(path), source).items()}
+            return {name: _memory_mapped(rows) for name, rows in named(load_saved(place["path"]), source).items()}
         if kind is None:
             raise UserError(
-                f"cannot stream '{path}': expected parquet, arrow or tar files, or a set saved with save_to_disk. "
+                f"cannot stream '{source}': expected parquet, arrow or tar files, or a set saved with save_to_disk. "
                 f"Images in folders are read one by one anyway; leave out --data.streaming"
             )
-        builder = datasets.load_dataset_builder("webdataset" if kind == "tar" else kind, **location(path))
-    streams = named(dict(builder.as_streaming_dataset()), source)
-    return {name: _counted(rows, builder) for name, rows in streams.items()}
+        builder = datasets.load_dataset_builder(kind, **place)
+        streams = named(dict(builder.as_streaming_dataset()), source)
+        return {name: _counted(rows, builder) for name, rows in streams.items()}
 
 
 def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Part]:
@@ -100,11 +76,6 @@ def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Par
 def whole(order: np.ndarray, consumer: int, consumers: int) -> list[Part]:
     """Every `consumers`-th shard, for streams whose files do not say how many rows a shard has."""
     return [Part(shard, 0, None, shard * ROWS) for shard in order[consumer::consumers].tolist()]
-
-
-def _saved(path: Path) -> dict[str, datasets.Dataset]:
-    saved = datasets.load_from_disk(str(path))
-    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
 
 def _memory_mapped(rows: datasets.Dataset) -> Shards:

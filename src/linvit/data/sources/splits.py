@@ -28,7 +28,42 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
     It is an embedded set ("digits"); the path of an image folder, a parquet or arrow file, a folder of them, or a set
     saved with `save_to_disk`; or "hub:owner/name".
     """
-    return named(_load(source), source)
+    with readable_source(source):
+        kind, place = find_source(source)
+        if kind == "saved":
+            return named(load_saved(place["path"]), source)
+        if kind is not None:
+            return named(dict(datasets.load_dataset(kind, **place)), source)
+        path = Path(place["path"])
+        if not path.is_dir():
+            raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
+        folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
+        aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
+        return named(image_folder(path, {alias: folders[alias] for alias in aliases} or {"train": path}), source)
+
+
+def find_source(source: str) -> tuple[str | None, dict[str, str]]:
+    """What a source is: "saved", the builder of `datasets` that loads it, or None for images; and where it lies."""
+    if source.startswith(HUB):
+        name = source.removeprefix(HUB)
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+            raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
+        return name, {}
+    path = EMBEDDED / source if source in embedded() else existing(source)
+    kind = source_kind(path)
+    if kind is not None:
+        check_tables(path, kind)
+    if kind in (None, "saved"):
+        return kind, {"path": str(path)}
+    # brackets in a path are escaped, since they would be a pattern
+    place = {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
+    return "webdataset" if kind == "tar" else kind, place
+
+
+def load_saved(path: str) -> dict[str, datasets.Dataset]:
+    """The splits of a set saved with `save_to_disk`."""
+    saved = datasets.load_from_disk(path)
+    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
@@ -48,15 +83,6 @@ def embedded() -> list[str]:
     return sorted(folder.name for folder in EMBEDDED.iterdir() if folder.is_dir())
 
 
-def _load(source: str) -> dict[str, datasets.Dataset]:
-    with readable_source(source):
-        if source.startswith(HUB):
-            return dict(datasets.load_dataset(on_hub(source)))
-        if source in embedded():
-            return dict(datasets.load_dataset("parquet", **location(EMBEDDED / source)))
-        return _load_path(existing(source))
-
-
 @contextmanager
 def readable_source(source: str) -> Iterator[None]:
     """Turns anything that `datasets` and pyarrow raise about unreadable data into a `UserError`."""
@@ -65,25 +91,12 @@ def readable_source(source: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # files of any content
-        message = f"{str(error).rstrip('.') or type(error).__name__}"
+        message = str(error).rstrip(".") or type(error).__name__
         if source.startswith(HUB):
             raise UserError(
                 f"cannot get '{source}': {message}. Is the name right, is it public, and can the hub be reached?"
             ) from error
         raise UserError(f"cannot read the data at '{source}': {message}. Is a file incomplete?") from error
-
-
-def on_hub(source: str) -> str:
-    """The name that the hub knows a set by."""
-    name = source.removeprefix(HUB)
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise UserError(f"a set on the hub is called {HUB}owner/name; got '{source}'")
-    return name
-
-
-def location(path: Path) -> dict[str, str]:
-    """Tells `datasets` where tables lie; brackets in a path are escaped, since they would be a pattern."""
-    return {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
 
 
 def existing(source: str) -> Path:
@@ -114,24 +127,6 @@ def source_kind(path: Path) -> Literal["saved", "parquet", "arrow", "tar"] | Non
             # beside folders of images, archives are what these were unpacked from
             return None if kind == "tar" and any(file.is_dir() for file in path.iterdir()) else kind
     return None
-
-
-def _load_path(path: Path) -> dict[str, datasets.Dataset]:
-    """Local data: what it is follows from what lies there."""
-    kind = source_kind(path)
-    if kind is not None:
-        check_tables(path, kind)
-    if kind == "saved":
-        saved = datasets.load_from_disk(str(path))
-        return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    if kind is not None:
-        return dict(datasets.load_dataset("webdataset" if kind == "tar" else kind, **location(path)))
-    if not path.is_dir():
-        raise UserError(f"cannot read '{path}' as data: expected a folder, a .parquet file or an .arrow file")
-    folders = {folder.name: folder for folder in path.iterdir() if folder.is_dir() or folder.is_symlink()}
-    aliases = [alias for names in SPLITS.values() for alias in names if alias in folders]
-    splits = {alias: folders[alias] for alias in aliases} or {"train": path}
-    return image_folder(path, splits)
 
 
 def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:

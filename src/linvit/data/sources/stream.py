@@ -11,12 +11,12 @@ again. Evaluation: every row once; ranks may differ by one row.
 
 In training the n-th sample of a loader process has the n-th row of its share, after shuffling; in the place of a row
 without a usable image stands the next row that has one. So an epoch continues anywhere without a look at what was
-trained on, in the same numbers of ranks, loader processes and samples per batch: where files contain their number of
-rows, skipped rows are not even read. In others the epoch starts again.
+trained on, in the same numbers of ranks, loader processes and samples per batch. In others the epoch starts again.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +27,13 @@ from linvit.data.loading.seeds import sample_seeds
 from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import Reader, Sample
 from linvit.data.sources.read import BadImageError
-from linvit.data.sources.rows import StreamRows
 from linvit.data.sources.shards import ROWS, Part, Shards, assign, whole, worker_batches
+from linvit.data.sources.splits import readable_source
 from linvit.errors import UserError
+
+T = TypeVar("T")
+READ = 64  # rows that are taken from the stream at once
+DRAWN = 1024  # random numbers that are drawn at once
 
 
 class Stream(TrainOrder, IterableDataset[Sample]):
@@ -69,7 +73,8 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         self.topology = WorkerTopology(world_size, max(num_workers, 1), batch_size)
         check_consumers(shards, world_size, self.topology.workers, seed is not None, source)
         self.shards = shards
-        self.rows = StreamRows(reader.columns_of(shards.rows), shards.counts is not None, buffer, source)
+        self.rows = reader.columns_of(shards.rows)
+        self.buffer = buffer
         self.reader = reader
         self.rank = rank
         self.bad = bad
@@ -100,7 +105,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     @property
     def identity(self) -> dict[str, int]:
         """What the order of training follows from, besides the epoch."""
-        order = {"samples": self.total, "shards": self.shards.rows.num_shards, "shuffle_buffer": self.rows.buffer}
+        order = {"samples": self.total, "shards": self.shards.rows.num_shards, "shuffle_buffer": self.buffer}
         return order | {"seed": self.seed or 0} | self.topology._asdict()
 
     def __iter__(self) -> Iterator[Sample]:
@@ -125,7 +130,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     def _in_order(self, worker: int) -> Iterator[Sample]:
         """Yields the share of a loader process in evaluation; an image that cannot be decoded ends the run."""
         parts, _ = self._share(worker, np.arange(self.shards.rows.num_shards))
-        for number, row in self.rows.read(parts):
+        for number, row in self._read(parts):
             try:
                 yield self._sample(number, row, 0)
             except BadImageError as error:
@@ -141,7 +146,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         if left <= 0:
             return
         found = True
-        for rows in self.rows.passes(parts, start, seed):
+        for rows in self._passes(parts, start, seed):
             found, before = False, found
             for number, row in rows:
                 seeds.append(int(sample_seeds(np.array([number]), *seed)[0]))
@@ -157,6 +162,26 @@ class Stream(TrainOrder, IterableDataset[Sample]):
                     return
             if not found and not before:
                 raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
+
+    def _read(self, parts: Iterable[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the rows of some parts, undecoded: their numbers in the split, and their cells by column."""
+        with readable_source(self.source):
+            for part in parts:
+                stream = self.rows.shard(num_shards=self.rows.num_shards, index=part.shard)
+                tables = (stream.skip(part.start) if part.start else stream).iter(READ)  # not split by loader process
+                rows = chain.from_iterable(table.to_pylist() for table in tables)
+                length = None if part.stop is None else part.stop - part.start
+                yield from enumerate(islice(rows, length), part.first)
+
+    def _passes(
+        self, parts: list[Part], start: int, seed: Sequence[int]
+    ) -> Iterator[Iterator[tuple[int, dict[str, Any]]]]:
+        """Yields the shuffled rows of some parts from a place on, and then all of them again and again."""
+        while True:
+            rows = shuffled(self._read(parts), self.buffer, (*seed, parts[0].first))
+            start -= sum(1 for _ in islice(rows, start))
+            if not start:  # otherwise the place is in a later pass
+                yield rows
 
     def _sample(self, number: int, row: dict[str, Any], seed: int) -> Sample:
         counted = self.shards.counts is not None
@@ -193,16 +218,17 @@ def total_of(shards: Shards, given: int | None, source: str) -> int:
     return shards.total or 0 if given is None else given
 
 
-def check_stream_options(
-    streaming: bool, rows: int | None, buffer: int, repeated_aug: int
-) -> tuple[int, int | None] | None:
-    """The buffer and the number of rows of a stream, or None if nothing is streamed."""
-    if buffer < 1:
-        raise UserError(f"shuffle_buffer must be 1 (no shuffling within a shard) or more; got {buffer}")
-    if rows is not None and rows < 1:
-        raise UserError(f"streaming_rows must be 1 or more; got {rows}")
-    if streaming and repeated_aug > 1:
-        raise UserError(
-            f"a stream gives each image once per epoch; got repeated_aug={repeated_aug}. Leave out --data.streaming"
-        )
-    return (buffer, rows) if streaming else None
+def shuffled(items: Iterable[T], buffer: int, seed: Sequence[int]) -> Iterator[T]:
+    """Yields items through a buffer, in which each takes the place of a random other one."""
+    rng = np.random.default_rng(list(seed))
+    places = chain.from_iterable(rng.integers(buffer, size=DRAWN).tolist() for _ in count())
+    buffered: list[T] = []
+    for item in items:
+        if len(buffered) < buffer:
+            buffered.append(item)
+            continue
+        place = next(places)
+        yield buffered[place]
+        buffered[place] = item
+    rng.shuffle(buffered)
+    yield from buffered
