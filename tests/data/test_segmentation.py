@@ -180,7 +180,7 @@ class TestRefused:
         Image.fromarray(np.ones((9, 9), np.uint8)).save(folder / "annotations/training/2.png")
         message = refused(folder)
         assert "annotations/training/2.png" in message
-        assert "9 x 9 pixels, but its image has 20 x 30" in message
+        assert "9 x 9 pixels, the image has 20 x 30" in message
 
     def test_a_photo_that_exif_turns_and_a_mask_that_it_does_not(self, folder):
         picture, _ = pair(2, SIZES[2])

@@ -24,7 +24,6 @@ from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.band_values import json_list
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Images, Sample, Target, Transform, collate
-from linvit.data.sources.labels import check_model_classes
 from linvit.data.sources.read import MAX_PIXELS, ImageReader
 from linvit.data.sources.scan import ImageFinding, ScanResult
 from linvit.data.sources.stream import Stream
@@ -288,9 +287,12 @@ class ImageData(LightningDataModule):
             UserError: If data are missing or wrong, or do not fit the model.
         """
         if self.trainer is not None and stage != "predict":
-            hparams = self.trainer.lightning_module.hparams
-            if "num_classes" in hparams:
-                check_model_classes(hparams["num_classes"], self.num_classes, self.source)
+            model, data = self.trainer.lightning_module.hparams.get("num_classes"), self.num_classes
+            if None not in (model, data) and model != data:
+                raise UserError(
+                    f"the model has {model} classes, but data source '{self.source}' has {data}. Build the model with "
+                    f"num_classes={data}, or choose other data"
+                )
         if stage == "fit":
             folder = None if self.trainer is None else self.trainer.log_dir
             self.bad_images.report = Path(folder) / "bad_images.csv" if folder else None

@@ -8,18 +8,18 @@ import datasets
 from lightning.pytorch.utilities import rank_zero_warn
 
 from linvit.data.base import ImageData, TargetReport
-from linvit.data.sources.columns import as_indices, features_of, find_column
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
 from linvit.data.sources.labels import (
+    as_indices,
     check_label,
     check_labels,
     check_same_classes,
-    check_stream_labels,
     check_trained_classes,
     count_classes,
+    features_of,
+    find_column,
     label_counts,
-    stream_classes,
 )
 from linvit.data.sources.pairs import has_masks
 from linvit.data.sources.scan import ScanResult
@@ -102,7 +102,11 @@ class ClassificationData(ImageData):
         if self.label_column is None:
             return self.expected_classes
         if self.class_names is None and self.data_source.streaming:
-            return stream_classes(self.expected_classes, self.source)
+            if self.expected_classes is None:
+                raise UserError(
+                    f"the labels of '{self.source}' have no names and are not read beforehand; set --data.num_classes"
+                )
+            return self.expected_classes
         return count_classes(self.labelled, self.label_column, self.expected_classes, self.source)
 
     @cached_property
@@ -118,8 +122,15 @@ class ClassificationData(ImageData):
         if label is None:
             return splits
         check_same_classes(labelled, label, self.source)
-        indices = check_stream_labels if self.data_source.streaming else as_indices
-        return splits | indices(labelled, label, self.source)
+        if not self.data_source.streaming:
+            return splits | as_indices(labelled, label, self.source)
+        kind = getattr(features_of(labelled)[label], "dtype", "no value")
+        if not kind.startswith(("int", "uint")):  # words can only be numbered by one who has seen them all
+            raise UserError(
+                f"column '{label}' of data source '{self.source}' ({kind}) holds no class indices, which streaming "
+                f"needs; name another one with --data.label_column, or leave out --data.streaming"
+            )
+        return splits
 
     def targets(self, split: str) -> Mapping[str, Target]:
         """The labels of a split, checked beforehand unless it is streamed.

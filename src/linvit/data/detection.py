@@ -17,8 +17,8 @@ from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.class_names import Classes, read_names
 from linvit.data.sources.coco import find_coco
-from linvit.data.sources.columns import features_of
 from linvit.data.sources.images import Images, Sample, Target, wrong_size
+from linvit.data.sources.labels import features_of
 from linvit.data.sources.object_check import (
     ObjectAudit,
     annotation_name,

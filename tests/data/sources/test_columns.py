@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, Value
 
 import linvit
-from linvit.data.sources.columns import as_images, as_indices, features_of, find_column
+from linvit.data.sources.labels import as_images, as_indices, features_of, find_column
 
 
 class TestColumns:

@@ -12,7 +12,7 @@ from tests.data.damaged import encoded, photo
 def test_an_image_is_described_as_it_is_stored():
     data = encoded(photo(0).convert("L"), "JPEG")
     found = examine({"bytes": data, "path": None}, "train", "x", ImageReader(10**6))
-    assert found == ImageFinding("train", "x", "", found.digest, "JPEG", "L", 48, 56)
+    assert found == ImageFinding("train", "x", "", found.digest, ("JPEG L",), (48, 56))
     assert len(found.digest) == 16
 
 
@@ -27,15 +27,15 @@ def test_copies_within_a_split_are_no_leak(tmp_path):
         {"image": [{"bytes": encoded(photo(0), "PNG"), "path": None}] * 3},
         features=datasets.Features({"image": datasets.Image()}),
     )
-    assert scan({"train": rows}, "image", ImageReader(10**6), 0, progress=False).copies == []
-    both = scan({"train": rows, "val": rows.select([0])}, "image", ImageReader(10**6), 0, progress=False)
+    assert scan({"train": rows}, "image", ImageReader(10**6), 0).copies == []
+    both = scan({"train": rows, "val": rows.select([0])}, "image", ImageReader(10**6), 0)
     assert both.copies == [("train: row 0 (stored in the table)", "val: row 0 (stored in the table)")]
 
 
 def test_rows_without_an_image_and_rows_of_one_path_are_told_apart():
     images = [{"bytes": encoded(photo(0), "PNG"), "path": "x.png"}, None, {"bytes": b"no image", "path": "x.png"}]
     rows = datasets.Dataset.from_dict({"image": images}, features=datasets.Features({"image": datasets.Image()}))
-    found = scan({"train": rows}, "image", ImageReader(10**6), 0, progress=False)
+    found = scan({"train": rows}, "image", ImageReader(10**6), 0)
     assert [(bad.name, bad.reason) for bad in found.bad] == [
         ("row 1 (stored in the table)", "no image: the cell is empty"),
         ("row 2 (x.png)", "not an image of the formats JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, JPEG2000, AVIF"),

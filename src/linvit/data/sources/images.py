@@ -134,7 +134,7 @@ def check_target_sizes(sample: Sample, name: str) -> None:
 
 def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> str:
     """What to say of a size (H, W) that is not that of the image; `what` has it."""
-    turned = "; without --data.exif_orientation they agree" if tuple(image[::-1]) == tuple(size) else ""
+    turned = "; with --data.exif_orientation=false they agree" if tuple(image[::-1]) == tuple(size) else ""
     return f"{what} {size[1]} x {size[0]} pixels, the image has {image[1]} x {image[0]}{turned}"
 
 

@@ -1,15 +1,76 @@
-"""Labels held against the classes of the model, before the first step."""
+"""Columns of tables: images, and labels as class indices, held against the classes before the first step."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow
 import pyarrow.compute
 
-from linvit.data.sources.columns import features_of
 from linvit.data.sources.read import name_of
 from linvit.errors import UserError, did_you_mean, quote_first
 
 SHOWN = 5  # rows that a message names
 MAX_CLASSES = 100_000  # without names; from more on a label is taken for a mistake, unless num_classes says the same
+
+
+def features_of(splits: Mapping[str, datasets.Dataset]) -> dict[str, Any]:
+    """The columns that any split has, and their kinds; where splits differ, the first one says."""
+    return {name: kind for rows in [*splits.values()][::-1] for name, kind in rows.features.items()}
+
+
+def find_column(
+    features: Mapping[str, Any], given: str | None, kind: type | tuple[()], names: Sequence[str], source: str
+) -> str | None:
+    """The given column, else the first with a usual name, else the first of a feature type, else None."""
+    if given is not None:
+        if given not in features:
+            raise UserError(
+                f"data source '{source}' has no column '{given}'.{did_you_mean(given, features)} "
+                f"It has: {', '.join(features)}"
+            )
+        return given
+    usual = [name for name in names if name in features]
+    typed = [name for name, feature in features.items() if isinstance(feature, kind)]
+    return next(iter(usual + typed), None)
+
+
+def as_images(splits: dict[str, datasets.Dataset], image: str, source: str) -> dict[str, datasets.Dataset]:
+    """Rows whose images are bytes or paths, as images; others stay, and splits without the column."""
+    plain = {
+        name: rows
+        for name, rows in splits.items()
+        if image in rows.features and not isinstance(rows.features[image], datasets.Image)
+    }
+    try:
+        return splits | {name: rows.cast_column(image, datasets.Image()) for name, rows in plain.items()}
+    except (TypeError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"column '{image}' of data source '{source}' holds no images: {error}") from error
+
+
+def as_indices(splits: dict[str, datasets.Dataset], label: str, source: str) -> dict[str, datasets.Dataset]:
+    """Labels that are words become class indices, in alphabetical order over all splits; indices stay, and gaps."""
+    features = [rows.features[label] for rows in splits.values()]
+    kinds = {getattr(feature, "dtype", str(feature)) for feature in features} - {"null"}
+    words, numbers = kinds <= {"string", "large_string"}, all(kind.startswith(("int", "uint")) for kind in kinds)
+    first = splits.get("train", next(iter(splits.values())))  # others may have -1 for what is not published
+    asked = (splits.values() if words else [first]) if words or numbers else []
+    values = {value for rows in asked for value in rows.unique(label)} - {None}
+    if not values or (numbers and min(values) < 0):
+        raise UserError(
+            f"column '{label}' of data source '{source}' ({', '.join(sorted(kinds)) or 'null'}) holds no class labels: "
+            f"expected words, or whole numbers from 0, and not nulls alone. Name another one with --data.label_column"
+        )
+    return {name: _numbered(rows, label, sorted(values)) for name, rows in splits.items()} if words else splits
+
+
+def _numbered(rows: datasets.Dataset, label: str, names: list[str]) -> datasets.Dataset:
+    """A table whose labels are places in `names`. A cast of the column would write all of it again, images too."""
+    words = rows.select_columns([label]).with_format("arrow")[:][label].cast(pyarrow.string())
+    indices = pyarrow.compute.index_in(words, pyarrow.array(names)).cast(pyarrow.int64())
+    return rows.remove_columns(label).add_column(label, indices, feature=datasets.ClassLabel(names=names))
 
 
 def check_labels(rows: datasets.Dataset, image: str, label: str, num_classes: int, split: str, source: str) -> None:
@@ -56,8 +117,7 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
     A `UserError` says if it is not the one that is expected, or none is and there seem to be more than `MAX_CLASSES`.
     """
     rows = splits.get("train", next(iter(splits.values())))
-    feature = features_of(splits)[label]
-    names = feature.names if isinstance(feature, datasets.ClassLabel) else None
+    names = getattr(features_of(splits)[label], "names", None)
     found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)
     if names is None and expected is None and found > MAX_CLASSES:
         raise UserError(
@@ -75,30 +135,19 @@ def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int
 
 def check_same_classes(splits: dict[str, datasets.Dataset], label: str, source: str) -> None:
     """Raises a `UserError` if two splits call the same index by different names."""
-    named = {
-        name: rows.features[label].names
-        for name, rows in splits.items()
-        if isinstance(rows.features[label], datasets.ClassLabel)
-    }
-    for (first, names), (second, others) in zip(list(named.items())[:-1], list(named.items())[1:], strict=True):
+    kinds = {name: rows.features[label] for name, rows in splits.items()}
+    named = {name: kind.names for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)}
+    for (first, names), (second, others) in pairwise(named.items()):
         if names != others:
-            index = next((i for i, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
-            where = (
-                f"{len(names)} against {len(others)} of them"
-                if index is None
-                else f"class {index} is '{names[index]}' in {first} and '{others[index]}' in {second}"
-            )
+            alone = sorted({*names} ^ {*others})
+            where = f"one of them lacks {quote_first(alone)}" if alone else "they have another order"
             raise UserError(f"the splits {first} and {second} of '{source}' have different classes: {where}")
 
 
 def check_trained_classes(
     splits: dict[str, datasets.Dataset], label: str, classes: list[str], source: str
 ) -> str | None:
-    """What to warn of if a trained class has no validation image: a part of a set may well be meant.
-
-    Raises:
-        UserError: If a class of validation or test images has no training image.
-    """
+    """What to warn of if a trained class has no validation image; one without training images is a `UserError`."""
     present = {split: set(rows.unique(label)) & set(range(len(classes))) for split, rows in splits.items()}
     trained = present["train"]
     for split in ("val", "test"):
@@ -109,35 +158,5 @@ def check_trained_classes(
                 f"Name them as train does, add training images, or move them elsewhere"
             )
     unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
-    return (
-        f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}" if unseen else None
-    )
-
-
-def check_model_classes(model: int | None, data: int | None, source: str) -> None:
-    """Raises a `UserError` if model and data disagree on the number of classes; None is not known."""
-    if model is not None and data is not None and model != data:
-        raise UserError(
-            f"the model has {model} classes, but data source '{source}' has {data}. "
-            f"Build the model with num_classes={data}, or choose other data"
-        )
-
-
-def check_stream_labels(
-    splits: dict[str, datasets.IterableDataset], label: str, source: str
-) -> dict[str, datasets.IterableDataset]:
-    """The splits, if their labels are class indices: words can only be numbered by one who has seen them all."""
-    kind = getattr(next(iter(splits.values())).features[label], "dtype", "no value")
-    if not kind.startswith(("int", "uint")):
-        raise UserError(
-            f"column '{label}' of data source '{source}' ({kind}) holds no class indices, which streaming needs; "
-            f"name another one with --data.label_column, or leave out --data.streaming"
-        )
-    return splits
-
-
-def stream_classes(expected: int | None, source: str) -> int:
-    """The number of classes of a stream whose labels have no names."""
-    if expected is None:
-        raise UserError(f"the labels of '{source}' have no names and are not read beforehand; set --data.num_classes")
-    return expected
+    said = f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}"
+    return said if unseen else None

@@ -1,7 +1,7 @@
 """Looks at masks before the first step: which values they have, and whether they fit their images."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import datasets
@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from linvit.data.sources.images import wrong_size
 from linvit.data.sources.masks import MaskReader, counts
 from linvit.data.sources.read import BadImageError, name_of
 from linvit.data.sources.scan import ImageFinding
@@ -22,14 +23,7 @@ SHOWN_BY_CHECK = 20  # in a line of `linvit data check`
 
 
 class MaskFinding(NamedTuple):
-    """One mask.
-
-    Attributes:
-        name: Its path, or its row.
-        reason: Why it is bad, or "".
-        readable: Whether the file can be read.
-        pixels: How many each class has, and 255 for those without.
-    """
+    """One mask by its path or row: why it is bad, whether it can be read, and the pixels of each class and of 255."""
 
     name: str
     reason: str = ""
@@ -62,10 +56,7 @@ class Masks(Dataset[MaskFinding]):
             return MaskFinding(name, reader.complaint(unknown))
         size = reader.images.size(row[self.image])
         if size is not None and size != raw.shape:
-            turned = ". Set --data.exif_orientation=false if masks are not turned" if size == raw.shape[::-1] else ""
-            (rows, columns), (height, width) = raw.shape, size
-            way = turned or ". A mask has a class for each pixel of its image: make it again, or remove both"
-            return MaskFinding(name, f"it has {columns} x {rows} pixels, but its image has {width} x {height}{way}")
+            return MaskFinding(name, wrong_size("it has", raw.shape, size))
         meaning, pixels = dict(reader.meaning), Counter[int]()
         for value, count in found.items():
             pixels[meaning[reader.value(value)]] += count
@@ -79,15 +70,12 @@ def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) 
     left to training, which skips them or not.
     """
     chosen = np.linspace(0, len(masks) - 1, min(len(masks), LOOKED_AT)).astype(int).tolist()
-    pixels: Counter[int] = Counter()
-    bad: list[MaskFinding] = []
-    for number in chosen:
-        found = masks[number]
-        if found.reason and found.readable:
-            raise UserError(f"{found.name} in '{source}': {found.reason}")
-        bad += [] if found.readable else [found]
-        pixels.update(found.pixels)
     reader = masks.reader
+    names = names or [str(index) for index in range(reader.num_classes)]
+    pixels, bad = _examine(masks[number] for number in chosen)
+    for found in bad:
+        if found.readable:
+            raise UserError(f"{found.name} in '{source}': {found.reason}")
     if len(bad) == len(chosen):
         raise UserError(f"none of {len(bad)} masks of '{source}' can be read; {bad[0].name}: {bad[0].reason}")
     as_they_are = not reader.given and not reader.reduce_zero_label
@@ -102,32 +90,37 @@ def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) 
             f"no pixel of {len(chosen)} {split} masks of '{source}' has a class: all are ignored ({without}). Are they "
             f"the right masks, and do they count classes as --data.reduce_zero_label and --data.ignored_values say?"
         )
-    called = names or [str(index) for index in range(reader.num_classes)]
     where = f"{len(chosen)} of the {len(masks)} {split} masks of '{source}'"
-    rank_zero_info(f"{where}: {shares(pixels, called)}")
-    absent = [name for index, name in enumerate(called) if index not in pixels]
+    rank_zero_info(f"{where}: {_shares(pixels, names, SHOWN)}")
+    absent = [name for index, name in enumerate(names) if index not in pixels]
     if absent and split == "train" and len(chosen) == len(masks):
         rank_zero_warn(f"{where}: no pixel is of the classes {quote_first(absent)}")
 
 
-def shares(pixels: Mapping[int, int], names: list[str], shown: int = SHOWN) -> str:
+def describe_masks(masks: Masks, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
+    """Examines all masks of a split in several processes: lines about the classes, and the bad masks."""
+    pixels, bad = _examine(tqdm(DataLoader(masks, None, num_workers=workers), unit=" masks"))
+    lines = [f"  {split:<10}{len(masks):>12,} masks: {_shares(pixels, names, SHOWN_BY_CHECK)}"]
+    absent = [name for index, name in enumerate(names) if index not in pixels]
+    if absent:
+        listed = ", ".join(absent[:SHOWN_BY_CHECK])
+        lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {listed}")
+    return lines, [ImageFinding("mask", found.name, found.reason) for found in bad]
+
+
+def _examine(masks: Iterable[MaskFinding]) -> tuple[Counter[int], list[MaskFinding]]:
+    """The pixels of each class in all good masks, and the bad ones."""
+    pixels, bad = Counter[int](), []
+    for found in masks:
+        pixels.update(found.pixels)
+        bad += [found] if found.reason else []
+    return pixels, bad
+
+
+def _shares(pixels: Mapping[int, int], names: list[str], shown: int) -> str:
     """How frequent the most frequent classes are, in words."""
     counted = Counter(pixels)
     total, ignored = max(counted.total(), 1), counted.pop(IGNORE_INDEX, 0)
     largest = ", ".join(f"{names[index]} {count / total:.1%}" for index, count in counted.most_common(shown))
     more = f" and {len(counted) - shown} more classes" if len(counted) > shown else ""
     return f"{largest}{more}; ignored {ignored / total:.1%}"
-
-
-def describe_masks(masks: Masks, split: str, names: list[str], workers: int) -> tuple[list[str], list[ImageFinding]]:
-    """Examines all masks of a split in several processes: lines about the classes, and the bad masks."""
-    pixels, bad = Counter[int](), []
-    for found in tqdm(DataLoader(masks, None, num_workers=workers), unit=" masks"):
-        pixels.update(found.pixels)
-        bad += [ImageFinding("mask", found.name, found.reason)] if found.reason else []
-    lines = [f"  {split:<10}{len(masks):>12,} masks: {shares(pixels, names, SHOWN_BY_CHECK)}"]
-    absent = [name for index, name in enumerate(names) if index not in pixels]
-    if absent:
-        some_of_them = ", ".join(absent[:SHOWN_BY_CHECK])
-        lines.append(f"  {split:<10}WARNING: {len(absent)} classes have no pixel: {some_of_them}")
-    return lines, bad

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from linvit.data.sources.class_names import Classes
 from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
 from linvit.data.sources.coco_json import AnnotationFinding
-from linvit.data.sources.columns import features_of
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.labels import features_of
 from linvit.data.sources.object_check import ObjectAudit, audit_objects
 from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
 from linvit.data.sources.read import ImageReader, name_of

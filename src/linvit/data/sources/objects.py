@@ -10,8 +10,8 @@ import pyarrow
 import pyarrow.compute
 
 from linvit.data.sources.coco_json import rle_counts
-from linvit.data.sources.columns import find_column
 from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
+from linvit.data.sources.labels import find_column
 from linvit.data.sources.read import BadImageError
 from linvit.data.transforms.detection import Objects, usable
 from linvit.errors import UserError, check_choice
