@@ -38,14 +38,7 @@ CLASS_NAMES_OPTION = {"help": "of masks or objects: a file with a name per line;
 
 
 class TargetReport(NamedTuple):
-    """What `linvit data check` finds besides bad image files.
-
-    Attributes:
-        lines: To be printed.
-        bad: What makes an image bad besides its file.
-        malformed: Parts of targets that are bad, which the lines count.
-        refused: Why `linvit fit` would refuse the set, in lines.
-    """
+    """What `linvit data check` finds in targets; `refused` says why `linvit fit` would refuse the set."""
 
     lines: list[str]
     bad: Sequence[ImageFinding] = ()
@@ -203,11 +196,7 @@ class ImageData(LightningDataModule):
         raise NotImplementedError
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """What the samples of a split have besides their images.
-
-        Raises:
-            UserError: If the split lacks it, so that it can only be predicted.
-        """
+        """What the samples of a split have besides their images; a `UserError` if the split lacks it."""
         raise NotImplementedError
 
     def predicted_targets(self) -> Mapping[str, Target]:
@@ -252,12 +241,7 @@ class ImageData(LightningDataModule):
         return cls(source, mean=[0.5] * channels, std=[0.5] * channels, **options, **more)  # which do not matter there
 
     def check_targets(self, found: ScanResult, workers: int) -> TargetReport:
-        """Looks at all targets for `linvit data check`, in so many processes.
-
-        Args:
-            found: What was found in the images.
-            workers: Processes besides this one.
-        """
+        """Looks at all targets for `linvit data check`, in so many processes, knowing what was found in the images."""
         return TargetReport([f"{self.source}: {found.images.total():,} images"])
 
     @classmethod
@@ -281,11 +265,7 @@ class ImageData(LightningDataModule):
         return (self.predict_source or self.data_source).name
 
     def setup(self, stage: str) -> None:
-        """Makes the sets that a stage needs: fit, validate, test or predict.
-
-        Raises:
-            UserError: If data are missing or wrong, or do not fit the model.
-        """
+        """Makes the sets that a stage needs: fit, validate, test or predict."""
         if self.trainer is not None and stage != "predict":
             model, data = self.trainer.lightning_module.hparams.get("num_classes"), self.num_classes
             if None not in (model, data) and model != data:

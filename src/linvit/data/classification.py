@@ -94,11 +94,7 @@ class ClassificationData(ImageData):
 
     @cached_property
     def num_classes(self) -> int | None:
-        """Number of classes, checked against what the configuration expects; None if the data has no labels.
-
-        Raises:
-            UserError: If the data has another number of classes than `num_classes` says.
-        """
+        """Number of classes, None without labels; a `UserError` if the configuration expects another."""
         if self.label_column is None:
             return self.expected_classes
         if self.class_names is None and self.data_source.streaming:
@@ -133,11 +129,7 @@ class ClassificationData(ImageData):
         return splits
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The labels of a split, checked beforehand unless it is streamed.
-
-        Raises:
-            UserError: If it has none, or some that are not classes.
-        """
+        """The labels of a split, checked beforehand unless it is streamed."""
         if has_masks(self.source):
             raise UserError(
                 f"'{self.source}' holds images and masks, a class for each pixel, and not folders of classes: train a "
@@ -159,11 +151,7 @@ class ClassificationData(ImageData):
         return {"label": Target(label, read)}
 
     def check_training(self) -> None:
-        """Warns of trained classes without validation images; the labels of a stream are not known beforehand.
-
-        Raises:
-            UserError: If a class has images of other splits, but none of training.
-        """
+        """Warns of trained classes without validation images; the labels of a stream are not known beforehand."""
         if self.data_source.streaming or self.label_column is None:
             return
         classes = self.class_names or [str(index) for index in range(self.num_classes or 0)]

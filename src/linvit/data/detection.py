@@ -153,10 +153,7 @@ class DetectionData(ImageData):
 
     @property
     def category_ids(self) -> list[int] | None:
-        """COCO's ids of the classes, in the order of their labels: those of the data, or from 1 on where it has words.
-
-        None where images elsewhere are predicted and the source does not exist any more.
-        """
+        """COCO's ids of the classes, from 1 on where the data have words; None if the source does not exist."""
         try:
             ids = self.classes.ids
         except UserError:
@@ -166,11 +163,7 @@ class DetectionData(ImageData):
         return [*range(1, len(ids) + 1)] if any(isinstance(key, str) for key in ids) else ids
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The objects of a split, which are looked at.
-
-        Raises:
-            UserError: If it has none, or some are malformed.
-        """
+        """The objects of a split, which are looked at."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return {name: Target("scene", identity) for name in ("objects", "image_id")}
@@ -193,11 +186,7 @@ class DetectionData(ImageData):
 
     @cache  # noqa: B019 (a data module lives as long as its run)
     def counts(self, source: ObjectSource, split: str) -> np.ndarray:
-        """How many objects each class has in a split, int (K,); all are looked at first.
-
-        Raises:
-            UserError: If some are malformed, and may not be skipped.
-        """
+        """How many objects each class has in a split, int (K,), once it is known that few enough are malformed."""
         found = source.audit(split)
         self._check_malformed(found, source, split)
         if found.wrong_format is not None:
@@ -234,11 +223,7 @@ class DetectionData(ImageData):
         raise UserError(f"{said}. Repair or remove them (linvit data check lists all), {way}")
 
     def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the training rows without those that have no annotation, or a side of less than `min_side`.
-
-        Raises:
-            UserError: If none is left.
-        """
+        """Numbers of the training rows without those that have no annotation, or a side of less than `min_side`."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return chosen
@@ -266,11 +251,7 @@ class DetectionData(ImageData):
         return GroupedSampler((width > height).astype(int), *self.order_options)
 
     def check_training(self) -> None:
-        """Shows the classes and how many objects each has.
-
-        Raises:
-            UserError: If a class has no training object.
-        """
+        """Shows the classes and how many objects each has; one without a training object is a `UserError`."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return

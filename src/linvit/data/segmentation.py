@@ -124,11 +124,7 @@ class SegmentationData(ImageData):
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes in the order of their indices, if they are known.
-
-        Raises:
-            UserError: If there are not as many as `num_classes` says, or their file cannot be read.
-        """
+        """Names of the classes in the order of their indices, if they are known."""
         if isinstance(self.data_source, SceneSource):
             return CLASSES
         names = read_names(self.given_names) if isinstance(self.given_names, str) else self.given_names
@@ -164,11 +160,7 @@ class SegmentationData(ImageData):
         return splits if mask is None else splits | as_images(splits, mask, self.source)
 
     def targets(self, split: str) -> Mapping[str, Target]:
-        """The masks of a split.
-
-        Raises:
-            UserError: If it has none, or nothing says how many classes there are.
-        """
+        """The masks of a split."""
         table = self.data_source.table_of(split)
         mask = self.mask_column
         if mask is None or (table in self.splits and mask not in self.splits[table].features):
@@ -201,11 +193,7 @@ class SegmentationData(ImageData):
 
     @cached_property
     def mask_reader(self) -> MaskReader:
-        """Masks as classes.
-
-        Raises:
-            UserError: If nothing says how many classes there are.
-        """
+        """Masks as classes."""
         if self.num_classes is None:
             raise UserError(f"data source '{self.source}' does not say how many classes it has; {self.how_to_count}")
         values = None if self.mask_values is None else [as_value(value) for value in self.mask_values]

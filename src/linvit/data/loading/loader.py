@@ -14,12 +14,9 @@ from linvit.signals import ignore_stop_signals
 
 
 class TrainLoader(DataLoader[Any]):
-    """Batches of training samples, which can continue in the middle of an epoch. Skipped samples are not loaded.
+    """Batches of training samples, which can continue in the middle of an epoch, and the seconds they were waited for.
 
-    `seconds_waited` is how long its batches have been waited for so far.
-
-    A pass starts when its first batch is asked for. Lightning makes the iterator before it sets the epoch, and a loader
-    that started its processes then would have them load the first batches of epoch 0.
+    A pass starts when its first batch is asked for: Lightning makes the iterator before it sets the epoch.
     """
 
     seconds_waited = 0.0
@@ -93,10 +90,7 @@ def make_loader(
     sampler: Sampler[Any] | None = None,
     training: bool = False,
 ) -> DataLoader[Any]:
-    """Makes a loader that leaves torch's global random generator alone and keeps its processes from epoch to epoch.
-
-    A stream, which has no `sampler`, must have `set_epoch`; passes of `training` can be resumed.
-    """
+    """Makes a loader that leaves torch's global generator alone and keeps its processes; one of training resumes."""
     if num_workers:
         let_open(64 + 16 * num_workers, f"{num_workers} loader processes", "lower --data.num_workers, or")
     loader = (TrainLoader if training else DataLoader)(

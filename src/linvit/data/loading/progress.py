@@ -4,13 +4,7 @@ from typing import Any, NamedTuple
 
 
 class WorkerTopology(NamedTuple):
-    """Who shares the samples of an epoch.
-
-    Attributes:
-        ranks: Processes that train.
-        workers: Loader processes of each rank, where the order depends on them; otherwise 1.
-        batch_size: Samples per step and rank.
-    """
+    """Who shares the samples of an epoch; `workers` of each rank is 1 where the order does not depend on them."""
 
     ranks: int
     workers: int
@@ -36,11 +30,7 @@ class EpochProgress(NamedTuple):
 class TrainOrder:
     """The order of training samples, of a sampler or a stream, which can be continued in the middle of an epoch.
 
-    Attributes:
-        epoch: Of the next pass.
-        total: Samples of the data set.
-        topology: Who shares them.
-        progress: Where the epoch continues that this process resumes; None starts every epoch at its beginning.
+    `progress` is where the epoch continues that this process resumes; None starts every epoch at its beginning.
     """
 
     epoch: Any

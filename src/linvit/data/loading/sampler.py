@@ -60,8 +60,7 @@ class TrainSampler(TrainOrder, DistributedSampler[SeededIndex]):
 class GroupedSampler(TrainSampler):
     """Shuffles so that the samples of a step, of all ranks, are of one group, such as images wider than high.
 
-    A batch of images of several sizes is padded to the largest height and width in it. What is left of the groups,
-    int (N,), when no step can be filled by one alone makes one step of an epoch that is mixed.
+    What fills no step of one of the groups, int (N,), makes steps at the end that are mixed.
     """
 
     def __init__(self, groups: np.ndarray, *order: int, **options: int) -> None:
@@ -112,10 +111,7 @@ def check_enough_samples(length: int, world_size: int) -> None:
 
 
 def check_equal_batches(length: int | None, world_size: int, batch_size: int) -> None:
-    """Raises a `UserError` if one rank would evaluate a batch more than another: a sharded model would wait for ever.
-
-    `length` is None if the files do not say how many samples there are.
-    """
+    """Raises a `UserError` if one rank would evaluate a batch more than another: FSDP would wait for ever."""
     if world_size == 1:
         return
     way = "use --trainer.strategy=ddp, or another number of --trainer.devices"

@@ -10,12 +10,7 @@ import numpy as np
 
 
 class SeededIndex(NamedTuple):
-    """One use of one sample, as a sampler hands it to a data set.
-
-    Attributes:
-        row: Number of the sample in the data set.
-        seed: 63 random bits, different for every (seed, epoch, index, copy); all of its augmentation follows from them.
-    """
+    """One use of the sample of a row; all of its augmentation follows from the seed, 63 bits."""
 
     row: int
     seed: int

@@ -21,14 +21,9 @@ Policy = Literal["raise", "skip"]
 
 
 class BadImages:
-    """Refuses or replaces images that cannot be decoded, and counts them.
+    """Refuses or replaces images that cannot be decoded, and counts them, at most a fraction of the set's.
 
     Each loader process counts in a tensor row of its own, in memory that all of them see. Every rank counts its own.
-
-    Args:
-        policy: raise ends the run at the first one; skip puts another image in its place.
-        max_fraction: Largest fraction of the set's images that may be skipped; beyond it the run ends.
-        num_workers: Loader processes.
     """
 
     def __init__(self, policy: Policy, max_fraction: float = 0.0, num_workers: int = 0) -> None:

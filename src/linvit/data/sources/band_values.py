@@ -19,12 +19,7 @@ PERCENTILES = (0, 0.5, 50, 99.5, 100)
 
 
 class BandValues(NamedTuple):
-    """Values of a sample of the pixels of a set.
-
-    Attributes:
-        kinds: How many images have so many bands of which type.
-        values: Of the images of the most frequent kind (bands, n).
-    """
+    """How many images of a sample have so many bands of which type, and values (bands, n) of the most frequent kind."""
 
     kinds: Counter[tuple[int, str]]
     values: np.ndarray

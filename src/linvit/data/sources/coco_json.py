@@ -31,14 +31,9 @@ LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have
 
 
 class AnnotationFinding(NamedTuple):
-    """Something about one annotation.
+    """Something about an annotation: the row of its image, -1 without one, its id, a shared reason, and details.
 
-    Attributes:
-        row: Number of its image in the table; -1 if there is no such image.
-        id: Of the annotation, as the data say.
-        reason: What it has, in words that all annotations of the kind share.
-        detail: What exactly, or "".
-        malformed: Whether it must be repaired or skipped; otherwise it is only left out of training.
+    A malformed one must be repaired or skipped, others are only left out of training.
     """
 
     row: int
@@ -52,9 +47,6 @@ class AnnotationFile:
     """What a JSON file of COCO says: images (id, file name, height, width), names of categories by id, annotations.
 
     With `masks`, these are read, too. Annotations that are `malformed` are in no row of the table.
-
-    Raises:
-        UserError: If it is not such a file, or its images or categories are malformed or come twice.
     """
 
     def __init__(self, path: Path, masks: bool) -> None:

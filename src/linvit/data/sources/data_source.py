@@ -30,14 +30,7 @@ class SplitRows(NamedTuple):
 class DataSource:
     """The splits of a data source, read row by row or as streams.
 
-    Args:
-        name: What `--data.source` takes; see `linvit.data.sources.splits.load_splits`.
-        images: How images are read.
-        image_column: Column of the images; None finds it.
-        val_fraction: Fraction of the training rows that are held out if there is no validation split.
-        streaming: Whether it is read as streams.
-        prepare: Brings the targets into the form that training needs, such as classes as numbers.
-        load: Finds the tables of all splits by the name.
+    `prepare` brings targets into the form that training needs, `load` finds the tables; for the others see `ImageData`.
     """
 
     def __init__(

@@ -25,12 +25,7 @@ Transform = Callable[[Sample, int], Sample]
 
 
 class Target(NamedTuple):
-    """Something that belongs to an image, such as its class.
-
-    Attributes:
-        column: Of the table.
-        read: A cell of the column, and what messages call the image, to what the transform is given.
-    """
+    """Something that belongs to an image: a column, and what reads its cell, given what messages call the image."""
 
     column: str
     read: Callable[[Any, str], Any]
@@ -82,11 +77,7 @@ class SampleReader(Reader):
 
 
 class Images(Dataset[Sample]):
-    """Rows of a `datasets.Dataset` as samples.
-
-    `chosen` has the numbers of the rows that are used, int (N,); None means all. `select` would write them beside the
-    table, where another user may own the folder.
-    """
+    """Rows of a table as samples: those `chosen`, int (N,), or all. `select` would write files beside the table."""
 
     def __init__(
         self, rows: datasets.Dataset, reader: Reader, bad: BadImages, chosen: np.ndarray | None = None
@@ -139,9 +130,8 @@ def wrong_size(what: str, size: Sequence[int | None], image: Sequence[int]) -> s
 
 
 class NotTransferred:
-    """Entries of a batch, as lists, which Lightning neither moves to the device nor converts to half precision.
+    """Entries of a batch, as lists, which Lightning neither moves to the device nor rounds to half precision.
 
-    Half precision would round coordinates of boxes to whole pixels and more; evaluation needs the truth on the CPU.
     It is neither a mapping nor a dataclass: Lightning would search those.
     """
 
@@ -155,10 +145,9 @@ def collate(
     list_if_ragged: Collection[str] = (),
     cpu_keys: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, 63 bits for the batch.
+    """Makes a batch: tensors are stacked, ids are a list; training adds `device_ops` and `seed`, the first sample's.
 
-    The batch's seed is that of its first sample. It stays an int, so that reading it does not wait for the device. For
-    the keys see `ImageData`; `cpu_keys` are in `not_transferred`, a `NotTransferred`.
+    For the keys see `ImageData`; those of `cpu_keys` are in `not_transferred`, a `NotTransferred`.
     """
     differ = {name for name in list_if_ragged if len({sample[name].shape for sample in samples if name in sample}) > 1}
     apart = {"device_ops", *list_keys, *cpu_keys, *differ}

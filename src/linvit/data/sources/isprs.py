@@ -21,13 +21,7 @@ STRAY = 0.01  # fraction of the pixels of a picture that may have other colours,
 
 
 class AerialSet(NamedTuple):
-    """What a set calls its areas, and which of them are held out.
-
-    Attributes:
-        area: A pattern whose group is the area in the name of a file.
-        val: Areas of validation.
-        test: Areas of the official test set; all others are for training.
-    """
+    """A set: a pattern whose group is the area in the name of a file, and the areas of validation and test."""
 
     area: str
     val: frozenset[str]

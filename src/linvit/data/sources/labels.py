@@ -112,10 +112,7 @@ def check_label(label: int | None, name: str, num_classes: int | None, source: s
 
 
 def count_classes(splits: dict[str, datasets.Dataset], label: str, expected: int | None, source: str) -> int:
-    """The number of classes: of their names, or one more than the largest label of training.
-
-    A `UserError` says if it is not the one that is expected, or none is and there seem to be more than `MAX_CLASSES`.
-    """
+    """The number of classes: of their names, or one more than the largest label of training."""
     rows = splits.get("train", next(iter(splits.values())))
     names = getattr(features_of(splits)[label], "names", None)
     found = max(value for value in rows.unique(label) if value is not None) + 1 if names is None else len(names)

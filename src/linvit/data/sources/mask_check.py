@@ -66,8 +66,7 @@ class Masks(Dataset[MaskFinding]):
 def check_masks(masks: Masks, names: list[str] | None, split: str, source: str) -> None:
     """Holds masks to the classes and to the sizes of their images, and says how frequent the classes are.
 
-    It warns of classes that occur in no mask of training, if all were looked at. Single files that cannot be read are
-    left to training, which skips them or not.
+    Single files that cannot be read are left to training, which skips them or not.
     """
     chosen = np.linspace(0, len(masks) - 1, min(len(masks), LOOKED_AT)).astype(int).tolist()
     reader = masks.reader

@@ -23,17 +23,9 @@ Value = int | tuple[int, int, int]
 
 
 class MaskReader:
-    """Reads masks of numbers (8 or 16 bits, palettes) or of colours.
+    """Reads masks of numbers (8 or 16 bits, palettes) or of colours as classes; for arguments see `SegmentationData`.
 
-    Args:
-        num_classes: Classes.
-        reduce_zero_label: Whether masks count from 1, and 0 is for pixels without a class.
-        values: The number or the colour of each class; None counts from 0, or from 1 with `reduce_zero_label`.
-        ignored: Further numbers or colours for pixels without a class, besides the number 255.
-        images: How the images are read that the masks belong to.
-
-    Raises:
-        UserError: If there are too many classes, or values contradict each other.
+    `values` None counts from 0, or from 1 with `reduce_zero_label`; `ignored` stand for no class, as 255 does.
     """
 
     def __init__(
@@ -106,10 +98,7 @@ class MaskReader:
             raise BadImageError(label, reason_of(error)) from error
 
     def colours(self, stored: Stored) -> list[tuple[int, ...]] | None:
-        """The colour (red, green, blue) of each class: that of coloured masks, or of this mask's palette.
-
-        None if there is none, or it does not tell the classes apart.
-        """
+        """The colour (red, green, blue) of each class, of coloured masks or of a mask's palette; None without such."""
         if self.coloured:
             return [value for value in self.classes if isinstance(value, tuple)]
         try:

@@ -16,16 +16,10 @@ SLACK = 1.0  # pixels by which a box may
 
 
 class ObjectAudit(NamedTuple):
-    """What there is to say about the objects of a split.
+    """The objects of a split: which are of a class and sound, bool (n,), and how many each class has, int (K,).
 
-    Attributes:
-        flat: The objects.
-        used: Which of them are of a class and not malformed, bool (n,).
-        counts: How many of these each class has, int (K,).
-        total: How many annotations there are, with malformed ones.
-        malformed: Annotations that must be repaired or skipped.
-        untrained: Objects that are left out of training though the data do not say so.
-        wrong_format: What to say if the boxes seem to be stored in another format.
+    `total` counts malformed annotations, too; `untrained` are left out of training though the data do not say so.
+    `wrong_format` says if the boxes seem to be stored in another format.
     """
 
     flat: FlatObjects
@@ -45,15 +39,9 @@ def audit_objects(
     box_format: str,
     unread: Sequence[AnnotationFinding] = (),
 ) -> ObjectAudit:
-    """Looks at all objects of a split.
+    """Looks at all objects of a split, given (H, W) of each image, int (rows, 2), 0 of one that cannot be read.
 
-    Args:
-        flat: The objects.
-        sizes: (H, W) of each image, int (rows, 2), 0 of an image that cannot be read.
-        labels: Label of each category.
-        subset: Whether objects of other categories are left out on purpose.
-        box_format: How the data store boxes: xywh or xyxy.
-        unread: Malformed annotations that are not among the objects.
+    With a `subset` of the categories, others are left out on purpose; `unread` are malformed and not among the objects.
     """
     objects, categories = flat.objects, flat.categories.tolist()
     height, width = np.where(sizes > 0, sizes, np.inf)[flat.rows].T  # infinite where it is not known

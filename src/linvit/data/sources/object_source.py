@@ -28,10 +28,7 @@ THREADS = 16
 
 
 class ObjectSource(DataSource):
-    """The splits of a data source whose images have objects: a folder with COCO's files, or what `load_splits` knows.
-
-    For the arguments see `DetectionData`, whose `object_column` is `column`.
-    """
+    """A source with objects: COCO's files, or what `load_splits` knows; for the arguments see `DetectionData`."""
 
     def __init__(
         self,

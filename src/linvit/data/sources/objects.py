@@ -32,11 +32,7 @@ FIELDS = {  # usual names, of which COCO's table has the first
 class ObjectColumn(NamedTuple):
     """Where a table has its objects: in a column of structs of lists, or of lists of structs.
 
-    Attributes:
-        name: Of the column.
-        fields: What its fields are called, of those of `FIELDS` that it has.
-        names: Of the classes, if the column says them.
-        box_format: xywh, upper left corner and size, or xyxy, two corners.
+    `fields` says what those of `FIELDS` are called; `names` are of the classes, if the column says them.
     """
 
     name: str
@@ -76,11 +72,7 @@ def object_column(features: Mapping[str, Any], given: str | None, box_format: st
 class FlatObjects(NamedTuple):
     """The objects of all rows of a table, one after another, without masks.
 
-    Attributes:
-        rows: Number of the row of each, int (n,).
-        ids: What messages call it (n,).
-        categories: As they are stored (n,).
-        objects: boxes, iscrowd, ignore and area.
+    Row, id and stored category of each (n,), and `objects`: boxes, iscrowd, ignore and area.
     """
 
     rows: np.ndarray

@@ -62,10 +62,8 @@ class Scenes:
 def scene(split: str, seed: int, size: tuple[int, int], options: Scenes = Scenes()) -> dict[str, Tensor]:
     """Makes the scene of a size (H, W) that follows from a seed, of the digits of a split.
 
-    Returns:
-        `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), with 0 for the background and 1 + digit; of each digit that is
-        not almost hidden, from the farthest to the nearest: `boxes` (N, 4) about what is seen of it, as x1, y1, x2, y2,
-        `labels` (N,), the digit, and `masks` (N, H, W), 8-bit, 1 where it is seen.
+    It has `image`, 8-bit (3, H, W); `mask`, 8-bit (H, W), 0 for the background and 1 + digit; and of each digit that is
+    not hidden, far ones first, `boxes` (N, 4) of what is seen of it, `labels` (N,), and `masks` (N, H, W), 8-bit.
     """
     rng = generator(seed)
     images, digits = pool(split)

@@ -17,13 +17,7 @@ ROWS = 2**32  # more than a shard has: numbers its rows where nobody knows how m
 
 
 class Shards(NamedTuple):
-    """One split of a stream.
-
-    Attributes:
-        rows: The stream, whose parts can be read one by one.
-        counts: Rows of each part; None where the files do not contain them.
-        total: Rows of all parts; None if nothing says it.
-    """
+    """One split of a stream: the rows of each part and of all; None where nothing says it."""
 
     rows: datasets.IterableDataset
     counts: list[int] | None
@@ -40,11 +34,7 @@ class Part(NamedTuple):
 
 
 def load_streams(source: str) -> dict[str, Shards]:
-    """The splits of a data source, under the names train, val and test, to be streamed.
-
-    It is an embedded set; a parquet, arrow or tar file (webdataset), or a folder of them; a set saved with
-    `save_to_disk`; or "hub:owner/name".
-    """
+    """The splits of a data source as streams, under the names train, val and test; see `load_splits`."""
     with readable_source(source):
         kind, place = find_source(source)
         if kind == "saved":

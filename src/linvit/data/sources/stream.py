@@ -1,17 +1,12 @@
 """A stream of samples, split over ranks and loader processes.
 
-Where files contain their number of rows (parquet, arrow, save_to_disk), the rows of an epoch are shared out in whole
-batches: each process reads a range of its own, ranges do not overlap, and together they are the epoch, for any
-numbers of shards, ranks and processes. `split_dataset_by_node` deals whole shards, which differ in length, or lets
-every rank read everything. Where files do not (tar, JSON), whole shards are shared out as it does.
+Where files contain their number of rows (parquet, arrow, save_to_disk), an epoch is shared out in whole batches: each
+process reads a range of its own, and together they are the epoch. Of others (tar, JSON) whole shards are shared out.
 
-Training: every rank does floor(total / (ranks x batch)) batches; what is over is left out of that epoch, another part
-of the data each time. A process whose rows run out early, because images are skipped or shards are short, begins them
-again. Evaluation: every row once; ranks may differ by one row.
-
-In training the n-th sample of a loader process has the n-th row of its share, after shuffling; in the place of a row
-without a usable image stands the next row that has one. So an epoch continues anywhere without a look at what was
-trained on, in the same numbers of ranks, loader processes and samples per batch. In others the epoch starts again.
+Training: every rank does floor(total / (ranks x batch)) batches. A process whose rows run out early, because images
+are skipped or shards are short, begins them again. The n-th sample of a loader process has the n-th row of its share,
+after shuffling, or the next one with a usable image. So an epoch continues anywhere in the same numbers of ranks,
+loader processes and samples per batch; in others it starts again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,19 +36,6 @@ class Stream(TrainOrder, IterableDataset[Sample]):
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
     row), as without streaming. Without a seed it is evaluation: in order, every row once.
-
-    Args:
-        shards: The split.
-        reader: What makes a sample of a row.
-        batch_size: Samples per step and rank.
-        num_workers: Loader processes of each rank.
-        rank: This process.
-        world_size: Ranks.
-        bad: What becomes of images that cannot be decoded.
-        source: The data source, for messages.
-        seed: Of training, or None.
-        buffer: Rows that each loader process holds to choose from at random, as undecoded files.
-        total: Rows of the split, where the files do not contain it.
     """
 
     def __init__(
@@ -190,11 +172,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
 
 
 def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, source: str) -> None:
-    """Raises a `UserError` if some processes would have nothing to read.
-
-    Where the length of every shard is known, rows are shared out and any number of processes will do. Otherwise whole
-    shards are, and in training each loader process of each rank needs one.
-    """
+    """Raises a `UserError` if some processes would have nothing to read."""
     available, unit = (shards.rows.num_shards, "shards") if shards.counts is None else (sum(shards.counts), "rows")
     needed = ranks * workers if training and shards.counts is None else ranks
     if available < needed:

@@ -93,9 +93,8 @@ def read_mask(path: str) -> Image.Image:
 def cut(area: Area, mask: Image.Image, size: int, stride: int, output: Path) -> int:
     """Writes the tiles of a picture to `SPLIT/images` and of its mask to `SPLIT/masks`; returns how many there are.
 
-    The last training tiles of a row or column are shifted inwards, so that all are whole; those of validation and test
-    do not overlap, and are cut off at the edge, so that each pixel counts once. Tiles are PNG, or GeoTIFF where the
-    picture has a georeference, or bands that a PNG does not have.
+    The last training tiles of a row or column are shifted inwards; those of validation and test do not overlap. Tiles
+    are PNG, or GeoTIFF where the picture has a georeference, or bands that a PNG does not have.
     """
     values, kind, place = read_picture(area.image)
     if mask.size != (values.shape[2], values.shape[1]):

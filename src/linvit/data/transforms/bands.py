@@ -23,16 +23,9 @@ class BandsError(OSError):
 
 
 class Kind(NamedTuple):
-    """What an image file holds, by its header.
+    """What an image file holds, by its header; sides are as stored, and exchanged by an orientation from 5 on.
 
-    Attributes:
-        format: PIL's name.
-        width: In pixels, as stored.
-        height: In pixels, as stored.
-        bands: How many; an alpha channel counts in TIFF and JPEG 2000, where it may be something else.
-        dtype: Of the values: uint8, or a name such as uint16.
-        orientation: EXIF's number; from 5 on, width and height are exchanged.
-        progressive: Whether a JPEG has several scans.
+    An alpha channel counts as a band in TIFF and JPEG 2000. A progressive JPEG has several scans.
     """
 
     format: str
@@ -85,15 +78,9 @@ def kind_of(picture: Image.Image, data: bytes) -> Kind:
 
 @dataclass(frozen=True)
 class Bands:
-    """Which bands become the channels of an image, and which of their values become black and white.
+    """The bands that become the channels of an image, from 1 on, and the values that become 0 and 1.
 
-    Attributes:
-        numbers: Of the bands, the first is 1; None takes an image as RGB.
-        ranges: A pair of values for each channel, or one for all: the first becomes 0 and the second 1, and what lies
-            beyond them is clipped. None takes values of 8 bits as they are.
-
-    Raises:
-        UserError: If numbers or ranges make no sense.
+    `numbers` None takes an image as RGB. `ranges` has a pair for each channel, or one for all; None is for 8 bits.
     """
 
     numbers: tuple[int, ...] | None = None
@@ -149,11 +136,7 @@ class Bands:
                 )
 
     def check(self, kind: Kind) -> None:
-        """Holds what a file is by its header to the options.
-
-        Raises:
-            BandsError: If bands or bits would be lost, or a band is not there.
-        """
+        """Raises a `BandsError` if bands or bits of a file would be lost, or a band is not there."""
         what = f"it has {kind.bands} band{'s' * (kind.bands != 1)} of {kind.dtype}"
         if self.numbers is None and kind.bands not in (1, 3):
             raise BandsError(

@@ -101,12 +101,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resizes the image and leaves its objects as they are: the truth of evaluation is at the original size.
-
-    Args:
-        limits: Of the longer and of the shorter side; None leaves the size.
-        masks: Whether samples have masks.
-    """
+    """Resizes the image and leaves its objects as they are: the truth of evaluation is at the original size."""
 
     def __init__(self, limits: Limits | None, masks: bool) -> None:
         self.resize = segmentation.EvalTransform(limits)

@@ -12,9 +12,7 @@ def evaluation_ops(
 ) -> list[Op]:
     """The operations that resize (bicubically) and crop an image (H, W) for evaluation to `size`.
 
-    "center" resizes until the image covers `size / crop_pct` and keeps its aspect; "squash" resizes to `size /
-    crop_pct` whatever the aspect; "border" resizes until the image fits into `size / crop_pct`, keeps its aspect, and
-    pads what is missing with the colour `fill`. All take the centre of the result.
+    For the modes see `ClassificationData`; "border" pads with the colour `fill`.
     """
     height, width = shape
     target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)

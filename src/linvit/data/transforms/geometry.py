@@ -48,12 +48,7 @@ class Crop(Op):
 
 @dataclass(frozen=True)
 class Pad(Op):
-    """Adds pixels on all sides.
-
-    Attributes:
-        left, top, right, bottom: How many.
-        fill: Their colour.
-    """
+    """Adds pixels of a colour on all sides."""
 
     left: int = 0
     top: int = 0
@@ -83,11 +78,7 @@ class Pad(Op):
 class Resize(Op):
     """Resizes to `size` (H, W).
 
-    Attributes:
-        size: The new (H, W).
-        interpolation: Of the image: bicubic or bilinear.
-        antialias: Whether an image that shrinks is smoothed: as by PIL, for recipes of classification, or not, as by
-            OpenCV, for recipes of segmentation and detection.
+    With `antialias` an image that shrinks is smoothed, as by PIL, for recipes of classification; without, as by OpenCV.
     """
 
     size: tuple[int, int]

@@ -24,14 +24,9 @@ EPSILON = 2**-10  # added before truncating: the weights of an interpolation sum
 
 @dataclass(frozen=True)
 class DeviceOps:
-    """What is left to do with one sample on the device.
+    """What is left to do with one sample on the device: operations, and a box that is erased, with noise from the seed.
 
-    Attributes:
-        seed: Of the sample; the noise that erases a box of it follows from it.
-        ops: In order; empty if the loader process has done them.
-        erase: The box to be erased, or None.
-        erase_after_mixing: Whether the task erases, after mixup and CutMix.
-        inside: (h, w) of a padded image: what lies below and to the right of it becomes 0 after normalising.
+    Below and to the right of `inside` (h, w) a padded image becomes 0 after normalising.
     """
 
     seed: int
@@ -42,11 +37,7 @@ class DeviceOps:
 
 
 class BatchDeviceOps:
-    """The device ops of a batch. Not a list or tuple: Lightning would search it, item by item, for tensors to move.
-
-    Args:
-        samples: One for each image.
-    """
+    """The device ops of a batch. Not a list: Lightning would search it, item by item, for tensors to move."""
 
     def __init__(self, samples: Sequence[DeviceOps]) -> None:
         self.samples = samples
@@ -71,12 +62,7 @@ class BatchDeviceOps:
 
 
 class Normalisation:
-    """What brings the images of a batch to mean 0 and standard deviation 1 over the data, on any device.
-
-    Args:
-        mean: Of each channel of images in [0, 1].
-        std: Likewise.
-    """
+    """Brings images of a batch to mean 0 and deviation 1 over the data, by those of each channel in [0, 1]."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self._statistics = torch.tensor([mean, std]).view(2, -1, 1, 1)

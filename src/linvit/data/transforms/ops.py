@@ -51,17 +51,10 @@ class PixelOp(Op):
 
 
 def apply(ops: Iterable[Op], sample: dict[str, Any], ignore_index: int = IGNORE_INDEX) -> dict[str, Any]:
-    """Applies operations to a sample, one after another, on the CPU.
+    """Applies operations to a sample, one after another, on the CPU, and returns a new one.
 
-    Args:
-        ops: In order.
-        sample: `image` (C, H, W), 8-bit or float32; where it has them, `mask` (H, W), the classes of pixels, and
-            `boxes` (N, 4) as x1, y1, x2, y2, with `labels` (N,), `iscrowd` (N,) and instance `masks` (N, H, W). It is
-            left unchanged.
-        ignore_index: Class of the pixels of `mask` that come from outside of the image.
-
-    Returns:
-        A new sample. Boxes without area are gone, with all that belongs to them; other entries are as they were.
+    It has an `image` (C, H, W), 8-bit or float32, perhaps a `mask` (H, W), where new pixels get `ignore_index`,
+    and `boxes` (N, 4) as x1, y1, x2, y2, with `labels`, `iscrowd` and `masks` (N, H, W). Boxes without area go.
     """
     sample = dict(sample)
     for op in ops:

@@ -107,12 +107,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resizes the image and leaves the mask as it is, so that scores are those of the original labels.
-
-    Args:
-        limits: Of the resized image; None leaves its size.
-        multiple: The image is then resized once more, to the next multiples of this; 1 leaves it.
-    """
+    """Resizes the image within limits, if any, then to multiples; scores are those of the original mask."""
 
     def __init__(self, limits: Limits | None, multiple: int = 1) -> None:
         self.limits = limits
