@@ -10,8 +10,7 @@ import time
 
 import torch
 
-from linvit.tasks.detection.objects import Objects
-from linvit.tasks.detection.results import DetectionResults
+from linvit.tasks.detection.results import DetectionResults, Objects
 
 SIZE, COUNT, CLASSES = (480, 640), 100, 80
 

@@ -124,4 +124,4 @@ def test_there_is_one_writer_of_tables():
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.writer", "csv.DictWriter")
     }
-    assert writing == {"plain_text.py", "csv_logger.py"}
+    assert writing == {"plain_text.py", "loggers.py"}

@@ -31,7 +31,7 @@ def test_it_is_the_norm_before_clipping(tmp_path, accumulate):
 
 def test_only_steps_that_are_logged_are_measured(tmp_path, monkeypatch):
     memory, measured = Memory(), []
-    monkeypatch.setattr("linvit.callbacks.gradient_norm.get_total_norm", lambda grads: measured.append(1) or 1.0)
+    monkeypatch.setattr("linvit.callbacks.monitors.get_total_norm", lambda grads: measured.append(1) or 1.0)
     fit(tiny_task(), tmp_path, 64, callbacks=[GradientNorm()], logger=memory, log_every_n_steps=3)
     assert [step for step, _ in memory.values["grad_norm"]][:2] == [2, 5]
     assert len(measured) == 2

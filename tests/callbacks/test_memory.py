@@ -3,7 +3,7 @@
 import torch
 
 from linvit.callbacks import Memory
-from linvit.callbacks.memory import GIB
+from linvit.callbacks.monitors import GIB
 from tests import training
 from tests.training import fit, tiny_task
 
@@ -25,8 +25,8 @@ def test_it_is_what_the_process_holds(tmp_path):
 def test_only_in_steps_that_are_logged(tmp_path, monkeypatch):
     asked = []
     usage = type("Usage", (), {"ru_maxrss": 2**20})
-    monkeypatch.setattr("linvit.callbacks.memory.resource.getrusage", lambda who: asked.append(who) or usage)
-    monkeypatch.setattr("linvit.callbacks.memory.sys.platform", "linux")
+    monkeypatch.setattr("linvit.callbacks.monitors.resource.getrusage", lambda who: asked.append(who) or usage)
+    monkeypatch.setattr("linvit.callbacks.monitors.sys.platform", "linux")
     memory = training.Memory()
     fit(tiny_task(), tmp_path, 48, callbacks=[Memory()], logger=memory, log_every_n_steps=3)
     assert len(asked) == 2
@@ -34,7 +34,7 @@ def test_only_in_steps_that_are_logged(tmp_path, monkeypatch):
 
 
 def test_where_the_system_does_not_say_nothing_is_logged(tmp_path, monkeypatch):
-    monkeypatch.setattr("linvit.callbacks.memory.resource", None)  # as on Windows
+    monkeypatch.setattr("linvit.callbacks.monitors.resource", None)  # as on Windows
     memory = training.Memory()
     fit(tiny_task(), tmp_path, 16, callbacks=[Memory()], logger=memory)
     assert "memory/host" not in memory.values

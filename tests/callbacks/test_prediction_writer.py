@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import PredictionWriter
-from linvit.callbacks.prediction_writer import file_of
+from linvit.callbacks.classification import file_of
 from tests.training import CLASSES, RandomImages, tiny_task, trainer
 
 NAMES = ["ant", "bee, wild", "cow", "dog", "eel", "fox", 'gnu "g"']

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import linvit
-from linvit.callbacks.random_state import random_state, set_random_state
+from linvit.callbacks.exact_resume import random_state, set_random_state
 
 CPU = torch.device("cpu")
 

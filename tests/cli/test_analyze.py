@@ -12,8 +12,8 @@ import linvit as package
 from linvit import UserError
 from linvit.analysis.maps import Query
 from linvit.callbacks.attention.heat_map import heat_map
-from linvit.callbacks.attention.pictures import gallery
-from linvit.callbacks.dense.colours import legend, palette
+from linvit.callbacks.attention.maps import gallery
+from linvit.callbacks.dense import legend, palette
 from linvit.cli import analyze
 from linvit.data import ClassificationData
 from linvit.experiments import analyze as experiments

@@ -4,7 +4,7 @@ import csv
 
 import torch
 
-from linvit.runs.csv_logger import CsvLogger
+from linvit.runs.loggers import CsvLogger
 
 
 def rows(folder):

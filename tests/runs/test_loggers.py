@@ -11,8 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import linvit as package
 from linvit.runs import loggers as module
-from linvit.runs.csv_logger import CsvLogger
-from linvit.runs.loggers import RunTensorBoardLogger, check_loggers, run_loggers
+from linvit.runs.loggers import CsvLogger, RunTensorBoardLogger, check_loggers, run_loggers
 from tests.cli.runs import QUICKSTART, events, flags, linvit, tiny
 
 MISSING = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}

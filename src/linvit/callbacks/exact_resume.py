@@ -1,14 +1,16 @@
 """A resumed run is the run that was not interrupted."""
 
+import random
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from linvit.callbacks.gather import gather
-from linvit.callbacks.loop_state import make_resumable
-from linvit.callbacks.random_state import random_state, set_random_state
+from linvit.callbacks.common import gather
+from linvit.errors import UserError
 
 RANDOM_STATE = "random_state"  # in a checkpoint
 WITHIN_STEP = "within_step"  # in one that was written within an accumulation, where what is logged has the next step
@@ -91,3 +93,92 @@ class ExactResume(Callback):
         progress.update({name: value + later for name, value in progress.items()})
         if progress["processed"] >= trainer.num_training_batches:  # trainer.limit_train_batches
             loader.end_epoch()
+
+
+def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:
+    """Changes the state of the fit loop, as a checkpoint has it, in place.
+
+    Args:
+        loops: Progress of the loops by name, `checkpoint["loops"]["fit_loop"]`.
+        trainer: That writes the checkpoint.
+        resumable: Whether the loader continues where it was; another one would start the epoch again at its end.
+    """
+    epoch, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    validation = loops["epoch_loop.val_loop.batch_progress"]
+    if epoch["current"]["started"] == epoch["current"]["processed"]:  # between two epochs, or in the hooks of an end
+        for progress in epoch.values():
+            _set(progress, progress["processed"])
+    _set(validation["total"], 0)
+    now = batches["current"]
+    if not trainer.training or now["completed"] == now["processed"]:
+        if trainer.validating and not _validated(validation):
+            _unfinished(validation)
+        return
+    # within on_train_batch_end, which is before validation
+    validates = _validation_follows(trainer, now["ready"])
+    if validates or (resumable and now["ready"] == trainer.num_training_batches):
+        for progress in (now, batches["total"]):
+            progress["completed"] = progress["processed"]
+        if validates:
+            _unfinished(validation)
+        else:
+            loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
+
+
+def _validated(validation: dict[str, Any]) -> bool:
+    now = validation["current"]
+    return bool(validation["is_last_batch"] and now["completed"] == now["ready"])
+
+
+def _unfinished(validation: dict[str, Any]) -> None:
+    """Makes it a validation whose first batch has started, which Lightning starts again."""
+    for name in ("total", "current"):
+        _set(validation[name], 0)
+        validation[name] |= {"ready": 1, "started": 1}
+    validation["is_last_batch"] = False
+
+
+def _set(progress: dict[str, int], value: int) -> None:
+    progress.update(dict.fromkeys(progress, value))
+
+
+def _validation_follows(trainer: Trainer, batch: int) -> bool:
+    """Whether Lightning validates after so many batches of the epoch."""
+    every = trainer.check_val_every_n_epoch
+    if not trainer.enable_validation or (every is not None and (trainer.current_epoch + 1) % every):
+        return False
+    if every is None:
+        batch = trainer.fit_loop.total_batch_idx + 1
+    interval = trainer.val_check_batch
+    return interval not in (None, float("inf")) and batch % int(interval) == 0
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of every global generator."""
+    numbers: dict[str, Any] = np.random.get_state(legacy=False)
+    numbers["state"] = {**numbers["state"], "key": numbers["state"]["key"].tolist()}
+    state = {"torch": torch.get_rng_state(), "numpy": numbers, "python": random.getstate()}
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Sets every global generator to a state that `random_state` returned; another device's keeps its own.
+
+    Raises:
+        UserError: If it is not such a state.
+    """
+    try:
+        numbers = state["numpy"]["state"]
+        if not 0 <= numbers["pos"] <= len(numbers["key"]):  # numpy does not check
+            raise ValueError(f"numpy's generator has no number {numbers['pos']}")
+        np.random.set_state({**state["numpy"], "state": {**numbers, "key": np.array(numbers["key"], np.uint32)}})
+        random.setstate(state["python"])
+        torch.set_rng_state(state["torch"].cpu().clone())  # of a view torch would read what lies before it, or crash
+        if device.type in state:
+            torch.get_device_module(device).set_rng_state(state[device.type].cpu().clone())
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"the states of the random generators in the checkpoint cannot be used ({error}); the file may be damaged"
+        ) from error

@@ -4,8 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torchvision.utils import make_grid
 
-from linvit.callbacks.pixels import rgb
-from linvit.callbacks.tensorboard import writers
+from linvit.callbacks.common import rgb, writers
 
 
 class ImageGrid(Callback):

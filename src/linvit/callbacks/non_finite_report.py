@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from linvit.analysis.non_finite import bad_samples, find_non_finite
-from linvit.callbacks.gather import gather
+from linvit.callbacks.common import gather
 from linvit.errors import quote_first
 from linvit.finite import not_finite
 

@@ -1,44 +1,56 @@
-"""What the reports of all tasks share: when they are written, and where."""
+"""What the reports of all tasks share: when they are written, and where; and their pictures."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from PIL import Image
+from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.callbacks.class_names import class_names
+from linvit.callbacks.common import add_picture, class_names
 from linvit.files import rewriting
 from linvit.plain_text import CsvWriter
 
+MOST = 50  # classes in a picture
+WITH_TEXT = 20  # classes up to which the fractions are written
+
+
+class Findings(NamedTuple):
+    """What a report says of each of K classes: how many of a unit it has (K,), scores (K,) by name, and a picture."""
+
+    unit: str
+    counts: np.ndarray
+    scores: Mapping[str, np.ndarray]
+    picture: np.ndarray
+
 
 class Report(Callback):
-    """Writes files about each validation, and about each `linvit test`; those of the last one stay.
+    """Writes a table of the classes and a picture of each validation and each `linvit test`; those of the last stay.
 
-    A subclass supplies `collect` and `write`.
+    Training writes the picture to TensorBoard, too. A subclass supplies `name`, `collect` and `findings`.
 
     Args:
         folder: Where to write; null is the folder of the logger, and nothing is written without one.
     """
 
+    name = ""  # of the picture
+
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
         self._found: Any = None
-        self._words = ""
+        self._table: Path | None = None
 
     def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
         """What is reported of the set that was just evaluated, or None. All ranks call it before metrics are reset."""
         raise NotImplementedError
 
-    def write(self, found: Any, trainer: Trainer, pl_module: LightningModule, folder: Path, stage: str) -> str:
-        """Writes what `collect` returned about a stage, "val" or "test", into a folder. Rank 0 calls it.
-
-        Returns:
-            What to tell the user of it.
-        """
+    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
+        """What to write of what `collect` returned. Rank 0 calls it."""
         raise NotImplementedError
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -54,29 +66,32 @@ class Report(Callback):
         if not trainer.sanity_checking:
             self._report(trainer, pl_module, "val")
             if trainer.state.fn == "validate":
-                self._tell()
+                self.on_train_end(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reports."""
         self._report(trainer, pl_module, "test")
-        self._tell()
+        self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Says where the report of the last validation is."""
-        self._tell()
+        """Says where the last report is."""
+        if self._table is not None:
+            rank_zero_info(f"scores of each class: {self._table}")
 
     def _report(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        found = self._found
         folder = self.folder or (trainer.log_dir if trainer.loggers else None)  # all ranks ask for that of rank 0
-        if found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+        if self._found is None or folder is None or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
+        unit, counts, scores, picture = self.findings(self._found, pl_module)
+        rows = [["class", unit, *scores]]
+        for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
+            rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._words = self.write(found, trainer, pl_module, Path(folder), stage)
-
-    def _tell(self) -> None:
-        if self._words:
-            rank_zero_info(self._words)
+            write_table(Path(folder) / f"{stage}_classes.csv", rows)
+            write_picture(Path(folder) / f"{stage}_{self.name}.png", Image.fromarray(picture))
+            self._table = Path(folder) / f"{stage}_classes.csv"
+        add_picture(trainer, f"{stage}/{self.name}", picture)
 
 
 @contextmanager
@@ -90,21 +105,6 @@ def training_on(trainer: Trainer) -> Iterator[None]:
         rank_zero_warn(f"a report of step {trainer.global_step} could not be written: {error}")
 
 
-def write_classes(
-    path: Path, pl_module: LightningModule, unit: str, counts: np.ndarray, scores: Mapping[str, np.ndarray]
-) -> list[list[str]]:
-    """Writes a row per class: its name, how many images, pixels or objects it has (K,), and scores (K,); NaN is empty.
-
-    Returns:
-        The rows, the names of the columns first.
-    """
-    rows = [["class", unit, *scores]]
-    for name, count, *values in zip(class_names(pl_module), counts.tolist(), *scores.values(), strict=True):
-        rows.append([name, str(count), *("" if np.isnan(value) else f"{value:.6f}" for value in values)])
-    write_table(path, rows)
-    return rows
-
-
 def write_table(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes rows as CSV, the names of the columns first."""
     with rewriting(path) as part, part.open("w", encoding="utf-8", newline="") as file:
@@ -115,3 +115,53 @@ def write_picture(path: Path, picture: Image.Image) -> None:
     """Writes a picture as PNG."""
     with rewriting(path) as part:
         picture.save(part, "PNG")
+
+
+def rendered(figure: Any) -> np.ndarray:
+    """A figure of matplotlib as a picture (H, W, 3), uint8."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, since it takes half a second
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
+
+
+def confusion_picture(
+    labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], counts: np.ndarray | int = 1, most: int = MOST
+) -> np.ndarray:
+    """Draws a confusion matrix, a row per label, of all classes or of the most confused ones: (H, W, 3), uint8.
+
+    Colours are fractions of all images, or pixels, with a label. Most confused are the classes with the most errors,
+    with that label or with that prediction.
+
+    Args:
+        labels: Classes of the images (n,); of pixels, those of the pairs of label and prediction.
+        predicted: The predicted classes (n,).
+        names: Of all classes (K,).
+        counts: How often each pair comes (n,).
+        most: Classes in the picture.
+    """
+    from matplotlib.figure import Figure
+
+    classes, weights = len(names), np.broadcast_to(counts, labels.shape)
+    wrong = weights * (labels != predicted)
+    errors = np.bincount(labels, wrong, classes) + np.bincount(predicted, wrong, classes)
+    shown = np.sort(np.argsort(-errors, kind="stable")[:most])
+    place = np.full(classes, -1)
+    place[shown] = np.arange(len(shown))
+    inside = (place[labels] >= 0) & (place[predicted] >= 0)
+    matrix = np.zeros((len(shown), len(shown)))
+    np.add.at(matrix, (place[labels[inside]], place[predicted[inside]]), weights[inside])
+    matrix /= np.maximum(np.bincount(labels, weights, classes)[shown], 1)[:, None]
+    few = len(shown) <= WITH_TEXT
+    side = 3 + len(shown) * (0.6 if few else 0.2)  # inches
+    figure = Figure(figsize=(side, side), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    plotted = MulticlassConfusionMatrix(max(len(shown), 2))
+    plotted.plot(
+        torch.from_numpy(matrix), axes, add_text=few, labels=[names[c][:18] for c in shown.tolist()], cmap="Blues"
+    )
+    axes.tick_params("x", rotation=90)
+    if len(shown) < classes:
+        axes.set_title(f"the {len(shown)} most confused of {classes} classes")
+    return rendered(figure)

@@ -15,9 +15,8 @@ from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
 from linvit.callbacks.attention.heat_map import DARK
-from linvit.callbacks.class_names import class_names
-from linvit.callbacks.dense.colours import palette
-from linvit.callbacks.pixels import pixels
+from linvit.callbacks.common import class_names, pixels
+from linvit.callbacks.dense import palette
 from linvit.cli.spec import read_spec, read_value
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData

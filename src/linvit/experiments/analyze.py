@@ -16,8 +16,8 @@ from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, p
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import observe
 from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
-from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.dense.colours import legend, overlay
+from linvit.callbacks.attention.maps import KINDS, Maps, attention_maps, gallery
+from linvit.callbacks.dense import legend, overlay
 from linvit.experiments.page import Either, Page
 from linvit.plain_text import CsvWriter, printable
 

@@ -1,6 +1,8 @@
 """The loggers of a run: TensorBoard and a table in its folder, and services that are named by a key."""
 
+import csv
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,9 +18,129 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.errors import UserError, check_choice
-from linvit.files import sync
-from linvit.runs.csv_logger import CsvLogger
+from linvit.files import rewriting, sync
 from linvit.runs.folder import claim_version, next_version
+
+
+class CsvLogger(Logger):
+    """Writes `metrics.csv`, a row per step and a column per tag.
+
+    Lightning's CSVLogger deletes the table of a run that is resumed. This one continues it.
+
+    Args:
+        folder: Folder of the run, or a function that returns it when the first row is written.
+        purge_step: Step from which the run is resumed. Rows of this and later steps, which a killed run may have left,
+            are deleted. None keeps all.
+    """
+
+    def __init__(self, folder: str | Path | Callable[[], str], purge_step: int | None = None) -> None:
+        super().__init__()
+        self._folder = folder
+        self.purge_step = purge_step
+        self._columns: list[str] | None = None  # those of the file; None until it is opened
+        self._row: dict[str, float] = {}
+        self._changed = False  # since the row was written
+        self._in_file: str | None = None  # step of the last row of the file
+
+    @cached_property
+    def file(self) -> Path:
+        """The table."""
+        return Path(self._folder() if callable(self._folder) else self._folder) / "metrics.csv"
+
+    @property
+    def name(self) -> str:
+        """Name of the run's configuration."""
+        return self.file.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        """Number of the run."""
+        return self.file.parent.name.removeprefix("version_")
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes nothing: they are in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds to the row of a step; a new step writes the row before it to the file."""
+        step = step or 0
+        if step != self._row.get("step"):
+            self._write_row()
+            self._row = {"step": step}
+        self._row |= metrics
+        self._changed = True
+        if self._in_file == str(step):  # what comes after `save` is not to wait for the next row
+            self._write_row()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes the row in work, and waits until the disk has it."""
+        self._write_row(to_disk=True)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Writes the last row to the file."""
+        self.save()
+
+    def _write_row(self, to_disk: bool = False) -> None:
+        try:
+            if self._changed and len(self._row) > 1:
+                self._write()
+            if to_disk and self.file.exists():
+                sync(self.file)
+        except OSError as error:
+            rank_zero_warn(f"'{self.file}' could not be written, rows are missing: {error.strerror}")
+        self._changed = False
+
+    def _write(self) -> None:
+        """Appends the row, or completes the last one of the file."""
+        if self._columns is None:
+            self._open()
+        columns = list(dict.fromkeys([*(self._columns or []), *self._row]))
+        row = {tag: str(value) for tag, value in self._row.items()}
+        if columns != self._columns or row["step"] == self._in_file:
+            rows = self._rows()
+            last = rows.pop() if row["step"] == self._in_file else {}
+            self._rewrite([*rows, last | row], columns)
+        else:
+            size = self.file.stat().st_size
+            try:
+                with self.file.open("a", encoding="utf-8", newline="") as file:
+                    csv.DictWriter(file, columns).writerow(row)
+            except OSError:
+                os.truncate(self.file, size)  # no part of a row
+                raise
+        self._in_file = row["step"]
+
+    def _open(self) -> None:
+        """Deletes the rows that a resumed run will write again."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        rows = self._rows()
+        if self.purge_step is not None:
+            rows = [row for row in rows if row["step"].isdigit() and int(row["step"]) < self.purge_step]
+        if rows:
+            self._rewrite(rows, list(rows[0]))
+            self._in_file = rows[-1]["step"]
+        else:
+            self.file.unlink(missing_ok=True)
+            self._columns = []
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The rows of the file; one that a killed run wrote in part has no value in some columns."""
+        if not self.file.exists():
+            return []
+        with self.file.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file, restval=""))
+
+    def _rewrite(self, rows: list[dict[str, str]], columns: list[str]) -> None:
+        """Replaces the file in one operation, so that nothing is lost if the run is killed meanwhile."""
+        with rewriting(self.file) as part, part.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        self._columns = columns
+
 
 KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
 PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 
-from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
+from linvit.callbacks.non_finite import NonFiniteGuard
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import did_you_mean
 from linvit.tasks import Task

@@ -12,7 +12,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 
-from linvit.callbacks import NonFiniteGuard, SaveCheckpoints
+from linvit.callbacks.non_finite import NonFiniteGuard
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.runs.configs import configs, with_bases

@@ -13,7 +13,9 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
-from linvit.callbacks import ImageCount, NonFiniteGuard, SaveCheckpoints
+from linvit.callbacks.monitors import ImageCount
+from linvit.callbacks.non_finite import NonFiniteGuard
+from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.files import LAST

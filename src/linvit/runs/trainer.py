@@ -15,15 +15,8 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from linvit import yaml_text
-from linvit.callbacks import (
-    BadImageCount,
-    FinalScore,
-    GradientNorm,
-    ImageCount,
-    Memory,
-    StopOnSignal,
-    Throughput,
-)
+from linvit.callbacks.monitors import BadImageCount, FinalScore, GradientNorm, ImageCount, Memory, Throughput
+from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.runs.folder import run_config
 

@@ -28,9 +28,8 @@ from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.safe_loading import guard, only_weights, opened
-from linvit.tasks.schedule import run_schedule
+from linvit.tasks.schedule import batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher
-from linvit.tasks.total_batch import batch_size_warning, total_batch_size
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from linvit.callbacks.class_report import ClassReport
-from linvit.callbacks.prediction_writer import PredictionWriter
+from linvit.callbacks.classification import ClassReport, PredictionWriter
 from linvit.errors import UserError
 from linvit.tasks.base import Task
 from linvit.tasks.mixup import Mixup

@@ -12,7 +12,7 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import observe
 from linvit.callbacks import AttentionMaps
 from linvit.callbacks.attention.heat_map import colours
-from linvit.callbacks.attention.pictures import SIDE, attention_maps, gallery, marked, over
+from linvit.callbacks.attention.maps import SIDE, attention_maps, gallery, marked, over
 from tests.helpers import randn
 from tests.training import TINY, Memory, fit, tiny_task
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from linvit.callbacks.dense.colours import LINE, OPACITY, legend, overlay, palette
+from linvit.callbacks.dense import LINE, OPACITY, legend, overlay, palette
 
 
 def test_colours_differ_and_end_with_pascal_voc_s():

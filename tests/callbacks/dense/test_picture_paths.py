@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from linvit.callbacks.dense.picture_paths import PicturePaths
+from linvit.callbacks.dense import PicturePaths
 
 
 def test_folders_below_the_source_are_kept_however_it_is_named(tmp_path, monkeypatch):

@@ -4,9 +4,8 @@ import numpy as np
 from PIL import Image
 
 from linvit import coco_masks
-from linvit.callbacks.detection.curves import curves_picture
-from linvit.callbacks.detection.drawing import draw
-from linvit.tasks.detection.objects import Objects
+from linvit.callbacks.detection import curves_picture, draw
+from linvit.tasks.detection.results import Objects
 
 COLOURS = np.array([[200, 0, 0], [0, 0, 200]], dtype=np.uint8)
 WHITE = (255, 255, 255)

@@ -6,7 +6,7 @@ import rasterio
 import torch
 from PIL import Image
 
-from linvit.callbacks.segmentation.mask_writer import MaskWriter
+from linvit.callbacks.segmentation import MaskWriter
 from linvit.cli.data import main
 from linvit.rasters import georeference
 from linvit.tasks import SegmentationTask

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from linvit.data import DetectionData
-from linvit.tasks.detection.objects import Objects
-from linvit.tasks.detection.results import DetectionResults
+from linvit.tasks.detection.results import DetectionResults, Objects
 from tests.golden_files import load
 
 GOLDEN = load("dense_coco_eval")

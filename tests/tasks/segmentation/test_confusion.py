@@ -3,7 +3,7 @@
 import torch
 
 from linvit.ignore_index import IGNORE_INDEX
-from linvit.tasks.segmentation.confusion import PixelConfusion, class_scores, mean_scores
+from linvit.tasks.segmentation.scores import PixelConfusion, class_scores, mean_scores
 from tests.golden_files import load
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from linvit.ignore_index import IGNORE_INDEX
-from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
+from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
 from tests.golden_files import load
 from tests.helpers import randn
 

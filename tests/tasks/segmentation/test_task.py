@@ -11,7 +11,7 @@ from linvit import UserError
 from linvit.heads.segmentation import inference
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.tasks import SegmentationTask
-from linvit.tasks.segmentation.confusion import mean_scores
+from linvit.tasks.segmentation.scores import mean_scores
 from tests.data.images import picture, save
 from tests.helpers import randn
 from tests.second_task.data import InkData

@@ -1,20 +1,22 @@
 """Where attention looks while training: pictures of a query token's map over chosen images."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from linvit.analysis.maps import Query
+from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import Call
+from linvit.callbacks.attention.heat_map import LIGHT, Paper, colours
 from linvit.callbacks.attention.measurement import Measurement
-from linvit.callbacks.attention.pictures import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.pixels import pixels, rgb
-from linvit.callbacks.tensorboard import add_picture
+from linvit.callbacks.common import add_picture, pixels, rgb
 from linvit.errors import UserError, check_number
 
 FOLDER = "attention_maps"
@@ -93,3 +95,117 @@ def read_query(given: Sequence[float] | None) -> Query:
     for fraction in given:
         check_number("query: a fraction", fraction, at_least=0, at_most=1)
     return Query(given[0], given[1])
+
+
+SIDE, GAP, LINE = 128, 6, 20  # pixels
+KINDS = ("weights", "focus")
+MOST = 12  # layers in a picture
+OPACITY = 0.75
+
+
+class Maps(NamedTuple):
+    """What the query token of one image sees.
+
+    Attributes:
+        image: The picture (H, W, 3), uint8.
+        maps: By kind ("weights", "focus", "rollout") and layer (the input, of rollout), (h, w) each.
+        place: Row and column of the query as fractions of the image, or None for the class token.
+        left_out: What is not defined or not supported, by name, with the reason.
+        caption: What is written under the image, such as the predicted class.
+        beside: Pictures that are drawn beside the image, by title, such as the predicted mask over it.
+    """
+
+    image: np.ndarray
+    maps: dict[str, dict[str, Tensor]]
+    place: tuple[float, float] | None
+    left_out: dict[str, str]
+    caption: str = ""
+    beside: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:
+    """The maps of one image from what its layers received; what fails is left out with the reason."""
+    maps: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+    left_out: dict[str, str] = {}
+    place = (0.5 if query.row is None else query.row, 0.5 if query.column is None else query.column)
+    is_class = False
+    for layer, call in calls.items():
+        try:
+            found = query_map(call, query)
+        except UserError as error:
+            left_out[f"map of {layer}"] = str(error)
+            continue
+        except Exception as error:  # a third party's mechanism may fail in any way
+            left_out[f"map of {layer}"] = f"{type(error).__name__}: {error}"
+            continue
+        is_class = is_class or found.is_class
+        maps["weights"][layer] = found.weights.cpu()
+        if found.focus is not None:
+            maps["focus"][layer] = found.focus.cpu()
+    tokens = max(call.grid.num_queries for call in calls.values())
+    try:
+        if tokens > max_tokens:
+            raise UserError(f"{tokens} tokens are more than max_tokens={max_tokens}")
+        maps["rollout"] = {"rollout": rollout(calls, query).cpu()}
+    except Exception as error:
+        left_out["rollout"] = str(error)
+    return Maps(image, {kind: found for kind, found in maps.items() if found}, None if is_class else place, left_out)
+
+
+def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Image:
+    """One picture of a kind of maps: a row per image, which comes first, and a column per layer, the last one rollout.
+
+    Each map is drawn over its image: negative values are 0, and the largest has the lightest colour. Of many layers
+    evenly spread ones are drawn.
+    """
+    layers = list(rows[0].maps[kind])
+    if len(layers) > MOST:
+        layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]
+    beside = list(dict.fromkeys(title for row in rows for title in row.beside))
+    titles = ["image", *beside, *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
+    height = SIDE + GAP + (LINE if any(row.caption for row in rows) else 0)
+    picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), paper.back)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    for column, title in enumerate(titles):
+        while font.getlength(title) > SIDE and "." in title:
+            title = title.partition(".")[2]
+        draw.text((GAP + column * (SIDE + GAP), LINE / 2 + 2), title, paper.ink, font, anchor="lm")
+    for row, one in enumerate(rows):
+        drawn: list[Image.Image | None] = [marked(one.image, one.place)]
+        drawn += [marked(one.beside[title], None) if title in one.beside else None for title in beside]
+        drawn += [over(one.image, one.maps[kind][layer]) if layer in one.maps[kind] else None for layer in layers]
+        if titles[-1] == "rollout":
+            drawn.append(over(one.image, one.maps["rollout"]["rollout"]))
+        for column, tile in enumerate(drawn):
+            if tile is not None:
+                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height))
+        if one.caption:
+            draw.text(
+                (GAP, LINE + GAP + row * height + SIDE + LINE / 2), one.caption[:80], paper.ink, font, anchor="lm"
+            )
+    return picture
+
+
+def over(image: np.ndarray, weights: Tensor) -> Image.Image:
+    """A map (h, w) as colours over its image in grey, whose longer side has `SIDE` pixels."""
+    clipped = torch.nan_to_num(weights.double(), 0, 0, 0).clamp_min(0)
+    tones = Image.fromarray(colours((clipped / clipped.max().clamp_min(1e-300)).numpy()))
+    grey = _fitted(image).convert("L").convert("RGB")
+    return Image.blend(grey, tones.resize(grey.size, Image.Resampling.NEAREST), OPACITY)
+
+
+def marked(image: np.ndarray, place: tuple[float, float] | None) -> Image.Image:
+    """An image whose longer side has `SIDE` pixels, with a ring around its query token; none for a class token."""
+    tile = _fitted(image)
+    if place is not None:
+        column, row = (round(part * side) for part, side in zip(reversed(place), tile.size, strict=True))
+        draw = ImageDraw.Draw(tile)
+        for radius, colour in ((7, "white"), (6, "red"), (5, "red"), (4, "white")):
+            draw.ellipse((column - radius, row - radius, column + radius, row + radius), outline=colour)
+    return tile
+
+
+def _fitted(image: np.ndarray) -> Image.Image:
+    height, width = image.shape[:2]
+    scale = SIDE / max(height, width)
+    return Image.fromarray(image).resize((max(round(width * scale), 1), max(round(height * scale), 1)))

@@ -17,8 +17,8 @@ from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, p
 from linvit.analysis.recorder import Call
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.measurement import Measurement
+from linvit.callbacks.common import add_picture
 from linvit.callbacks.report import write_picture, write_table
-from linvit.callbacks.tensorboard import add_picture
 from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")

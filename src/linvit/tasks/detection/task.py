@@ -8,15 +8,12 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from linvit.callbacks.detection.pictures import DetectionPictures
-from linvit.callbacks.detection.report import DetectionReport
-from linvit.callbacks.detection.writer import DetectionWriter
+from linvit.callbacks.detection import DetectionPictures, DetectionReport, DetectionWriter
 from linvit.errors import UserError, check_choice
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
 from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator, tools
-from linvit.tasks.detection.objects import Objects, image_size
-from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind
+from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
 from linvit.tasks.published import PublishedScores, published_ap
 
 

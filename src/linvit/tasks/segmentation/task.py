@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
-from linvit.callbacks.segmentation.mask_writer import MaskWriter
-from linvit.callbacks.segmentation.pictures import SegmentationPictures
-from linvit.callbacks.segmentation.report import SegmentationReport
+from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.segmentation.inference import bands, starts
 from linvit.heads.segmentation.layers import resize
@@ -21,8 +19,13 @@ from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
 from linvit.tasks.base import Task
 from linvit.tasks.published import PublishedScores, published_miou
-from linvit.tasks.segmentation.confusion import ConfusionScore, PixelConfusion, class_scores
-from linvit.tasks.segmentation.loss import dice_loss, pixel_cross_entropy
+from linvit.tasks.segmentation.scores import (
+    ConfusionScore,
+    PixelConfusion,
+    class_scores,
+    dice_loss,
+    pixel_cross_entropy,
+)
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
 

@@ -1,0 +1,64 @@
+"""What callbacks share: what all ranks have, names of classes, images as pictures, TensorBoard."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+
+def gather(own: Any, trainer: Trainer) -> list[Any]:
+    """What each rank has, in their order, on all of them. All must call it."""
+    if trainer.world_size == 1:
+        return [own]
+    parts: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(parts, own)
+    return parts
+
+
+def class_names(pl_module: LightningModule) -> list[str]:
+    """Names of the classes of a task, or their numbers."""
+    return list(pl_module.hparams["class_names"] or map(str, range(pl_module.hparams["num_classes"])))
+
+
+def rgb(images: Tensor) -> Tensor:
+    """The first three channels of images (..., C, H, W), or the first one three times where there are fewer."""
+    return images[..., :3, :, :] if images.shape[-3] >= 3 else images[..., [0, 0, 0], :, :]
+
+
+def pixels(images: Tensor, of: Any) -> np.ndarray:
+    """Normalised images as pictures.
+
+    Args:
+        images: (..., C, H, W).
+        of: The data module that normalised them, or its trainer.
+
+    Returns:
+        (..., H, W, 3), uint8; see `rgb`.
+    """
+    data = getattr(of, "datamodule", of)
+    mean, std = (torch.tensor(statistic).view(-1, 1, 1) for statistic in (data.mean, data.std))
+    shown = rgb(images.float().cpu() * std + mean)
+    picture: np.ndarray = (255 * shown).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).numpy()
+    return picture
+
+
+def writers(trainer: Trainer) -> list[Any]:
+    """The writers of all TensorBoard loggers of a run."""
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def current_step(trainer: Trainer) -> int:
+    """The step at which Lightning logs: that of the batch in work, and in validation of the batch before it.
+
+    What a checkpoint of this moment is followed by has later steps, so it is not taken for what a kill has left.
+    """
+    return trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)
+
+
+def add_picture(trainer: Trainer, tag: str, picture: Any) -> None:
+    """Shows a picture (H, W, 3), uint8, an array or one of PIL, at the current step."""
+    for writer in writers(trainer):
+        writer.add_image(tag, np.asarray(picture), current_step(trainer), dataformats="HWC")

@@ -1,0 +1,171 @@
+"""Pictures of dense prediction, which segmentation and detection share."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image, ImageDraw, ImageFont
+
+from linvit.callbacks.attention.heat_map import LIGHT, Paper
+from linvit.callbacks.classification import file_of
+from linvit.callbacks.common import add_picture
+from linvit.callbacks.report import training_on, write_picture
+
+OPACITY = 0.6  # of the colours over a picture
+SWATCH, LINE, GAP = 14, 20, 6  # pixels of a legend
+
+
+FIRST = (  # grey, Tableau's ten with black in place of their grey: PASCAL VOC's first ones have three reds among them
+    *((96, 96, 96), (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189)),
+    *((140, 86, 75), (227, 119, 194), (0, 0, 0), (188, 189, 34), (23, 190, 207)),
+)
+
+
+def palette(classes: int) -> np.ndarray:
+    """A colour for each class (K, 3), uint8: eleven that are easily told apart, then PASCAL VOC's.
+
+    Those spread the bits of a number over the three channels.
+    """
+    numbers = np.arange(classes)
+    colours = np.zeros((classes, 3), dtype=np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    colours[: len(FIRST)] = FIRST[:classes]
+    return colours
+
+
+def class_palette(trainer: Trainer, classes: int) -> np.ndarray:
+    """A colour for each class (K, 3), uint8: that of the data's masks if they have colours, or one of `palette`."""
+    given = getattr(trainer.datamodule, "class_colours", None)  # type: ignore[attr-defined]
+    return palette(classes) if given is None or len(given) != classes else np.array(given, dtype=np.uint8)
+
+
+def overlay(picture: np.ndarray, classes: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """A picture (H, W, 3), uint8, with the colours of classes (H, W) over it; pixels of no class stay as they are.
+
+    Under the colours the picture is grey, so that they are those of the legend for a picture of any colours.
+    """
+    known = classes < len(colours)
+    mixed = (1 - OPACITY) * picture.mean(-1, keepdims=True) + OPACITY * colours[np.where(known, classes, 0)]
+    return np.where(known[..., None], mixed.round().astype(np.uint8), picture)
+
+
+def captions(names: Sequence[str], width: int) -> Image.Image:
+    """A line with the names of pictures of that width that lie side by side."""
+    picture = Image.new("RGB", (width * len(names), LINE), "white")
+    for i, name in enumerate(names):
+        place = (i + 0.5) * width, LINE / 2
+        ImageDraw.Draw(picture).text(place, name, "black", ImageFont.load_default(12), anchor="mm")
+    return picture
+
+
+def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper = LIGHT) -> Image.Image:
+    """A picture of that width with a swatch and the name of each class, in as many columns as fit."""
+    font = ImageFont.load_default(12)
+    column = SWATCH + 3 * GAP + max((int(font.getlength(name)) for name in names), default=0)
+    columns = max(width // column, 1)
+    rows = -(-len(names) // columns)
+    picture = Image.new("RGB", (width, rows * LINE + GAP), paper.back)
+    draw = ImageDraw.Draw(picture)
+    for i, (name, colour) in enumerate(zip(names, colours.tolist(), strict=True)):
+        left, top = i % columns * column + GAP, i // columns * LINE + GAP
+        draw.rectangle((left, top, left + SWATCH, top + SWATCH), tuple(colour), "grey")
+        draw.text((left + SWATCH + GAP, top + SWATCH / 2), name, paper.ink, font, anchor="lm")
+    return picture
+
+
+class PicturePaths:
+    """Paths in a folder of a data source, such as `predictions_photos`. Images in folders below the source keep these.
+
+    Args:
+        folder: In which that folder is.
+        source: Path or name of the data source, if it has one.
+
+    Attributes:
+        folder: Of the data source.
+        count: Images so far.
+    """
+
+    def __init__(self, folder: Path, source: str | None) -> None:
+        self.folder = folder / Path(file_of(source)).stem
+        self.count = 0
+        self._source = None if source is None else Path(source).absolute()  # as the paths of images are
+        self._names: dict[str, int] = {}
+
+    def __call__(self, name: str) -> Path:
+        """The path of an image's files without their endings; a number is added where it came before."""
+        inside = self._source is not None and Path(name).is_relative_to(self._source)
+        kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
+        stem = str(kept.with_suffix(""))
+        self._names[stem] = number = self._names.get(stem, 0) + 1
+        self.count += 1
+        path = self.folder / (stem if number == 1 else f"{stem}_{number}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class ValidationPictures(Callback):
+    """Writes a picture at each validation: a row for each of the first images of rank 0's part of the set.
+
+    TensorBoard has all of them (`val/NAME`), and `val_NAME.png` in the run's folder is the last. Predictions are those
+    of the weights that `predict_with` names. A subclass supplies `name`, `titles`, `width` and `rows`.
+
+    Args:
+        images: Rows of the picture.
+    """
+
+    name: ClassVar[str]
+    """Of the picture."""
+    titles: ClassVar[tuple[str, ...]]
+    """Of the columns."""
+    width: ClassVar[int]
+    """Pixels of a column."""
+
+    def __init__(self, images: int = 4) -> None:
+        self.images = images
+        self._rows: list[np.ndarray] = []
+
+    def rows(
+        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
+    ) -> Iterable[np.ndarray]:
+        """The rows of the images of a batch, each (H, columns x width, 3), uint8; only those that are shown are made.
+
+        Args:
+            trainer: Of the run.
+            pl_module: The task.
+            batch: Of validation.
+            predicted: What `score_batch` of the task returned for it.
+        """
+        raise NotImplementedError
+
+    def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:
+        """What stands below the rows, as wide as they are."""
+        return []
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Discards the rows of the last validation."""
+        self._rows.clear()
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Makes the rows of the first images."""
+        outputs, batch, *_ = args
+        missing = self.images - len(self._rows)
+        if trainer.is_global_zero and trainer.loggers and missing > 0:
+            predicted = outputs.get(pl_module.hparams["predict_with"], outputs["raw"])
+            self._rows += islice(self.rows(trainer, pl_module, batch, predicted), missing)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the picture."""
+        folder = trainer.log_dir  # all ranks ask for it, since it is that of rank 0
+        if not self._rows or folder is None or trainer.sanity_checking:
+            return
+        titles = np.asarray(captions(self.titles, self.width))
+        picture = np.concatenate([titles, *self._rows, *self.below(trainer, pl_module)])
+        with training_on(trainer):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
+        add_picture(trainer, f"val/{self.name}", picture)

@@ -1,1 +1,0 @@
-"""Pictures of dense prediction, which segmentation and detection share."""

@@ -1,0 +1,233 @@
+"""What a run of detection shows: scores of the classes, curves, pictures, and detections as files."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image, ImageDraw, ImageFont
+
+from linvit import coco_masks
+from linvit.callbacks.common import class_names, current_step, gather, pixels
+from linvit.callbacks.dense import PicturePaths, ValidationPictures, class_palette
+from linvit.callbacks.report import Findings, Report, rendered
+
+LONG = 10  # seconds of COCO's evaluation that are worth a line
+
+
+class DetectionReport(Report):
+    """Writes `val_classes.csv` (class, objects, box_AP, ...) and `val_precision_recall.png`; after a test, `test_...`.
+
+    Both are of the weights that `predict_with` names. The task offers `results(stage)`, whose `evaluations` are COCO's
+    of boxes and masks and whose `objects` are the true ones of each class, on rank 0. The seconds that the detections
+    of the set took, and COCO's figures after them, are logged as `seconds/detection` and `seconds/coco_evaluation`.
+
+    Args:
+        folder: Where to write; null is the folder of the logger, and nothing is written without one.
+    """
+
+    name = "precision_recall"
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        super().__init__(folder)
+        self._started = 0.0
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self._started = time.perf_counter()
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
+        """COCO's evaluations, and how many objects each class has; logs how long they took."""
+        detected = time.perf_counter()
+        results = cast("Any", pl_module).results(stage)
+        detection, evaluation = detected - self._started, time.perf_counter() - detected
+        if evaluation > LONG:
+            rank_zero_info(f"detection took {detection:.0f} s, COCO's evaluation {evaluation:.0f} s")
+        for logger in trainer.loggers if stage == "val" and not trainer.sanity_checking else ():
+            seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
+            logger.log_metrics(seconds, current_step(trainer))
+        return dict(results.evaluations), results.objects
+
+    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
+        """Objects and average precision of each class."""
+        evaluations, objects = found
+        scores = {
+            f"{kind}_{name}": values
+            for kind, each in evaluations.items()
+            for name, values in each.class_scores().items()
+        }
+        picture = curves_picture({kind: each.precision for kind, each in evaluations.items()})
+        return Findings("objects", objects, scores, picture)
+
+
+SHOWN = {"0.50": slice(1), "0.75": slice(5, 6), "0.50:0.95": slice(None)}  # IoU thresholds among 0.50, 0.55, ..., 0.95
+
+
+def curves_picture(precision: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Draws the mean over classes of the precision, as COCO interpolates it, a panel per kind: (H, W, 3), uint8.
+
+    Args:
+        precision: By what must overlap, "box" or "mask": (10, 101, K) of IoU threshold, recall and class; -1 for a
+            class without an object.
+    """
+    from matplotlib.figure import Figure  # here, since it takes half a second
+
+    figure = Figure(figsize=(5 * len(precision), 4.2), dpi=100, layout="constrained")
+    panels = figure.subplots(1, len(precision), squeeze=False)[0]
+    for axes, (kind, values) in zip(panels, precision.items(), strict=True):
+        found = values[..., (values >= 0).all((0, 1))]
+        for name, chosen in SHOWN.items() if found.shape[-1] else ():
+            curve = found[chosen].mean((0, 2))
+            axes.plot(np.linspace(0, 1, len(curve)), curve, label=f"IoU {name}: AP {curve.mean():.3f}")
+            axes.legend(loc="lower left")
+        axes.set(xlabel="recall", ylabel="precision", title=f"{kind}, {found.shape[-1]} classes", ylim=(0, 1.02))
+        axes.grid(color="#e2e2e2")
+    return rendered(figure)
+
+
+class DetectionPictures(ValidationPictures):
+    """Writes `val_detection.png`: rows of image, truth and detections, with names and scores.
+
+    Args:
+        images: Rows of the picture.
+        threshold: Detections of lower scores are left out.
+    """
+
+    name, titles, width = "detection", ("image", "truth", "detections"), 400
+
+    def __init__(self, images: int = 4, threshold: float = 0.3) -> None:
+        super().__init__(images)
+        self.threshold = threshold
+
+    def rows(
+        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
+    ) -> Iterator[np.ndarray]:
+        """Draws the images of a batch; see `ValidationPictures`."""
+        colours, names = class_palette(trainer, pl_module.hparams["num_classes"]), class_names(pl_module)
+        for image, pair in zip(batch["image"], predicted, strict=True):
+            plain = enlarged(Image.fromarray(pixels(image, trainer)), self.width, self.width)
+            shown = [plain, plain.copy(), plain.copy()]
+            for picture, objects in zip(shown[1:], pair, strict=True):
+                draw(picture, objects, colours, names, self.threshold)
+            yield np.concatenate([np.asarray(picture) for picture in shown], 1)
+
+
+def enlarged(picture: Image.Image, least: int, most: int) -> Image.Image:
+    """A picture whose width lies between two bounds, with its aspect."""
+    width = min(max(picture.width, least), most)
+    return picture.resize((width, max(round(picture.height * width / picture.width), 1)))
+
+
+OPACITY = 0.45  # of masks
+FONT = 12  # pixels
+
+
+def draw(picture: Image.Image, objects: Any, colours: np.ndarray, names: Sequence[str], threshold: float = 0.0) -> None:
+    """Draws objects over a picture, the surest last.
+
+    Args:
+        picture: RGB, of any size: that of the objects need not be the same.
+        objects: `size` (H, W) of the image, `boxes` in its pixels, `labels`, `rles`, and of detected ones `scores`.
+        colours: Of the classes (K, 3), uint8.
+        names: Of the classes.
+        threshold: Objects of lower scores are left out.
+    """
+    scale = np.tile([picture.width / objects.size[1], picture.height / objects.size[0]], 2)
+    scores = np.ones(len(objects.labels)) if objects.scores is None else objects.scores
+    rles = objects.rles or [None] * len(scores)
+    shown = [i for i in np.argsort(scores, kind="stable").tolist() if scores[i] >= threshold]
+    for i in shown:
+        if rles[i] is not None:
+            _fill(picture, rles[i], tuple(colours[objects.labels[i]].tolist()))
+    pen = ImageDraw.Draw(picture)
+    for i in shown:
+        label = int(objects.labels[i])
+        crowd = " (crowd)" if objects.iscrowd is not None and objects.iscrowd[i] else ""
+        score = "" if objects.scores is None else f" {objects.scores[i]:.2f}"
+        box, colour = (objects.boxes[i] * scale).tolist(), tuple(colours[label].tolist())
+        _frame(pen, picture.width, box, colour, names[label] + crowd + score)
+
+
+def _fill(picture: Image.Image, rle: dict[str, Any], colour: tuple[int, ...]) -> None:
+    """Lays a colour over the pixels of a mask."""
+    mask = Image.fromarray(round(255 * OPACITY) * coco_masks.decode([rle])[0])
+    picture.paste(Image.new("RGB", picture.size, colour), mask=mask.resize(picture.size, Image.Resampling.NEAREST))
+
+
+def _frame(pen: ImageDraw.ImageDraw, width: int, box: Sequence[float], colour: tuple[int, ...], text: str) -> None:
+    """Draws a box, and its text at its upper edge, inside of it at the upper edge of the picture of that width."""
+    left, top, right, bottom = box
+    pen.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
+    font = ImageFont.load_default(FONT)
+    length = font.getlength(text) + 4
+    place = (max(min(left, width - length), 0), top - FONT - 2 if top > FONT + 2 else top)
+    pen.rectangle((*place, place[0] + length, place[1] + FONT + 2), colour)
+    ink = "black" if np.dot(colour, (0.299, 0.587, 0.114)) > 140 else "white"
+    pen.text((place[0] + 2, place[1] + FONT / 2 + 1), text, ink, font, anchor="lm")
+
+
+WIDTH = (480, 1600)  # pixels of a picture
+
+
+class DetectionWriter(Callback):
+    """Writes `results.json`, `images.json`, and for each image `NAME.jpg` with its detections.
+
+    `results.json` is a list of detections in COCO's format, in pixels of the original images: `image_id`,
+    `category_id`, `bbox` (x, y, width, height), `score` and, with masks, `segmentation` (an RLE). `images.json` says
+    which image and which class has which id; COCO's tools read it as annotations, and then the results. Pictures are of
+    the size that the network saw, small ones enlarged. Images in folders below the source keep these folders.
+
+    Args:
+        path: Folder, in which each data source has a folder of its own, such as `predictions_photos`.
+        threshold: Detections of lower scores are not drawn.
+    """
+
+    def __init__(self, path: str | Path, threshold: float = 0.3) -> None:
+        self.path = Path(path)
+        self.threshold = threshold
+        self._found: dict[int, tuple[int, str, Any]] = {}
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Discards the detections of an earlier prediction."""
+        self._found.clear()
+        self._paths = PicturePaths(self.path, getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
+        self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Draws the images of a batch and keeps their detections."""
+        outputs, batch, *_ = args
+        names = class_names(pl_module)
+        indices, ids = batch["index"].tolist(), batch.get("image_id")
+        rows = zip(indices, ids or indices, outputs["id"], batch["image"], outputs["objects"], strict=True)
+        for index, number, name, image, objects in rows:
+            self._found[index] = int(number), str(name), objects
+            picture = enlarged(Image.fromarray(pixels(image, trainer)), *WIDTH)
+            draw(picture, objects, self._colours, names, self.threshold)
+            target = self._paths(str(name))
+            picture.save(target.with_name(f"{target.name}.jpg"), quality=92)
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the detections of all devices in the order of the data set; padded duplicates count once."""
+        found = {index: pair for part in gather(self._found, trainer) for index, pair in part.items()}
+        if trainer.is_global_zero:
+            self._write(trainer, class_names(pl_module), [found[index] for index in sorted(found)])
+        rank_zero_info(f"wrote the detections of {len(found)} images to {self._paths.folder}")
+
+    def _write(self, trainer: Trainer, names: list[str], found: list[tuple[int, str, Any]]) -> None:
+        ids = getattr(trainer.datamodule, "category_ids", None) or [*range(1, len(names) + 1)]  # type: ignore[attr-defined]
+        images = [
+            {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}
+            for number, name, objects in found
+        ]
+        categories = [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]
+        results = [one for number, _, objects in found for one in objects.annotations(number, ids)]
+        content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
+        self._paths.folder.mkdir(parents=True, exist_ok=True)
+        for name, value in content.items():
+            (self._paths.folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")

@@ -1,1 +1,0 @@
-"""What a run of detection shows: scores of the classes, curves, pictures, and detections as files."""

@@ -1,0 +1,202 @@
+"""What a run logs of itself: its speed, memory, gradients, images that were skipped or counted, hyper-parameters."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+from torch.utils.tensorboard.summary import hparams
+
+
+class Throughput(Callback):
+    """Logs the speed of training, from the start of the first step to the end of the last one, validation left out.
+
+    `images/s` counts all devices. `data_wait` is the fraction of the time in which training waits for its loader: near
+    0, the model limits the speed; above about 0.1, the loader does; see `data.num_workers`. It is that of linvit's own
+    loaders, or of others that count their `seconds_waited`.
+
+    Args:
+        window: Steps that one figure spans. An epoch that has fewer, or fewer than loggers skip between two figures
+            (`trainer.log_every_n_steps`), gets one at its end.
+    """
+
+    def __init__(self, window: int = 10) -> None:
+        self.window = window
+        self._latest: dict[str, float] = {}
+        self._since = self._ended = 0.0  # a validation comes before training, too
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock: a run that is resumed within an epoch does not start one."""
+        self._restart(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restarts the clock: validation and start-up do not count."""
+        self._latest = {}
+        self._restart(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the clock."""
+        self._paused = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock again: a validation within the epoch does not count either."""
+        pause = time.perf_counter() - self._paused
+        self._since += pause
+        self._ended += pause
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Counts a batch and logs when the window is full."""
+        _, batch, *_ = args
+        self._ended = time.perf_counter()
+        self._images += len(batch["image"]) * trainer.world_size
+        self._steps += 1
+        if self._steps == self.window:
+            self._latest = self._figures(trainer)
+            self._log(pl_module, batch_size=len(batch["image"]))
+            self._restart(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the figures of a short epoch."""
+        if not self._latest and self._steps:
+            self._latest = self._figures(trainer)
+        elif trainer.num_training_batches >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        self._log(pl_module, sync_dist=True)
+
+    def _figures(self, trainer: Trainer) -> dict[str, float]:
+        passed, waited = self._ended - self._since, _seconds_waited(trainer)
+        wait = {} if waited is None or self._waited is None else {"data_wait": (waited - self._waited) / passed}
+        return {"images/s": self._images / passed, **wait}
+
+    def _log(self, pl_module: LightningModule, **options: Any) -> None:
+        for name, figure in self._latest.items():
+            pl_module.log(name, figure, prog_bar=name == "images/s", **options)
+
+    def _restart(self, trainer: Trainer) -> None:
+        self._images = self._steps = 0
+        self._waited = _seconds_waited(trainer)
+        self._since = self._ended = time.perf_counter()
+
+
+def _seconds_waited(trainer: Trainer) -> float | None:
+    return getattr(trainer.train_dataloader, "seconds_waited", None)
+
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+GIB = 2**30
+
+
+class Memory(Callback):
+    """Logs the most memory that the first process has used so far, in GiB.
+
+    `memory/host` is the largest resident set of the process itself, without its loader processes: a curve that never
+    stops rising is a leak. It is not known on Windows. `memory/device` is what torch has allocated on the CUDA device.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Asks the system, in steps that are logged (`trainer.log_every_n_steps`)."""
+        if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+        if resource is not None:
+            pl_module.log("memory/host", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB)
+        if pl_module.device.type == "cuda":
+            pl_module.log("memory/device", torch.cuda.max_memory_allocated(pl_module.device) / GIB)
+
+
+class GradientNorm(Callback):
+    """Logs `grad_norm`, the L2 norm over all parameters, as the optimiser gets it: unscaled, accumulated, not clipped.
+
+    It is computed only in steps that are logged (`trainer.log_every_n_steps`), and not if the strategy shards the
+    model, since each device then holds a part of the gradient.
+    """
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Logs the norm, after the backward pass and before clipping."""
+        logged = (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if logged and not isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
+            gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+            pl_module.log("grad_norm", get_total_norm(gradients))
+
+
+class BadImageCount(Callback):
+    """Warns after each training epoch in which bad images were skipped, with the file that names them."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warns of those of all devices."""
+        bad = getattr(getattr(trainer, "datamodule", None), "bad_images", None)
+        if bad is None:
+            return
+        mine = torch.tensor(bad.since_last(), device=pl_module.device)
+        skipped = int(trainer.strategy.reduce(mine, reduce_op="sum"))
+        if skipped:
+            named = f"; they are named in '{bad.report}'" if bad.report else ""
+            rank_zero_warn(
+                f"epoch {trainer.current_epoch}: {skipped} training images could not be decoded and others took their "
+                f"place{named}"
+            )
+
+
+class ImageCount(Callback):
+    """Counts the images of the last validation or test.
+
+    Attributes:
+        images: How many there were, over all devices.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._own = 0
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts at 0."""
+        self._own = 0
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Counts a batch."""
+        _, batch, *_ = args
+        self._own += len(batch["image"])
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds up the counts of all devices."""
+        own = torch.tensor(self._own, device=pl_module.device)
+        self.images = int(trainer.strategy.reduce(own, reduce_op="sum"))
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
+    on_test_epoch_end = on_validation_epoch_end
+
+
+class FinalScore(Callback):
+    """Names the hyper-parameters to TensorBoard, and the scores that its table shows beside them.
+
+    Those are the last values of `val/score` and, with a moving average, of `val/ema_score`.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the names to TensorBoard."""
+        scores = dict.fromkeys(["val/score", "val/ema_score"][: 2 if pl_module.hparams.get("ema_decay") else 1], 0.0)
+        for logger in trainer.loggers if trainer.is_global_zero and trainer.enable_validation else ():
+            if isinstance(logger, TensorBoardLogger):
+                for summary in hparams(dict(_flat(dict(logger.hparams))), scores):
+                    logger.experiment.file_writer.add_summary(summary)
+
+
+def _flat(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested options by path, with the values that TensorBoard takes."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}/")
+        else:
+            yield before + name, value if isinstance(value, bool | int | float | str) else str(value)

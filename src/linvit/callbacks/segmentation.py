@@ -1,0 +1,121 @@
+"""What a run of semantic segmentation shows: scores of the classes, pictures, and predicted masks as files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
+from torch import Tensor
+
+from linvit.callbacks.common import class_names, pixels
+from linvit.callbacks.dense import PicturePaths, ValidationPictures, class_palette, legend, overlay
+from linvit.callbacks.report import Findings, Report, confusion_picture
+from linvit.rasters import georeference, write_tiff
+
+
+class SegmentationReport(Report):
+    """Writes `val_classes.csv` (class, pixels, IoU, Acc, F1) and `val_confusion.png`; after a test, `test_...`.
+
+    Both are of the weights that `predict_with` names. The task offers `class_table(stage)`: the confusion matrix, and
+    scores of each class.
+
+    Args:
+        folder: Where to write; null is the folder of the logger, and nothing is written without one.
+    """
+
+    name = "confusion"
+
+    def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
+        """The matrix and the scores, which all ranks have."""
+        return cast("Any", pl_module).class_table(stage)
+
+    def findings(self, found: Any, pl_module: LightningModule) -> Findings:
+        """Pixels and scores of each class."""
+        matrix, scores = found[0].cpu().numpy(), {name: values.cpu().numpy() for name, values in found[1].items()}
+        label, predicted = np.nonzero(matrix)
+        picture = confusion_picture(label, predicted, class_names(pl_module), matrix[label, predicted])
+        return Findings("pixels", matrix.sum(1), scores, picture)
+
+
+class SegmentationPictures(ValidationPictures):
+    """Writes `val_segmentation.png`: rows of image, labels and prediction, and a legend of the classes.
+
+    Args:
+        images: Rows of the picture.
+    """
+
+    name, titles, width = "segmentation", ("image", "labels", "prediction"), 320
+
+    def rows(
+        self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
+    ) -> Iterator[np.ndarray]:
+        """Lays labels and predictions over the images of a batch."""
+        colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        for image, mask, classes in zip(batch["image"], batch["mask"], predicted, strict=True):
+            picture = pixels(image, trainer)
+            side = (self.width, max(round(self.width * picture.shape[0] / picture.shape[1]), 1))
+            shown = np.asarray(Image.fromarray(picture).resize(side))
+            maps = [np.asarray(_resized(found, side)) for found in (mask, classes)]
+            yield np.concatenate([shown, *(overlay(shown, found, colours) for found in maps)], 1)
+
+    def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:
+        """The legend."""
+        colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        return [np.asarray(legend(colours, class_names(pl_module), len(self.titles) * self.width))]
+
+
+def _resized(classes: Tensor, side: tuple[int, int]) -> Image.Image:
+    whole = Image.fromarray(classes.to(torch.int32).cpu().numpy(), mode="I")
+    return whole.resize(side, Image.Resampling.NEAREST)
+
+
+class MaskWriter(Callback):
+    """Writes `NAME.png`, whose values are the classes, and `NAME_overlay.jpg` for each image, at its original size.
+
+    The mask of a GeoTIFF is one, too, `NAME.tif`, with its georeference. A mask has 8 bits for up to 256 classes, else
+    16. Images in folders below the source keep these folders.
+    `legend.png` names the colours.
+
+    Args:
+        path: Folder, in which each data source has a folder of its own, such as `predictions_photos`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the folder and the legend."""
+        self._paths = PicturePaths(self.path, getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
+        self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        if trainer.is_global_zero:
+            self._paths.folder.mkdir(parents=True, exist_ok=True)
+            shown = legend(self._colours, class_names(pl_module), 600)
+            shown.save(self._paths.folder / "legend.png")
+        trainer.strategy.barrier()
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Writes the files of a batch."""
+        outputs, batch, *_ = args
+        for name, image, found in zip(outputs["id"], batch["image"], outputs["classes"], strict=True):
+            classes = found.to(torch.int32).cpu().numpy()
+            target = self._paths(str(name))
+            kind = np.uint8 if len(self._colours) <= 256 else np.uint16
+            place, saved = georeference(str(name)), classes.astype(kind)
+            if place is None:
+                Image.fromarray(saved).save(target.with_name(f"{target.name}.png"))
+            else:
+                colours = self._colours.tolist() if kind is np.uint8 else ()
+                write_tiff(target.with_name(f"{target.name}.tif"), saved[None], place, colours)
+            picture = Image.fromarray(pixels(image, trainer)).resize(classes.shape[::-1])
+            shown = Image.fromarray(overlay(np.asarray(picture), classes, self._colours))
+            shown.save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says how many there are and where."""
+        count = torch.tensor(self._paths.count, device=pl_module.device)
+        total = int(trainer.strategy.reduce(count, reduce_op="sum"))
+        rank_zero_info(f"wrote {total} masks and overlays to {self._paths.folder}")

@@ -1,1 +1,0 @@
-"""What a run of semantic segmentation shows: scores of the classes, pictures, and predicted masks as files."""
