@@ -105,7 +105,6 @@ def part(
     purge_step = None
     if resumed is not None:
         checkpoint = Checkpoint(resumed, resumed=True)
-        checkpoint.complete()
         purge_step = checkpoint.purge_step
     loggers = run_loggers(None, folder / "runs", None if resumed is None else "version_0", purge_step)
     stop = StopAt(step, str(folder / "record.jsonl"))

@@ -95,8 +95,7 @@ def link(path: Path, other: Path) -> None:
         shutil.copyfile(path, prepared)
         sync(prepared)
     try:
-        os.replace(prepared, other)
-        sync(other.parent)
+        publish(prepared, other)
     finally:
         prepared.unlink(missing_ok=True)  # a rename between two names of one file does nothing
 

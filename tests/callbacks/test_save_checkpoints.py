@@ -73,7 +73,7 @@ class Rows(Memory):
 
 
 def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
-    """Rows, then last.ckpt, then its names as the best; a kill in between is made good from it."""
+    """Rows, then the names of the best, then last.ckpt; a run that is resumed after a kill in between does it again."""
     saves = SaveCheckpoints("train/loss", "max", "epoch_{epoch}")
     monkeypatch.setattr(saves.best[0], "add", lambda values: Best.add(saves.best[0], {**values, "train/loss": 1.0}))
     logger, folder = Rows(), tmp_path / "memory" / "version_0" / "checkpoints"
@@ -81,35 +81,27 @@ def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
 
     def link(path, other):
         moments.append((path.name, other.name, logger.saved))
-        if other.name == "epoch_1.ckpt":
+        if path.name == "epoch_1.ckpt":
             raise Killed
         files.link(path, other)
 
     monkeypatch.setattr(module, "link", link)
     with pytest.raises(Killed):
         run(tmp_path, saves, max_epochs=3, logger=logger)
-    assert moments == [("last.ckpt", "epoch_0.ckpt", 2), ("last.ckpt", "epoch_1.ckpt", 4)]
-    content = read(folder / "last.ckpt")
-    assert content["callbacks"][saves.state_key] == {"train/loss": {"epoch_1.ckpt": 1.0}}
-    monkeypatch.undo()
-    module.complete(folder / "last.ckpt", content["same_files"], content["replaced_files"])
-    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["epoch_1.ckpt", "last.ckpt", "previous.ckpt"]
-    assert (folder / "epoch_1.ckpt").samefile(folder / "last.ckpt")
+    assert moments == [("epoch_0.ckpt", "last.ckpt", 2), ("epoch_1.ckpt", "last.ckpt", 4)]
+    assert read(folder / "last.ckpt")["callbacks"][saves.state_key] == {"train/loss": {"epoch_0.ckpt": 1.0}}
+    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["epoch_1.ckpt", "last.ckpt"]
 
 
 NAMES = ["../mine.ckpt", "notes.txt", "a.ckpt", "b.ckpt", "last.ckpt", "\0.ckpt", 7, None]
 
 
-def test_what_a_file_says_of_others_reaches_no_other_folder(tmp_path):
-    folder = tmp_path / "checkpoints"
-    (folder / "a.ckpt").mkdir(parents=True)
-    (folder / "b.ckpt").symlink_to(tmp_path)
-    for path in (tmp_path / "mine.ckpt", folder / "last.ckpt", folder / "notes.txt"):
-        path.touch()
+def test_nothing_but_checkpoints_is_deleted(tmp_path):
+    (tmp_path / "a.ckpt").mkdir()
+    (tmp_path / "b.ckpt").symlink_to(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    for names in (NAMES, [str(tmp_path / "mine.ckpt")], "x", {}):
-        module.complete(folder / "last.ckpt", [], names)
-    assert sorted(path for path in tmp_path.rglob("*") if path.name != ".lock") == before
+    module.delete_and_link([tmp_path / "a.ckpt", tmp_path / "b.ckpt", tmp_path / "c.ckpt"], [])
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("state", [{}, {"val/score": 5}, {"val/score": dict.fromkeys(NAMES[:2], 1.0)}], ids=str)
@@ -167,15 +159,6 @@ def test_what_failed_to_the_end_is_known(tmp_path, monkeypatch):
         run(tmp_path, saves, max_epochs=3)
     assert re.fullmatch(r"checkpoint '.*last.ckpt' could not be saved: No space left on device", saves.failure)
     assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
-
-
-def test_it_tries_again_within_the_epoch(tmp_path, monkeypatch):
-    disk, saves = Disk(monkeypatch, 1), SaveCheckpoints()
-    monkeypatch.setattr(module, "RETRY", 0.0)
-    with pytest.warns(UserWarning, match="could not be saved"):
-        run(tmp_path, SavesAt(saves, step=1), saves, max_epochs=1, count=24)
-    assert (disk.count, saves.failure) == (3, None)
-    assert step_of(tmp_path / "checkpoints" / "previous.ckpt") == 2  # before the epoch's own
 
 
 def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):

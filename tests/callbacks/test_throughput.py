@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch import Callback
 
-from linvit.callbacks import Throughput, throughput
+from linvit.callbacks import Throughput
+from linvit.callbacks import monitors as throughput
 from linvit.data.loading import loader
 from linvit.data.loading.loader import TrainLoader
 from tests.training import Memory, RandomImages, batch, batches, fit, tiny_task, trainer

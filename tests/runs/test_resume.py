@@ -158,14 +158,6 @@ def test_when_a_run_is_finished(folder, limits, finished, capsys):
         assert find(configs, root, settings(*limits))[1].step == 20
 
 
-def test_a_finished_run_gets_the_best_that_a_kill_kept_back(folder):
-    path = folder / "checkpoints" / "last.ckpt"
-    content = torch.load(path, weights_only=True) | {"same_files": ["best.ckpt"], "replaced_files": []}
-    AtomicCheckpointIO().save_checkpoint(content, path)
-    assert find([str(folder / "config.yaml")], folder.parents[1], settings(2)).finished
-    assert path.samefile(path.with_name("best.ckpt"))
-
-
 def test_early_stopping_has_finished_a_run(folder):
     path = folder / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)

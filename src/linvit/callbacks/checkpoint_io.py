@@ -1,9 +1,7 @@
 """Lightning's plug-in that writes checkpoints whole, with a checksum, and reads none that is damaged."""
 
-import errno
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +35,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            check_space(path.parent, nbytes(checkpoint))
             with replacing(path) as file:
                 hashing = Hashing(file)
                 try:
@@ -88,32 +85,3 @@ class Hashing:
 def is_remote(path: str | Path) -> bool:
     """Whether a path is a URL, such as s3://bucket/x.ckpt."""
     return "://" in str(path)
-
-
-def nbytes(content: Any) -> int:
-    """Bytes of all tensors in a checkpoint, which is about the size of its file."""
-    if isinstance(content, torch.Tensor):
-        return content.nbytes
-    values = content.values() if isinstance(content, Mapping) else content
-    return sum(map(nbytes, values)) if isinstance(content, Mapping | list | tuple) else 0
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """Raises an `OSError` if a folder's disk has less space than needed, before anything is written to it.
-
-    Args:
-        folder: The folder.
-        needed: Bytes.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"the disk has {in_words(free)} left, and {in_words(needed)} are needed")
-
-
-def in_words(size: float) -> str:
-    """A number of bytes, such as 1.5 GB."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        del units[0]
-    return f"{size:.3g} {units[0]}"

@@ -3,10 +3,8 @@
 import math
 import os
 import shutil
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,27 +16,16 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, in_words, is_remote
+from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, is_remote
 from linvit.errors import UserError, check_choice
 from linvit.files import LAST, PREVIOUS, link, lock, publish, remove, sweep, temporary, unlock
 
-RETRY = 60.0  # seconds
-SAME, REPLACED = "same_files", "replaced_files"
-"""In a checkpoint: names of other files of its folder that are the same one, and of those that they replace."""
 WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
 
 
 @dataclass
 class Best:
-    """The checkpoints of a folder with the best values of a metric.
-
-    Attributes:
-        monitor: The metric.
-        mode: Whether the smallest or the largest value is the best.
-        filename: Of the checkpoints, without `.ckpt`; see `SaveCheckpoints`.
-        save_top_k: How many there are at most; -1 for all.
-        kept: Their names and values.
-    """
+    """The checkpoints of a folder with the best values of a metric: `kept` has their names and values."""
 
     monitor: str
     mode: Literal["min", "max"]
@@ -82,10 +69,10 @@ class SaveCheckpoints(Checkpoint):
     average that of the epoch whose average scored best the name best_ema.ckpt. The folder is reserved for this run
     while it trains, and what killed runs left unfinished in it is deleted.
 
-    last.ckpt is the record of its moment: the loggers have written all rows before it, and it lists its other names. So
-    after a kill a run that is resumed can complete what belongs to it (`complete`), and does the rest again.
+    last.ckpt is the record of its moment, and the last thing to be written: the loggers have written all rows before
+    it, and the best have their names. So after a kill a run that is resumed does the rest again.
     A checkpoint that cannot be written, because the disk is full or read-only, does not end the run: it says so,
-    forgets that the state was the best, and tries again a minute later.
+    forgets that the state was the best, and tries again after the next epoch or validation, and at the end.
 
     Args:
         monitor: The metric that decides what is best; null keeps none. The one of validation with "val/" counts only
@@ -111,11 +98,7 @@ class SaveCheckpoints(Checkpoint):
         self.best = [] if monitor is None else [Best(monitor, mode, filename, save_top_k)]
         self.dirpath: str | None = None
         self.failure: str | None = None
-        self._failed_at = 0.0
-        self._failed_step = 0
         self._scored = False  # since the last save that asked
-        self._same: list[str] = []
-        self._replaced: list[str] = []
 
     @property
     def path(self) -> str:
@@ -162,28 +145,16 @@ class SaveCheckpoints(Checkpoint):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._scored = True
             if trainer.check_val_every_n_epoch != 1 or trainer.val_check_interval != 1.0:
-                self._save(trainer, self._choose(trainer))
+                self._save_and_choose(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves at the end of each epoch, also where validation is within epochs or not after each."""
-        self._save(trainer, self._choose(trainer))
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Tries again a minute after it failed."""
-        if self.failure is not None and trainer.global_step != self._failed_step:
-            between_steps = (args[-1] + 1) % trainer.accumulate_grad_batches == 0
-            if trainer.strategy.broadcast(between_steps and time.monotonic() - self._failed_at > RETRY):
-                self.save(trainer)
+        self._save_and_choose(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tries a last time, if the last attempt failed."""
         if self.failure is not None:
             self.save(trainer)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Lists the other names of the file, and the files that they replace."""
-        if self._same:
-            checkpoint[SAME], checkpoint[REPLACED] = self._same, self._replaced
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives the folder back."""
@@ -195,10 +166,10 @@ class SaveCheckpoints(Checkpoint):
 
         It is called on all ranks, between two optimiser steps.
         """
-        return self._save(trainer, self.state_dict())
+        return self._save(trainer, [], [])
 
-    def _choose(self, trainer: Trainer) -> dict[str, Any]:
-        """Decides whether this state is one of the best; returns what was noted before."""
+    def _save_and_choose(self, trainer: Trainer) -> None:
+        """Saves, also under the names of the best if this state is one of them."""
         before = self.state_dict()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         scored, self._scored = self._scored, False
@@ -213,49 +184,63 @@ class SaveCheckpoints(Checkpoint):
                 more = best.add({**values, "epoch": trainer.current_epoch, "step": trainer.global_step})
                 same += more[0]
                 replaced += more[1]
-        self._same, self._replaced = trainer.strategy.broadcast((same, replaced))
-        return before
+        if not self._save(trainer, *trainer.strategy.broadcast((same, replaced))):
+            self.load_state_dict(before)
 
-    def _save(self, trainer: Trainer, before: dict[str, Any]) -> bool:
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            log_now(trainer)
-            for logger in trainer.loggers:
-                logger.save()
-            plain = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
-            linked = plain and not isinstance(trainer.strategy, WRITE_FOLDERS)
-            paths = [os.path.join(str(self.dirpath), name) for name in ([] if linked else self._same)]
-            failures = (self._write(trainer, path, linked) for path in (*paths, self.path))
-            self.failure = next((failure for failure in failures if failure is not None), None)
-            if self.failure is not None:
-                self._failed_at, self._failed_step = time.monotonic(), trainer.global_step
-                self.load_state_dict(before)
-                rank_zero_warn(
-                    f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run "
-                    f"continues, and saves again as soon as it can"
-                )
-        self._same, self._replaced = [], []
+    def _save(self, trainer: Trainer, same: list[str], replaced: list[str]) -> bool:
+        """Writes last.ckpt under other names, too; deletes the checkpoints that these replace."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return True
+        log_now(trainer)
+        for logger in trainer.loggers:
+            logger.save()
+        plain = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
+        linked = plain and not isinstance(trainer.strategy, WRITE_FOLDERS)
+        paths = [os.path.join(str(self.dirpath), name) for name in (*same, LAST)]
+        failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
+        self.failure = next((failure for failure in failures if failure is not None), None)
+        if self.failure is None and self._writes(trainer):
+            others = {Path(str(self.dirpath), name) for name in replaced if name not in same}
+            links = [Path(path) for path in (paths if linked else ())]
+            self.failure = self._on_rank_zero(trainer, self.path, delete_and_link, others, links)
+        if self.failure is not None:
+            rank_zero_warn(
+                f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
+                f"and saves again as soon as it can"
+            )
         return self.failure is None
 
-    def _write(self, trainer: Trainer, path: str, linked: bool) -> str | None:
-        """Writes a file or folder, and the links to last.ckpt after it; why it failed, on all ranks, or None."""
+    def _write(self, trainer: Trainer, path: str) -> str | None:
+        """Writes a file or folder; why it failed, on all ranks, or None."""
         in_folder = isinstance(trainer.strategy, WRITE_FOLDERS) and not is_remote(path)
-        prepared = temporary(Path(path)) if in_folder else path
-        reason = None
+        prepared = temporary(Path(path)) if in_folder else Path(path)
+        error: Exception | None = None
         try:
-            trainer.save_checkpoint(prepared, weights_only=False)
-        except (OSError, CheckpointException) as error:
-            reason = _reason(error)
+            trainer.save_checkpoint(prepared if in_folder else path, weights_only=False)
+        except (OSError, CheckpointException) as caught:
+            error = caught
             trainer.strategy.barrier("Trainer.save_checkpoint")  # where the other ranks wait
+
+        def finish() -> None:
+            try:
+                if error is not None:
+                    raise error
+                if in_folder:
+                    publish(prepared, Path(path))
+            finally:
+                if in_folder:
+                    remove(prepared)
+
+        return self._on_rank_zero(trainer, path, finish)
+
+    def _on_rank_zero(self, trainer: Trainer, path: str, work: Callable[..., None], *args: Any) -> str | None:
+        """Does something on rank 0; why it failed, on all ranks, or None."""
+        reason = None
         if trainer.is_global_zero:
             try:
-                if in_folder and reason is None:
-                    publish(Path(prepared), Path(path))
-                if in_folder:
-                    remove(Path(prepared))
-                if path == self.path and reason is None and not is_remote(path):
-                    name_and_delete(Path(path), self._same if linked else [], self._replaced)
-            except OSError as error:
-                reason = _reason(error)
+                work(*args)
+            except (OSError, CheckpointException) as error:
+                reason = getattr(error, "strerror", None) or str(error)
         reason = trainer.strategy.broadcast(reason)
         return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"
 
@@ -286,32 +271,16 @@ def log_now(trainer: Trainer) -> None:
         connector.log_metrics(connector.metrics["log"], step=trainer.global_step - 1)
 
 
-def name_and_delete(path: Path, same: list[str], replaced: list[str]) -> None:
-    """Gives a checkpoint its other names, and then deletes the checkpoints that it replaces."""
-    for name in same:
-        link(path, path.with_name(name))
-    for other in {path.with_name(name) for name in replaced if name not in same}:
+def delete_and_link(others: Iterable[Path], paths: Sequence[Path]) -> None:
+    """Deletes checkpoints, and gives the first of `paths`, which is written, the names of the others; last.ckpt last.
+
+    A kill before that leaves the last.ckpt before, from which a resumed run does all of it again.
+    """
+    for other in others:
         if not other.is_symlink() and (other.is_file() or (other / ".metadata").is_file()):  # the latter is sharded
             remove(other)
-
-
-def complete(path: Path, same: Any, replaced: Any) -> None:
-    """Does what follows when a checkpoint is written, since a kill may have come before.
-
-    Nothing is done while another process has its folder. Anything but the names of other checkpoints is ignored.
-
-    Args:
-        path: The file.
-        same: What it has under `SAME`.
-        replaced: What it has under `REPLACED`.
-    """
-    names = [list(filter(_is_other, given)) if isinstance(given, list) else [] for given in (same, replaced)]
-    with suppress(UserError, OSError):
-        lock(path.parent)
-        try:
-            name_and_delete(path, *names)
-        finally:
-            unlock(path.parent)
+    for path in paths[1:]:
+        link(paths[0], path)
 
 
 def _is_other(name: Any) -> bool:
@@ -332,8 +301,8 @@ def check_room_for_two(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < 2 * size:
         raise UserError(
-            f"the disk of '{folder}' has {in_words(free)} left, and a checkpoint of this model takes about "
-            f"{in_words(size)}, of which it must hold two. Make room, or choose another disk with "
+            f"the disk of '{folder}' has {format_bytes(free)} left, and a checkpoint of this model takes about "
+            f"{format_bytes(size)}, of which it must hold two. Make room, or choose another disk with "
             f"--trainer.default_root_dir"
         )
 
@@ -351,6 +320,10 @@ def on_rank_zero(trainer: Trainer, check: Callable[..., None], *args: Any) -> No
         raise UserError(reason)
 
 
-def _reason(error: BaseException) -> str:
-    """What the operating system says, without the file."""
-    return getattr(error, "strerror", None) or str(error)
+def format_bytes(size: float) -> str:
+    """A number of bytes, such as 1.5 GB."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return f"{size:.3g} {units[0]}"

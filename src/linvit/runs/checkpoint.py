@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from linvit.callbacks.exact_resume import WITHIN_STEP
-from linvit.callbacks.save_checkpoints import REPLACED, SAME, complete
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
-from linvit.files import LAST, PREVIOUS
+from linvit.files import PREVIOUS
 from linvit.finite import not_finite
 from linvit.runs.folder import CHECKPOINTS, run_of_checkpoint
 from linvit.signatures import equal_options
@@ -54,17 +53,10 @@ class Checkpoint:
         self.stopped_early = stopped_early(content)
         self.run = run_of_checkpoint(path)
         self.purge_step: int = self.step + bool(content.get(WITHIN_STEP))
-        self._files = content.get(SAME), content.get(REPLACED)
         self._asked = ""
         self._options: dict[str, Any] = content["hyper_parameters"]
         self._weights: dict[str, Tensor] = content["state_dict"]
         self._optimizers: Any = content.get("optimizer_states")
-
-    @rank_zero_only
-    def complete(self) -> None:
-        """Puts the best checkpoints of its moment right, if the run was killed before it had."""
-        if self.run is not None and Path(self.path).name == LAST and Path(self.path).is_file():
-            complete(Path(self.path), *self._files)
 
     def check_epochs(self, max_epochs: int | None) -> None:
         """Raises a `UserError` if the run has done more epochs than it shall."""

@@ -127,8 +127,6 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         )
         return Found()
     checkpoint = newest_checkpoint(run)
-    if checkpoint is not None:
-        checkpoint.complete()
     if checkpoint is None and any((run / "checkpoints").glob("*.ckpt")):
         rank_zero_warn(f"--resume=auto: no checkpoint of {shown(run)} can be used, so a new run starts")
         return Found()

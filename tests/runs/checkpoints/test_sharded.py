@@ -71,13 +71,16 @@ def rank_of(rank, port, folder, epochs, ckpt_path, fault, strategy):
 
     FileSystemWriter.write_data = faulty
 
-    def refuse(*_):
+    save = checkpoint_io.AtomicCheckpointIO.save_checkpoint
+
+    def refuse(*args, **options):
         nonlocal count
         count += 1
         if count == 2 and fault == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(*args, **options)
 
-    checkpoint_io.check_space = refuse
+    checkpoint_io.AtomicCheckpointIO.save_checkpoint = refuse
     last = SaveCheckpoints()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = strategy(process_group_backend="gloo")
