@@ -214,7 +214,7 @@ class SaveCheckpoints(Checkpoint):
         """Writes a file or folder; why it failed, on all ranks, or None."""
         in_folder = isinstance(trainer.strategy, WRITE_FOLDERS) and not is_remote(path)
         prepared = temporary(Path(path)) if in_folder else Path(path)
-        error: Exception | None = None
+        error: OSError | CheckpointException | None = None
         try:
             trainer.save_checkpoint(prepared if in_folder else path, weights_only=False)
         except (OSError, CheckpointException) as caught:

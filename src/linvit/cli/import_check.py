@@ -1,6 +1,5 @@
 """Imports what a plug-in registers in a process of its own: it may exit, hang or crash."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,29 +13,20 @@ from linvit.registry import Registry, attentions, backbones, heads
 TIMEOUT = 60.0  # seconds for one import
 REGISTRIES = {registry.kind: registry for registry in (attentions, backbones, heads)}
 
-# The answer is the last line that it prints.
 CHECK = """
-import json, sys
-from linvit.cli.import_check import REGISTRIES, reason_to_reject
-reason = reason_to_reject(REGISTRIES[sys.argv[1]], sys.argv[2])
-print()
-print(json.dumps({"reason": reason}), flush=True)
+import sys
+from linvit.cli.import_check import REGISTRIES, UserError
+try:
+    REGISTRIES[sys.argv[1]].get(sys.argv[2])
+except UserError as error:
+    cause = error.__cause__
+    sys.exit((f"{type(cause).__name__}: {cause}" if cause else str(error)).partition("\\n")[0])
 """
-
-
-def reason_to_reject(registry: Registry, name: str) -> str | None:
-    """Imports a registered name; returns why it cannot be used, or None if it can."""
-    try:
-        registry.get(name)
-    except UserError as error:
-        cause = error.__cause__
-        reason = f"{type(cause).__name__}: {cause}" if cause else str(error)
-        return reason.partition("\n")[0]
-    return None
+DONE = "linvit: done"  # the last line of a program that has come to its end
 
 
 def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str], str]:
-    """The lines that a program of Python prints in a fresh process, and how that ended, in words.
+    """The lines that a program of Python prints in a fresh process, and why it failed, in words, or "".
 
     Args:
         program: Its text.
@@ -45,32 +35,32 @@ def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str],
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program, *arguments],
+            [sys.executable, "-P", "-c", f"{program}\nprint('\\n{DONE}', flush=True)", *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # so that it sees the same packages
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout,
         )
-    except subprocess.TimeoutExpired as error:
-        return (error.stdout or b"").decode(errors="replace").splitlines(), f"takes more than {timeout:g} s (--timeout)"
+    except subprocess.TimeoutExpired:
+        return [], f"its import takes more than {timeout:g} s (--timeout)"
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if lines[-1:] == [DONE]:
+        return lines[:-2], ""
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if done.returncode == 1 and last:
+        return lines, last
     code = signal.Signals(-done.returncode).name if done.returncode < 0 else f"code {done.returncode}"
-    return done.stdout.decode(errors="replace").splitlines(), f"ends the process with {code}{last and f': {last}'}"
+    return lines, f"its import ends the process with {code}{last and f': {last}'}"
 
 
-def why_not(registry: Registry, name: str, timeout: float) -> str | None:
-    """Why a fresh process cannot import a name within so many seconds, or None."""
-    lines, ending = run_apart(CHECK, registry.kind, name, timeout=timeout)
-    try:
-        reason: str | None = json.loads(lines[-1])["reason"]
-    except (ValueError, IndexError, KeyError, TypeError):
-        return f"its import {ending}"
-    return reason
+def why_not(registry: Registry, name: str, timeout: float) -> str:
+    """Why a fresh process cannot import a name within so many seconds, or ""."""
+    return run_apart(CHECK, registry.kind, name, timeout=timeout)[1]
 
 
 def check_plugins(
     registries: Iterable[Registry], timeout: float, pattern: str = "*"
-) -> list[tuple[Registry, str, str, str | None]]:
+) -> list[tuple[Registry, str, str, str]]:
     """What third parties have registered, a few imported at a time: registry, name, owners, and why it is broken."""
     foreign = [
         (registry, name, " / ".join(entry.owner for entry in registry.entries()[name]))

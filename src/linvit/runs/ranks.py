@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
 
-from linvit.runs.restart import forget_the_processes_before
 from linvit.runs.summary import how_to_go_on
 from linvit.signals import STOP
 
@@ -47,7 +46,7 @@ class Ranks(Callback):
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
-        forget_the_processes_before()
+        meet_after_a_restart()
         # Lightning's own thread would kill them all, this process included, without a word
         subprocess_script._launch_process_observer = self._watch_children  # type: ignore
         own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
@@ -178,6 +177,19 @@ def _connect(trainer: Trainer) -> Store:
         own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     port = trainer.strategy.broadcast(0 if own is None else own.port)
     return TCPStore(host, port, is_master=False) if own is None else own
+
+
+def meet_after_a_restart() -> None:
+    """Connects ranks that torchrun has restarted by a part of their own of the store that it keeps over restarts.
+
+    Otherwise the rank that comes first finds the addresses of processes that were ended, and fails by "connection
+    refused" (torch 2.15). Ranks of several machines may have been restarted unequally often, so they are left alone.
+    """
+    env = os.environ
+    restarts, kept = env.get("TORCHELASTIC_RESTART_COUNT", "0"), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if restarts != "0" and kept and env.get("GROUP_WORLD_SIZE") == "1":
+        store = PrefixStore(f"restart {restarts}", TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"])))
+        torch.distributed.init_process_group(store=store, rank=int(env["RANK"]), world_size=int(env["WORLD_SIZE"]))
 
 
 def lost_contact(error: Exception) -> bool:

@@ -1,5 +1,6 @@
 """`linvit doctor`: what an installation and its machine have, what is wrong with them, and how to fix it."""
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -8,15 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from linvit import entries, machine
-from linvit.cli.doctor import probe
-from linvit.cli.doctor.probe import ProbeResult, Problem
-from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins
+from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins, run_apart
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.runs.folder import check_writable
@@ -26,6 +26,23 @@ GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED = GIB // 4  # two loader processes with batches of 128 images of 224 pixels
 LEAST_DISK = 2 * GIB  # two checkpoints of a large model
+MODULES = {"torch": "; torch.ones(1)", "torchvision": "", "timm": "", "lightning": "", "datasets": ""}
+EVERYTHING = """
+import linvit.cli.training.command_line
+from linvit.cli.import_check import REGISTRIES
+for registry in REGISTRIES.values():
+    for name, owners in registry.entries().items():
+        if [entry.owner for entry in owners] == ["linvit"]:
+            registry.get(name)
+"""
+GET_STARTED = "https://pytorch.org/get-started"
+
+
+class Problem(NamedTuple):
+    """Something that is wrong, and how to fix it, in words or as a command."""
+
+    what: str
+    remedy: str
 
 
 def main(argv: list[str]) -> int:
@@ -38,13 +55,11 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
     problems = [*_installation(), *_machine(args.output)]
-    report = probe.examine(args.timeout)
-    problems += report.problems
-    _devices(report)
-    if report.torch:
-        problems += _plugins(args.timeout)
+    if broken := list(_imports(args.timeout)):
+        problems += broken
+        _show("plug-ins", "not looked at: they need torch and linvit")
     else:
-        _show("plug-ins", "not looked at: they need torch")
+        problems += [*_devices(args.timeout), *_plugins(args.timeout)]
     print(f"\n{len(problems)} found to be wrong" if problems else "\nnothing is wrong")
     for number, (what, remedy) in enumerate(problems, 1):
         _show(f"  {number}.", what, 6)
@@ -54,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 def _installation() -> Iterator[Problem]:
     """Shows Python and the packages; finds those that are missing or too old."""
-    _show("linvit", f"{installed('linvit') or 'not installed'} in {Path(__file__).parents[2]}")
+    _show("linvit", f"{installed('linvit') or 'not installed'} in {Path(__file__).parents[1]}")
     _show("python", f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}")
     needed = requirements()
     if not needed:
@@ -127,12 +142,55 @@ def _machine(output: Path) -> Iterator[Problem]:
             yield Problem(str(error), "chmod u+w, or --trainer.default_root_dir=FOLDER")
 
 
-def _devices(report: ProbeResult) -> None:
-    """Shows torch and its devices."""
-    _show("torch", report.torch or "cannot be imported")
-    devices = report.devices or ["cpu; float32, bf16-mixed (often slower)"] * bool(report.torch)
-    for number, device in enumerate(devices):
-        _show("" if number else "devices", device)
+def _imports(timeout: float) -> Iterator[Problem]:
+    """Imports linvit and what it needs in processes of their own, which may crash or hang; finds what is broken."""
+    _, reason = run_apart(EVERYTHING, timeout=timeout)
+    for name, use in MODULES.items() if reason else ():
+        if found := run_apart(f"import {name}{use}", timeout=timeout)[1]:
+            spec = importlib.util.find_spec(name)  # it may be a file of the user's that has the same name
+            where = f" from {spec.origin}" if spec and spec.origin else ""
+            others = {"torch": " torchvision", "torchvision": " torch"}.get(name, "")
+            yield Problem(
+                f"{name} cannot be imported{where}: {found}",
+                f"pip install --force-reinstall {name}{others}; what needs it was not looked at",
+            )
+            return
+    if reason:
+        remedy = "pip install --force-reinstall linvit, or report it, if all packages are as linvit needs them"
+        yield Problem(f"linvit cannot be imported: {reason}", remedy)
+
+
+def _devices(timeout: float) -> Iterator[Problem]:
+    """Shows torch and its devices, as a process of their own names them."""
+    lines, reason = run_apart("from linvit.cli.doctor import print_devices; print_devices()", timeout=timeout)
+    for name, line in zip(["torch", "devices", *[""] * len(lines)], lines, strict=False):
+        _show(name, line)
+    if reason:
+        remedy = f"look at nvidia-smi and CUDA_VISIBLE_DEVICES; driver and CUDA of torch may not fit: {GET_STARTED}"
+        yield Problem(f"the devices of torch: {reason}", remedy)
+
+
+def print_devices() -> None:
+    """Prints a line about torch, and one about each device; ends the process by an error if one cannot be used."""
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    print(f"built for {built}, {torch.backends.cpu.get_cpu_capability()} on the processor")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if shutil.which("nvidia-smi") and not count:
+        sys.exit(f"there is a GPU driver, but torch, built for {built}, cannot use the GPU")
+    for index in range(count):
+        facts = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        kinds = ["float32", *["tf32"] * (facts.major >= 8), *["bf16-mixed"] * bf16, "16-mixed"]
+        square = torch.ones(16, 16, device=f"cuda:{index}", dtype=torch.bfloat16 if bf16 else torch.half)
+        (square @ square).sum().item()  # raises where this torch has no kernels for the device
+        print(f"cuda:{index} {facts.name}, {total / GIB:.0f} GiB, {free / GIB:.0f} free; {', '.join(kinds)}")
+    if torch.backends.mps.is_available():
+        print("mps; float32, 16-mixed")
+    elif not count:
+        print("cpu; float32, bf16-mixed (often slower)")
 
 
 def _plugins(timeout: float) -> Iterator[Problem]:
