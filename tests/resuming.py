@@ -1,5 +1,6 @@
 """Runs that are interrupted after some optimiser steps and resumed in a new trainer, model and data module."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor
 
 from linvit.callbacks import SaveCheckpoints, StopOnSignal
-from linvit.callbacks.stop_at import StopAt, digest
+from linvit.callbacks.stop_on_signal import StopAt
 from linvit.cli.verify_resume import files
 from linvit.data import ClassificationData, DetectionData, SegmentationData
 from linvit.data.sources.scenes import CLASSES, Scenes
@@ -65,6 +66,21 @@ class Seen(Callback):
         self._write(trainer, "events", "end")
 
 
+def digest(batch: Any) -> str:
+    """A digest of all tensors in nested mappings and sequences."""
+    total = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            total.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, dict | list | tuple):
+            for inner in part.values() if isinstance(part, dict) else part:
+                add(inner)
+
+    add(batch)
+    return total.hexdigest()
+
+
 def classification(model: dict[str, Any], loading: dict[str, Any]) -> tuple[ClassificationTask, ClassificationData]:
     """A tiny task and the digits."""
     task = ClassificationTask(backbone=BACKBONE, num_classes=10, img_size=8, lr=1e-2, warmup_epochs=0.5, **model)
@@ -107,7 +123,7 @@ def part(
         checkpoint = Checkpoint(resumed, resumed=True)
         purge_step = checkpoint.purge_step
     loggers = run_loggers(None, folder / "runs", None if resumed is None else "version_0", purge_step)
-    stop = StopAt(step, str(folder / "record.jsonl"))
+    stop = StopAt(step)
     stopping = [stop, StopOnSignal(), Seen(folder), *callbacks]  # which sees no batch after the end
     runner = trainer(
         folder,

@@ -135,6 +135,20 @@ class TestOneVoice:
         assert exits == [(143, "ended by a signal to rank 1")]
 
 
+@pytest.mark.parametrize(("restarts", "machines", "met"), [("0", "1", False), ("1", "1", True), ("1", "2", False)])
+def test_ranks_that_torchrun_has_restarted_find_nothing_of_those_before(monkeypatch, restarts, machines, met):
+    kept, stores = HashStore(), []
+    kept.set("address", "of a process that was ended")
+    monkeypatch.setattr(ranks, "TCPStore", lambda host, port: kept)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda store, **_: stores.append(store))
+    given = {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines, "RANK": "0", "WORLD_SIZE": "1"}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    ranks.meet_after_a_restart()
+    assert [store.check(["address"]) for store in stores] == [False] * met
+
+
 def test_private_names_of_lightning():
     assert list(inspect.signature(subprocess_script._launch_process_observer).parameters) == ["child_processes"]
     launcher = subprocess_script._SubprocessScriptLauncher(LightningEnvironment(), 2, 1)

@@ -91,3 +91,15 @@ class StopOnSignal(Callback):
         tensor = torch.tensor(values)
         torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation), group=self._group)
         return [int(value) for value in tensor]
+
+
+class StopAt(Callback):
+    """Ends a run after so many optimiser steps, as SIGTERM does: `StopOnSignal` saves last.ckpt."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_before_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+        """Asks the run to end after this step."""
+        if trainer.global_step == self.step - 1:
+            STOP.agree(signal.SIGTERM)

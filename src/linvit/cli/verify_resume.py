@@ -71,14 +71,14 @@ def main(argv: list[str]) -> int:
 
 def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> int:
     whole = Run(folder / "whole", options)
-    whole.go_on(args.steps)
+    whole.train(args.steps)
     steps = whole.content["global_step"]
     if steps <= args.interruptions:
         raise UserError(f"the run ends after {steps} steps: too few for {args.interruptions} interruptions")
     parts = Run(folder / "parts", options)
     stops = sorted(random.Random(args.steps).sample(range(1, steps), args.interruptions))
     for stop in [*stops, args.steps]:
-        parts.go_on(stop)
+        parts.train(stop)
     interrupted = f"{steps} steps, interrupted after {' and '.join(map(str, stops))}"
     one, other = files(whole.run), files(parts.run)
     different = differences({name: (one.get(name), other.get(name)) for name in one | other})
@@ -90,12 +90,12 @@ def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> i
         return 0
     print(reflow(f"NOT equal after {interrupted}: {len(different)} entries differ, such as"))
     print("\n".join(f"  {line}" for line in different[:5]))
-    print(reflow(f"Probable cause: {_cause(whole, parts, folder, options, args.steps)}"))
+    print(reflow(f"Probable cause: {_cause(whole, folder, options, args.steps)}"))
     return 1
 
 
 class Run:
-    """A run that goes on from where it was each time.
+    """A run that continues where it was each time.
 
     Args:
         folder: Where it writes.
@@ -113,7 +113,7 @@ class Run:
         """Its folder."""
         return next(self.folder.glob("*/version_0"), self.folder)
 
-    def go_on(self, step: int) -> None:
+    def train(self, step: int) -> None:
         """Trains up to a step, in a new process.
 
         Raises:
@@ -124,8 +124,7 @@ class Run:
 
         start = f"from step {self.content['global_step']}" if self.content else "from the beginning"
         print(f"training {start} to step {step}", flush=True)
-        stop = {"step": step, "record": str(self.folder / "record.jsonl")}
-        callback = {"class_path": "linvit.callbacks.stop_at.StopAt", "init_args": stop}
+        callback = {"class_path": "linvit.callbacks.stop_on_signal.StopAt", "init_args": {"step": step}}
         own = self.folder / "short.yaml"
         trainer = SHORT | {"default_root_dir": str(self.folder), "callbacks+": [callback]}
         own.write_text(json.dumps({"trainer": trainer}), encoding="utf-8")
@@ -139,10 +138,6 @@ class Run:
                 f"linvit fit failed with exit code {done.returncode}; its last words:\n{done.stderr[-3000:]}"
             )
         self.content = torch_file.load(self.checkpoint, objects=False)
-
-    def record(self) -> list[list[Any]]:
-        """Epoch, number, digest and loss of each batch."""
-        return [json.loads(line) for line in (self.folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def files(run: Path) -> dict[str, Any]:
@@ -219,29 +214,17 @@ def differences(pairs: Any, name: str = "") -> list[str]:
     return found
 
 
-def _cause(whole: Run, parts: Run, folder: Path, options: Sequence[str], steps: int) -> str:
-    """Why the runs probably differ, from the record of their batches and, if need be, a third run."""
-    for one, other in zip(whole.record(), parts.record(), strict=False):
-        where = f"batch {one[1]} of epoch {one[0]}"
-        if one[:2] != other[:2]:
-            return f"the batches are not numbered alike: {where} is batch {other[1]} of epoch {other[0]}"
-        if one[2] != other[2]:
-            return (
-                f"{where} has other images. linvit's own data follow from (seed, epoch, image); a transform or a data "
-                f"set of your own may draw from the generators of random, numpy or torch in a loader process"
-            )
-        if one[3] != other[3]:
-            break
-    else:
-        where = "no batch"
+def _cause(whole: Run, folder: Path, options: Sequence[str], steps: int) -> str:
+    """Why the runs probably differ, by a third one without an interruption."""
     again = Run(folder / "again", options)
-    again.go_on(steps)
+    again.train(steps)
     if differences({"state_dict": (whole.content["state_dict"], again.content["state_dict"])}):
         return (
             "the training itself: two runs without an interruption differ, too. Try --trainer.deterministic=true, "
             "and --trainer.benchmark=false"
         )
     return (
-        f"the images are the same, and {where} is the first with another loss: something that training reads is not in "
-        f"the checkpoint, such as an attribute of a module or a callback that is no buffer and no state_dict"
+        "something that training reads is not in the checkpoint, such as an attribute of a module or a callback that "
+        "is no buffer and no state_dict; or a transform or a data set of your own draws from the generators of random, "
+        "numpy or torch in a loader process"
     )
