@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linvit.testing.attention.inputs import AttentionSubject
-from linvit.testing.attention.numerics import PRECISIONS, Precision, exact_results, run_at
+from linvit.testing.attention.precision import PRECISIONS, Precision, exact_results, run_at
 from linvit.testing.numbers import relative_error
 
 ATEN = torch.ops.aten

@@ -4,8 +4,8 @@ import pytest
 
 from linvit import UserError
 from linvit.cli import compare
-from linvit.cli.compare.resolve import resolve
-from linvit.experiments.compare.grid import SweepSpec
+from linvit.cli.compare.run import resolve
+from linvit.experiments.compare.grid import Sweep
 from linvit.registry import attentions
 from tests.cli.runs import linvit
 
@@ -43,15 +43,15 @@ def test_file_and_command_line_make_the_same_grid(parsed, tmp_path):
     of_flags, (flags_name, *_) = parsed(*FLAGS)
     assert of_file.variants == of_flags.variants
     assert list(of_file.variants) == ["softmax", "focused-focusing_factor4", "2linear-2softmax"]
-    assert (of_file.settings, of_file.seeds) == (of_flags.settings, of_flags.seeds)
+    assert (of_file.set, of_file.seeds) == (of_flags.set, of_flags.seeds)
     assert (name, flags_name) == ("mine", "quickstart-attention")
 
 
 def test_a_configuration_takes_the_place_of_the_files_and_a_part_is_added(parsed, tmp_path):
     (tmp_path / "mine.yaml").write_text(GRID)
     mine = str(tmp_path / "mine.yaml")
-    assert parsed(mine, "--config", "imagenet/deit_tiny")[0].configs == ("imagenet/deit_tiny",)
-    own, part = parsed(mine, "--config", "base/strategy/ddp")[0].configs
+    assert parsed(mine, "--config", "imagenet/deit_tiny")[0].config == ["imagenet/deit_tiny"]
+    own, part = parsed(mine, "--config", "base/strategy/ddp")[0].config
     assert own.endswith("quickstart.yaml")
     assert part == "base/strategy/ddp"
 
@@ -94,12 +94,12 @@ def test_what_makes_no_sense_is_refused(argv, message):
 )
 def test_a_wrong_cell_is_named_before_the_first_starts(vary, message):
     with pytest.raises(UserError, match=message):
-        resolve(SweepSpec(config="quickstart", vary=vary).grid())
+        resolve(Sweep(config=["quickstart"], vary=vary).grid())
 
 
 def test_complete_configurations_differ_only_in_the_keys_of_the_grid():
-    spec = SweepSpec(
-        config="quickstart", set={"model.backbone.depth": 1}, vary={"model.attention.focusing_factor": [2, 3]}
+    spec = Sweep(
+        config=["quickstart"], set={"model.backbone.depth": 1}, vary={"model.attention.focusing_factor": [2, 3]}
     )
     two, three = resolve(spec.grid()).values()
     assert two["model"]["init_args"].pop("attention") == {"name": "focused", "focusing_factor": 2}

@@ -8,7 +8,7 @@ from linvit.testing.attention import check as attention
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.backbone import check as backbone
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.runner import Contract, run
+from linvit.testing.report import Contract
 
 
 def verdicts(report: Report, verdict: Verdict) -> set[str]:
@@ -25,12 +25,12 @@ def backbone_lines(spec: Any, names: set[str], img_size: int = 32) -> list[Line]
     return _lines(backbone.CONTRACT, BackboneSubject(spec, None, img_size, quick=True), names)
 
 
-def clauses(contract: Contract[Any], keep: Callable[[Any], bool] = lambda check: check.quick) -> list[str]:
+def clauses(contract: Contract, keep: Callable[[Any], bool] = lambda check: check.quick) -> list[str]:
     """Names of the clauses of a quick run, or of others."""
     return [check.name for check in (*contract.first, *contract.clauses) if keep(check)]
 
 
-def _lines(contract: Contract[Any], subject: Any, names: set[str]) -> list[Line]:
+def _lines(contract: Contract, subject: Any, names: set[str]) -> list[Line]:
     chosen = [check for check in (*contract.first, *contract.clauses) if check.name in names]
     assert {check.name for check in chosen} == names
-    return run(chosen, subject, quick=False)
+    return [check.line(subject) for check in chosen]

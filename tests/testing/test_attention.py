@@ -7,10 +7,9 @@ import torch
 
 import linvit
 from linvit.testing import Verdict, check_attention
-from linvit.testing.attention.accuracy import error
 from linvit.testing.attention.check import CONTRACT
 from linvit.testing.attention.inputs import AttentionSubject
-from linvit.testing.attention.numerics import PRECISIONS
+from linvit.testing.attention.precision import PRECISIONS, numerics
 from linvit.testing.attention.shape import shape
 from tests.testing import wrong, wrong_declarations
 from tests.testing.helpers import attention_lines, clauses, verdicts
@@ -113,7 +112,7 @@ def test_a_quick_run_leaves_out_the_compiler() -> None:
 @pytest.mark.parametrize("spec", ["enhanced_linear", {"name": "linear", "feature_map": "relu"}], ids=str)
 def test_an_ill_conditioned_mechanism_passes(spec: object) -> None:
     """A normaliser of ReLUs comes near 0, where float64 itself moves by as much when its inputs are rounded."""
-    for line in attention_lines(spec, {f"error, {precision.name}" for precision in PRECISIONS}):
+    for line in attention_lines(spec, {f"numerics, {precision.name}" for precision in PRECISIONS}):
         assert line.verdict is Verdict.PASS, line
         assert "gradient of " in line.note
 
@@ -122,5 +121,5 @@ def test_a_gradient_that_cancels_to_nothing_has_no_digits_to_compare() -> None:
     """Distances of 64 channels are so large that the landmarks' kernel is the identity but for 1e-8."""
     subject = AttentionSubject("soft_norm", 64, 1, quick=True)
     for precision in PRECISIONS:
-        finding = error(precision)(subject)
+        finding = numerics(precision)(subject)
         assert finding.verdict is Verdict.PASS, finding.note

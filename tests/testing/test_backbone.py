@@ -11,7 +11,7 @@ from linvit.testing import Verdict, check_backbone
 from linvit.testing.backbone.check import CONTRACT
 from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.backbone.shape import classifier, shapes
-from linvit.testing.backbone.training import layer_groups
+from linvit.testing.backbone.training import parameter_groups
 from linvit.testing.behaviour import copies, gradients
 from tests.testing.helpers import backbone_lines, clauses, verdicts
 from tests.testing.wrong_backbones import Sound
@@ -41,7 +41,7 @@ def test_a_class_token_hides_from_the_logits_what_the_last_block_does_to_patches
 def test_layers_may_share_a_parameter() -> None:
     """It has the rate of the first of them."""
     subject = BackboneSubject(TINY, {"name": "linformer", "share": "layerwise", "k": 8}, 16, quick=True)
-    assert layer_groups(subject).verdict is Verdict.PASS
+    assert parameter_groups(subject).verdict is Verdict.PASS
     assert copies(subject).verdict is Verdict.PASS
 
 
@@ -50,7 +50,7 @@ def test_a_model_may_have_two_classifiers() -> None:
         {**TINY, "class_token": True, "global_pool": "token", "distilled": True}, None, 16, quick=True
     )
     assert classifier(subject).verdict is Verdict.PASS
-    assert layer_groups(subject).verdict is Verdict.PASS
+    assert parameter_groups(subject).verdict is Verdict.PASS
 
 
 def test_callables() -> None:

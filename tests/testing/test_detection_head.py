@@ -8,7 +8,6 @@ from linvit.heads.detection.retinanet import RetinaNet
 from linvit.testing import check_head
 from linvit.testing.head import check
 from linvit.testing.head.subject import DetectionSubject, HeadSubject
-from linvit.testing.runner import line
 from tests.testing.wrong_detection_heads import WRONG, Sound
 
 PLUGIN = Path(__file__).parent.parent / "plugin" / "linvit-cells"
@@ -30,10 +29,10 @@ def test_a_third_party_s_head_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("head", WRONG, ids=lambda head: head.__name__)
 def test_a_mistake_fails_its_clause(head: type[RetinaNet]) -> None:
     (clause,) = (clause for clause in check.DETECTION.clauses if clause.name == head.breaks)
-    found = line(clause, DetectionSubject(head, 64, quick=True))
+    found = clause.line(DetectionSubject(head, 64, quick=True))
     assert found.verdict.value == "FAIL", found.note
 
 
 def test_the_contract_of_the_other_task_says_so() -> None:
-    found = line(check.CONTRACT.first[0], HeadSubject(Sound, 64, quick=True))
+    found = check.CONTRACT.first[0].line(HeadSubject(Sound, 64, quick=True))
     assert "its kind is 'detection_head'" in found.note

@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,28 +10,26 @@ import linvit.testing
 from linvit.testing import parametrize_with_checks
 from linvit.testing.attention.check import CONTRACT
 from linvit.testing.backbone.check import CONTRACT as BACKBONE
-from linvit.testing.parametrize import Case
 from tests.testing import wrong, wrong_backbones, wrong_declarations
 from tests.testing.helpers import clauses
 
 LINEAR = {"name": "linear", "feature_map": "relu"}
 
 
-def cases(*args: object, **options: object) -> dict[str, Case]:
+def cases(*args: object, **options: object) -> dict[str, Any]:
     def test(check: object) -> None: ...
 
     (mark,) = parametrize_with_checks(*args, **options)(test).pytestmark
     names, values = mark.args
     assert names == "check"
-    assert mark.kwargs["ids"] == [case.name for case in values]
     return dict(zip(mark.kwargs["ids"], values, strict=True))
 
 
 def test_one_case_per_spec_and_clause_that_can_fail() -> None:
     found = cases(["focused", LINEAR, wrong.Sound, "tests.testing.wrong:Sound"], quick=True)
-    judged = [name for name in clauses(CONTRACT) if name != "kept for backward"]
+    judged = [name for name in clauses(CONTRACT) if name != "cost"]
     assert len(found) == 4 * len(judged)
-    assert {"focused-gradients", "linear,feature_map=relu-shape-and-dtype", "Sound-finite-float16"} <= found.keys()
+    assert {"focused-gradients", "linear,feature_map=relu-shape-and-dtype", "Sound-numerics-float16"} <= found.keys()
     assert "tests.testing.wrong:Sound-rank" in found
     full = cases(["focused"])
     assert full.keys() - found.keys() == {"focused-torch.compile", "focused-torch.export"}
@@ -69,9 +68,9 @@ def test_after_declarations_that_cannot_be_read_the_other_clauses_are_skipped() 
 
 def test_options_of_the_checks() -> None:
     found = cases([wrong.Sound], quick=True, dim=24, num_heads=3)
-    assert found["Sound-gradients"]._subject().build().head_dim == 8
+    assert found["Sound-gradients"].args[1]().build().head_dim == 8
     found = cases([wrong_backbones.Sound], kind="backbone", attention="linear", img_size=(32, 16), quick=True)
-    assert found["Sound-shapes"]._subject().size == (32, 16)
+    assert found["Sound-shapes"].args[1]().size == (32, 16)
 
 
 def test_nothing_is_imported_or_built_before_a_case_runs_and_then_once() -> None:
@@ -84,7 +83,7 @@ def test_nothing_is_imported_or_built_before_a_case_runs_and_then_once() -> None
     found = cases([factory, "no_such_package:Model"], kind="backbone", img_size=32, quick=True)
     assert not built
     name = f"{factory.__qualname__}-"
-    for clause in ("constructor", "shapes", "intermediates"):
+    for clause in ("constructor", "intermediates"):
         found[name + clause]()
     assert len(built) == 1
     with pytest.raises(linvit.UserError, match="no_such_package:Model' cannot be imported"):

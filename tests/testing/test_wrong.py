@@ -3,7 +3,7 @@
 import pytest
 
 from linvit.testing import Report, Verdict, check_attention
-from linvit.testing.attention.numerics import PRECISIONS
+from linvit.testing.attention.precision import PRECISIONS
 from tests.testing import wrong
 from tests.testing.helpers import attention_lines, verdicts
 
@@ -15,14 +15,14 @@ def sound() -> Report:
 
 def test_the_sound_one_passes_every_clause(sound: Report) -> None:
     assert verdicts(sound, Verdict.UNSUPPORTED) == {"position bias"}, f"\n{sound}"
-    assert verdicts(sound, Verdict.MEASURED) == {"kept for backward"}
-    assert "times its inputs" in sound["kept for backward"].note
+    assert verdicts(sound, Verdict.MEASURED) == {"cost"}
+    assert "times its inputs" in sound["cost"].note
     assert verdicts(sound, Verdict.UNDECLARED) == {"matrix parts", "channel matrix"}
     assert len(verdicts(sound, Verdict.PASS)) == len(sound.lines) - 4, f"\n{sound}"
 
 
-EVERY_FINITE = {f"finite, {precision.name}" for precision in PRECISIONS}
-HALF = {f"error, {precision.name}" for precision in PRECISIONS if precision.name != "float32"}
+EVERY_PRECISION = {f"numerics, {precision.name}" for precision in PRECISIONS}
+HALF = EVERY_PRECISION - {"numerics, float32"}
 WRONG = {  # class -> the clauses that it breaks, all of them, and words of the first
     "IgnoresItsBias": ({"position bias"}, "no finite gradient reaches the bias"),
     "HidesItsBias": ({"position bias"}, "forward takes bias, which no host hands to it while takes_bias is False"),
@@ -63,17 +63,17 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "NotPerChannel": ({"equivalent matrix"}, "all channels have one matrix"),
     "WithItsOwnWrongMatrix": ({"equivalent matrix"}, "(2, 2, 48, 47)"),
     "WithAnotherMatrix": ({"equivalent matrix"}, "attention_matrix times v differs from the output by 1e-03"),
-    "WrongFactors": ({"factors"}, "differ by 1e-03"),
+    "WrongFactors": ({"factors"}, "left @ right.mT differs from the equivalent matrix by 1e-03 at 6x8"),
     "FactorsWithoutChannels": ({"factors"}, "is (2, 2, 48, 48), the equivalent matrix (2, 2, 16, 48, 48)"),
-    "PartsDoNotAddUp": ({"matrix parts"}, "the sum of half, whole differs from the whole by 5e-01 at 6x8"),
+    "PartsDoNotAddUp": ({"matrix parts"}, "the sum of the parts differs from the equivalent matrix by 5e-01 at 6x8"),
     "RankBoundTooSmall": ({"rank"}, "measured 16, declared at most 15 at 6x8"),
     "RankBoundTooLarge": ({"rank"}, "the bound 1000 is above the rank of any matrix at 6x8"),
     "OverflowsInHalf": (
-        {"finite, float16", "finite, autocast float16"},
+        {"numerics, float16", "numerics, autocast float16"},
         "run the delicate part in float32: decorate forward, or a method (self, q, k, v), with @linvit.full_precision",
     ),
-    "DividesByTheSpread": (EVERY_FINITE, "output: 32 of 32 not finite, nor in float64: look for a division by 0"),
-    "CoarseInBfloat16": ({"error, bfloat16", "error, autocast bfloat16"}, "output differs from float64 by"),
+    "DividesByTheSpread": (EVERY_PRECISION, "output: 32 of 32 not finite, nor in float64: look for a division by 0"),
+    "CoarseInBfloat16": ({"numerics, bfloat16", "numerics, autocast bfloat16"}, "output differs from float64 by"),
     "CoarseGradientInHalf": (HALF, "gradient of k differs from float64 by"),
     "Quadratic": ({"growth of work"}, "operations ~ N^2.00"),
     "QuadraticInAFusedKernel": (
@@ -108,14 +108,6 @@ def test_a_table_that_is_resized_passes() -> None:
     assert line.note.startswith("gain from 18x18 to 16x17, where the output is the same to ")
 
 
-def test_one_cause_is_quoted_once() -> None:
-    report = check_attention(wrong.CrashesInTheBackwardPass, quick=True)
-    notes = [line.note for line in report.lines if line.verdict is Verdict.FAIL]
-    assert len(notes) > 10
-    assert "RuntimeError: one of the variables needed for gradient computation" in notes[0]
-    assert all(note.startswith(f"RuntimeError as in '{report.failures[0]}'") for note in notes[1:]), f"\n{report}"
-
-
 @pytest.mark.parametrize(
     ("name", "clause", "words"),
     [
@@ -145,7 +137,6 @@ def test_what_refuses_with_a_user_error_declares(name: str, clause: str, words: 
 def test_a_matrix_of_its_own_is_taken() -> None:
     (line,) = attention_lines(wrong.WithItsOwnMatrix, {"equivalent matrix"})
     assert line.verdict is Verdict.PASS
-    assert "from attention_matrix, at 6x8" in line.note
 
 
 def test_a_matrix_that_says_how_tokens_are_mixed_and_no_more_is_taken() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from linvit.testing import Report, Verdict, check_backbone
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.constructor import constructor
+from linvit.testing.behaviour import constructor
 from tests.testing import wrong_backbones
 from tests.testing.helpers import backbone_lines, verdicts
 
@@ -47,7 +47,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "Swapped": ({"height and width"}, "features of 32x64 are [(16, 8), (4, 8)] instead of [(8, 16), (4, 8)]"),
     "Misplaces": ({"height and width"}, NEARNESS),
     "Symmetric": ({"height and width"}, "transposing a square image moves the output by"),
-    "ColourOnly": ({"other channels"}, "(at in_chans=1)"),
+    "ColourOnly": ({"shapes"}, "(at in_chans=1)"),
     "KeepsItsHead": ({"classifier"}, "reset_classifier(7) leaves the classifier as it was"),
     "KeepsItsWeights": ({"classifier"}, "reset_classifier(7) leaves the classifier as it was"),
     "IgnoresAttention": ({"another attention"}, "attention='linear' builds SoftmaxAttention"),
@@ -63,9 +63,9 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "DropsAlways": ({"stochastic depth"}, "drop_path_rate=0.5 changes the output in evaluation by"),
     "IgnoresDropPath": ({"stochastic depth"}, "two calls in training with drop_path_rate=0.5 are equal"),
     "NeedsTwoImages": ({"stochastic depth"}, "ValueError: expected more than 1 value per channel"),
-    "SparesWhatIsNotThere": ({"no weight decay"}, "no parameter is called pos_embed"),
-    "FirstStageUngrouped": ({"layer groups"}, " after stages.0."),
-    "OneGroup": ({"layer groups"}, "only the rates [1.0]"),
+    "SparesWhatIsNotThere": ({"parameter groups"}, "no parameter is called pos_embed"),
+    "FirstStageUngrouped": ({"parameter groups"}, " after stages.0."),
+    "OneGroup": ({"parameter groups"}, "only the rates [1.0]"),
     "ReturnsFloat32": ({"float32 and float64"}, "float64 images give float32 logits"),
     "Cancels": ({"float32 and float64"}, "they differ by"),
     "OverflowsInHalf": ({"autocast float16"}, "logits not finite, images of scale"),

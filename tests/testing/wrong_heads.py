@@ -29,7 +29,7 @@ class Transposed(Sound):
 
 
 class EvenSides(Sound):
-    breaks = "any size"
+    breaks = "shapes"
 
     def forward(self, features):
         maps = [conv(x) for conv, x in zip(self.convs, features, strict=True)]

@@ -1,6 +1,7 @@
-"""Behaviour from call to call, from sample to sample, in training and in copies: of attentions, backbones and heads."""
+"""Construction, and behaviour from call to call, from sample to sample, in training and in copies: of all subjects."""
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,47 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from linvit.testing.compile import compiles, exports
 from linvit.testing.numbers import EXACT, relative_error, trainable, worst
-from linvit.testing.report import Line, at, failed, passed
+from linvit.testing.report import Check, Line, at, failed, passed
 from linvit.testing.subject import Given, Subject
 
 RATE = 1e-2
 LISTED = 8
+UNSET = inspect.Parameter.empty
+
+
+def constructor(subject: Subject) -> Line:
+    """Checks arguments, members and defaults, listing at once all that is missing, and what is built."""
+    lacking = {name: use for name, use in subject.arguments.items() if not subject.takes(name)}
+    own = {name: default for name, default in subject.parameters.items() if name not in subject.arguments}
+    bare = [name for name, default in own.items() if default is UNSET and name not in subject.options]
+    if bare and not lacking:
+        return failed(f"no host supplies {', '.join(bare)}: give it a default")
+    model = subject.model if all(map(subject.takes, subject.supplied)) else None
+    members = dict(subject.methods)
+    if model is not None:
+        members = {**subject.attributes, **members}
+    elif not isinstance(subject.constructor, type):
+        members = {}
+    owner = subject.constructor if model is None else subject.part(model)
+    absent = {name: use for name, use in members.items() if not hasattr(owner, name)}
+    said = [
+        f"{what} no {', '.join(f'{name} ({use})' for name, use in missing.items())}"
+        for what, missing in (("its constructor takes", lacking), ("it has", absent))
+        if missing
+    ]
+    if said:
+        return failed(f"{'; '.join(said)}. {subject.base} has all members to inherit")
+    for name, want in subject.defaults.items():
+        found = subject.parameters.get(name, want)
+        if found != want:
+            return failed(
+                f"{name} has {'no default' if found is UNSET else f'the default {found!r}'} instead of {want!r}"
+            )
+    wrong = subject.wrong_kind(owner)
+    options = ", ".join(f"{name}={default!r}" for name, default in own.items())
+    return failed(wrong) if wrong else passed(options or "no options")
 
 
 @torch.no_grad()
@@ -128,6 +164,11 @@ def copies(subject: Subject) -> Line:
         if not _equal(got, want):
             return failed(f"{name} differs by {_difference(got, want):.0e}")
     return passed(f"{', '.join(makers)} ({len(model.state_dict())} tensors) give the same bits after training")
+
+
+BATCH_INDEPENDENCE = Check("batch independence", batch_independence)
+COMMON = (Check("gradients", gradients), Check("determinism", determinism), Check("copies", copies))
+COMPILER = (Check("torch.compile", compiles, quick=False), Check("torch.export", exports, quick=False))
 
 
 @torch.no_grad()

@@ -16,11 +16,10 @@ from linvit.testing.backbone import check as backbone
 from linvit.testing.backbone.images import BackboneSubject
 from linvit.testing.head import check as head
 from linvit.testing.head.subject import DetectionSubject, HeadSubject
-from linvit.testing.report import Line, Verdict
-from linvit.testing.runner import Check, Contract, line
+from linvit.testing.report import Check, Contract, Line, Verdict
 from linvit.testing.subject import Subject
 
-KINDS: dict[str, tuple[Contract[Any], Callable[..., Subject], dict[str, Any]]] = {  # with the options and defaults
+KINDS: dict[str, tuple[Contract, Callable[..., Subject], dict[str, Any]]] = {  # with the options and defaults
     "attention": (attention.CONTRACT, AttentionSubject, {"dim": 32, "num_heads": 2}),
     "backbone": (backbone.CONTRACT, BackboneSubject, {"attention": None, "img_size": 64}),
     "head": (head.CONTRACT, HeadSubject, {"img_size": 64}),
@@ -67,65 +66,28 @@ def parametrize_with_checks(
     contract, subject, defaults = KINDS[kind]
     for option in options:
         check_choice(f"the options of kind={kind!r}", option, list(defaults))
-    cases: list[Case] = []
+    cases: list[tuple[str, Callable[[], None]]] = []
     for spec in specs:
-        make = functools.partial(subject, spec, **(defaults | options), quick=quick)
-        cases += _cases(contract, make, spec, quick)
-    return pytest.mark.parametrize("check", cases, ids=[case.name for case in cases])
+        made = functools.cache(functools.partial(subject, spec, **(defaults | options), quick=quick))
+        obstacle = functools.cache(lambda made=made: contract.obstacle(made()))
+        for check in (*contract.first, *contract.of(quick)):
+            if not check.measures:
+                before = None if check in contract.first else obstacle
+                cases.append((_case_name(spec, check.name), functools.partial(_judge, check, made, before)))
+    return pytest.mark.parametrize("check", [case for _, case in cases], ids=[name for name, _ in cases])
 
 
-class Case:
-    """Tests one clause on one subject when it is called.
+def _judge(check: Check, subject: Callable[[], Subject], obstacle: Callable[[], Line | None] | None) -> None:
+    """Raises an `AssertionError` if the subject breaks a clause; skips one that means nothing for it."""
+    import pytest
 
-    Attributes:
-        name: Subject and clause, as "focused-gradients".
-    """
-
-    def __init__(
-        self, name: str, check: Check[Any], subject: Callable[[], Subject], obstacle: Callable[[], Line | None] | None
-    ) -> None:
-        self.name = name
-        self._check = check
-        self._subject = subject
-        self._obstacle = obstacle
-
-    def __call__(self) -> None:
-        """Runs the clause.
-
-        Raises:
-            AssertionError: If the subject breaks it.
-            UserError: If there is no such subject, or it refuses its options.
-        """
-        import pytest
-
-        obstacle = None if self._obstacle is None else self._obstacle()
-        if obstacle is not None:
-            pytest.skip(f"fix '{obstacle.name}' first: {obstacle.note}")
-        found = line(self._check, self._subject(), first=self._obstacle is None)
-        if found.verdict is Verdict.FAIL:
-            raise AssertionError(f"{found.name}: {found.note}") from found.error
-        if found.verdict is not Verdict.PASS:
-            pytest.skip(f"{found.verdict.value}: {found.note}")
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def _cases(contract: Contract[Any], make: Callable[[], Subject], spec: Any, quick: bool) -> list[Case]:
-    subject = functools.cache(make)
-
-    @functools.cache
-    def obstacle() -> Line | None:
-        """Returns the line of the constructor or the declarations that failed, if one did."""
-        lines = (line(check, subject(), first=True) for check in contract.first)
-        return next((found for found in lines if found.verdict is Verdict.FAIL), None)
-
-    cases = [Case(_case_name(spec, check.name), check, subject, None) for check in contract.first]
-    return cases + [
-        Case(_case_name(spec, check.name), check, subject, obstacle)
-        for check in contract.clauses
-        if not check.measures and (check.quick or not quick)
-    ]
+    if obstacle is not None and (other := obstacle()) is not None:
+        pytest.skip(f"fix '{other.name}' first: {other.note}")
+    found = check.line(subject(), first=obstacle is None)
+    if found.verdict is Verdict.FAIL:
+        raise AssertionError(f"{found.name}: {found.note}") from found.error
+    if found.verdict is not Verdict.PASS:
+        pytest.skip(f"{found.verdict.value}: {found.note}")
 
 
 def _case_name(spec: Any, clause: str) -> str:

@@ -1,21 +1,23 @@
-"""What the checks of a contract found: a verdict and the numbers behind it for each clause.
+"""The clauses of a contract, and what checking them found: a verdict and the numbers behind it for each.
 
-The subject of a check is the mechanism or the backbone that it tests.
+The subject of a clause is the mechanism, the backbone or the head that it tests.
 """
 
 import contextlib
 import functools
 import textwrap
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from linvit.errors import UserError
 
 S = TypeVar("S")
-
-
 CRASHES = (Exception, SystemExit)
 """Exceptions that count as a failure of the subject: `sys.exit` does, the user's Ctrl-C does not."""
 
@@ -37,7 +39,7 @@ class Line(NamedTuple):
     """What one check found, a row of a report.
 
     Attributes:
-        name: The check's name, which `runner.line` writes.
+        name: The clause.
         verdict: How it ended.
         note: The numbers behind the verdict.
         seconds: Time that it took.
@@ -89,6 +91,75 @@ class Report:
             for line in self.lines
         )
         return "\n".join([title, *rows])
+
+
+class Check(NamedTuple):
+    """One clause of a contract.
+
+    Attributes:
+        name: What the clause is called in reports.
+        run: Looks at the subject.
+        quick: Whether a quick run has it.
+        measures: Whether it only measures, and so cannot fail.
+    """
+
+    name: str
+    run: Callable[[Any], Line]
+    quick: bool = True
+    measures: bool = False
+
+    def line(self, subject: Any, *, first: bool = False) -> Line:
+        """Looks at the subject. The caller's random numbers and warning filters stay as they are.
+
+        Args:
+            subject: What it looks at.
+            first: Whether a `UserError` is the caller's mistake, and raised.
+        """
+        start = time.perf_counter()
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            try:
+                found = self.run(subject)
+            except CRASHES as error:
+                if first and isinstance(error, UserError):
+                    raise
+                found = crash(error)
+        return found._replace(name=self.name, seconds=time.perf_counter() - start)
+
+
+class Contract(NamedTuple):
+    """The clauses of a contract.
+
+    Attributes:
+        first: Clauses without which the others mean nothing: if one fails, no further clause is run. A `UserError` in
+            them is the caller's mistake and is raised.
+        clauses: The others.
+    """
+
+    first: tuple[Check, ...]
+    clauses: tuple[Check, ...]
+
+    def of(self, quick: bool) -> list[Check]:
+        """Returns the clauses of a quick run, or all of them, without the first ones."""
+        return [check for check in self.clauses if check.quick or not quick]
+
+    def obstacle(self, subject: Any) -> Line | None:
+        """Returns the row of a first clause that fails, if one does."""
+        lines = (check.line(subject, first=True) for check in self.first)
+        return next((line for line in lines if line.verdict is Verdict.FAIL), None)
+
+    def report(self, subject: Any, quick: bool) -> Report:
+        """Checks the clauses on a subject; a quick run has only the quick ones."""
+        start = time.perf_counter()
+        lines: list[Line] = []
+        for check in self.first:
+            lines.append(check.line(subject, first=True))
+            if lines[-1].verdict is Verdict.FAIL:
+                break
+        else:
+            lines += [check.line(subject) for check in self.of(quick)]
+        return Report(str(subject), tuple(lines), time.perf_counter() - start)
 
 
 def passed(note: str = "") -> Line:
@@ -147,12 +218,7 @@ def crash(error: BaseException) -> Line:
 
 
 def message(error: BaseException) -> str:
-    """Returns the beginning of an error's message, and the places that `at` added."""
-    text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
-    return f"{text}{places(error)}"
-
-
-def places(error: BaseException) -> str:
-    """Returns where an exception happened, such as " (at 7x9)"; "" where `at` added nothing."""
+    """Returns the beginning of an error's message, and the places that `at` added, such as " (at 7x9)"."""
     notes = [note for note in getattr(error, "__notes__", []) if not isinstance(note, Advice)]
-    return f" (at {', '.join(notes)})" if notes else ""
+    text = textwrap.shorten(str(error), 200, placeholder=" ...") or "(no message)"
+    return text + (f" (at {', '.join(notes)})" if notes else "")

@@ -1,9 +1,10 @@
 """What a contract is tried on: instances of an attention, backbone or head, and inputs for them, all reproducible."""
 
 import abc
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,18 +17,41 @@ from linvit.testing.numbers import disturb
 Size = tuple[int, int]
 
 
-class Given(Protocol):
-    """The inputs of one call."""
+class Given:
+    """The inputs of one call, such as images (B, 3, H, W).
 
-    @property
-    def named(self) -> Mapping[str, Tensor]:
-        """The distinct tensors by name."""
+    Args:
+        named: The distinct tensors by name, in the order of the call.
+    """
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Returns the same inputs with each tensor changed."""
+    spatial = (-2, -1)
+    """Dimensions of height and width in `planes`."""
+
+    def __init__(self, **named: Tensor) -> None:
+        self.named = named
 
     def __call__(self, model: Callable[..., Any]) -> Any:
         """Calls the model on them."""
+        return model(*self.named.values())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Returns the same inputs with each tensor changed."""
+        return self.replace(**{name: change(x) for name, x in self.named.items()})
+
+    def replace(self, **named: Tensor) -> Self:
+        """Returns the same inputs with some tensors replaced or added."""
+        copied = copy.copy(self)
+        copied.named = self.named | named
+        return copied
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """The distinct tensors with their height and width."""
+        return tuple(self.named.values())
+
+    def from_planes(self, planes: tuple[Tensor, ...]) -> Self:
+        """Returns inputs of other planes."""
+        return self.replace(**dict(zip(self.named, planes, strict=True)))
 
 
 class Subject(abc.ABC):

@@ -3,12 +3,12 @@
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.grid import SweepSpec, expand_names, place, split, value_label
+from linvit.experiments.compare.grid import Sweep, expand_names, place, split, value_label
 from linvit.registry import attentions
 
 
 def grid(**content):
-    return SweepSpec.read({"config": "quickstart", **content}, "'x.yaml'").grid()
+    return Sweep.read({"config": "quickstart", **content}, "'x.yaml'").grid()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from linvit import UserError
-from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
+from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import Experiment, SweepRun
-from linvit.experiments.compare.grid import SweepSpec
+from linvit.experiments.compare.grid import Sweep
 from linvit.experiments.compare.process import ProcessJob
 from linvit.signals import STOP
 from tests.experiments.compare.runs import write_run
@@ -28,7 +28,7 @@ with (folder / "starts").open("a") as file: file.write("x")
 
 @pytest.fixture
 def experiment(tmp_path):
-    draft = SweepSpec(config="quickstart", vary={"model.attention": ["softmax", "linear"]}, seeds=2)
+    draft = Sweep(config=["quickstart"], vary={"model.attention": ["softmax", "linear"]}, seeds=2)
     return Experiment(tmp_path / "x", draft.grid())
 
 
@@ -209,16 +209,13 @@ def test_cells_on_ray(experiment, program):
     assert [run.state for run in experiment.runs] == ["finished", "failed"] * 2
 
 
-DEMANDS = Demands(minutes=5, partition=None, cpus=1, gpus=0, jobs=None)
-
-
 def on_slurm(experiment, cluster):
     """Runs what is missing by one of submitit's executors that need no cluster."""
     experiment.prepare(configs(**BOTH))
     with STOP.caught():
         STOP.deferred = True
         todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
-        complete = run_on_slurm(todo, DEMANDS, lambda run: None, cluster) if todo else True
+        complete = run_on_slurm(todo, lambda run: None, cluster, timeout_min=5) if todo else True
     STOP.release()
     return complete, [run.state for run in experiment.runs]
 
@@ -227,10 +224,10 @@ def test_submitit_that_is_not_installed_is_named_and_so_is_a_machine_without_slu
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: .*srun"):
-        run_on_slurm(experiment.runs, DEMANDS, print)
+        run_on_slurm(experiment.runs, print)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"needs the package 'submitit': pip install 'linvit\[slurm\]'"):
-        run_on_slurm(experiment.runs, DEMANDS, print)
+        run_on_slurm(experiment.runs, print)
 
 
 SBATCH = """#!/bin/sh
@@ -247,7 +244,15 @@ def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monke
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: (.|\n)*invalid partition specified: gpu"):
-        run_on_slurm(experiment.runs, Demands(minutes=90, partition="gpu", cpus=4, gpus=2, jobs=3), print)
+        run_on_slurm(
+            experiment.runs,
+            print,
+            cpus_per_task=4,
+            timeout_min=90,
+            slurm_partition="gpu",
+            gpus_per_node=2,
+            slurm_array_parallelism=3,
+        )
     lines = (tmp_path / "submitted").read_text(encoding="utf-8").splitlines()
     asked = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
     assert asked >= {

@@ -9,7 +9,7 @@ from typing import Any
 
 from linvit import yaml_text
 from linvit.errors import UserError, check_number
-from linvit.experiments.compare.grid import UNSAFE, SweepSpec, expand_names, split
+from linvit.experiments.compare.grid import UNSAFE, Sweep, expand_names, split
 from linvit.runs.configs import FOLDER, config_file, find
 from linvit.terminal import argument_parser
 
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> int:
     if args.report:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")
-        from linvit.cli.compare.report import report
+        from linvit.cli.compare.run import report
 
         return report([Path(folder) for folder in args.report], args)
     from linvit.cli.compare.run import run
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
     return run(spec, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
 
 
-def grid_of(argv: Sequence[str]) -> tuple[SweepSpec, str]:
+def grid_of(argv: Sequence[str]) -> tuple[Sweep, str]:
     """The grid that the arguments of `linvit compare` describe, and its name."""
     own, options = _sorted(argv)
     return _spec(_parser().parse_args(own), options)
@@ -164,14 +164,13 @@ def _sorted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, options
 
 
-def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[SweepSpec, str]:
+def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]:
     """The grid of a file, and what the command line says of it; and its name."""
-    spec = SweepSpec()
+    spec = Sweep()
     if args.grid is not None:
         path = config_file(args.grid)
-        spec = SweepSpec.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
-        own = [spec.config] if isinstance(spec.config, str) else spec.config
-        spec.config = [str(find(config, path.parent) or config) for config in own]
+        spec = Sweep.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
+        spec.config = [str(find(config, path.parent) or config) for config in spec.config]
     parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(FOLDER / "base")]
     spec.config = [*(spec.config if len(parts) == len(args.config) else []), *args.config]
     if not spec.config:

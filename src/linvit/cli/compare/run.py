@@ -1,45 +1,49 @@
-"""`linvit compare`: checks all runs, starts those that are missing, and writes the report."""
+"""`linvit compare`: checks all runs, starts those that are missing, and makes the table of these or of others."""
 
 import argparse
+import copy
 import os
+import shlex
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+import yaml
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.cli.compare.report import finish
-from linvit.cli.compare.resolve import resolve
-from linvit.errors import UserError
-from linvit.experiments.compare.engines import Demands, run_here, run_on_ray, run_on_slurm, slots
-from linvit.experiments.compare.experiment import Experiment, SweepRun
-from linvit.experiments.compare.grid import SweepSpec
+from linvit.data.base import ImageData
+from linvit.errors import UserError, check_choice, find_user_error
+from linvit.experiments.compare import costs, tables
+from linvit.experiments.compare import report as written
+from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, slots
+from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
+from linvit.experiments.compare.grid import Sweep, place
 from linvit.experiments.compare.progress import Progress
-from linvit.runs.folder import check_writable, shown
-from linvit.signals import STOP, name
-from linvit.terminal import table
+from linvit.experiments.compare.results import Results, check_comparable, differing, group, with_published
+from linvit.runs.folder import check_writable, find, shown
+from linvit.runs.parser import build_task
+from linvit.runs.run import Run
+from linvit.signals import STOP
+from linvit.signals import name as signal_name
+from linvit.tasks.pretrained import skip_pretrained
+from linvit.terminal import reflow, table
 
 GPU = ("auto", "gpu", "cuda")
+BUDGET = 2.0  # seconds of timing for each variant
+Config = dict[str, Any]
 
 
-def run(spec: SweepSpec, title: str, args: argparse.Namespace, command: str) -> int:
-    """Runs an experiment.
-
-    Args:
-        spec: Its grid.
-        title: Names its folder.
-        args: Options of the command line.
-        command: The command line, to say how to resume.
-
-    Returns:
-        The exit code.
+def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
+    """Runs an experiment in a folder of this title; `command` resumes it. Returns the exit code.
 
     Raises:
         UserError: If a run cannot be started, or there is only one.
     """
     grid = spec.grid()
-    if len(grid.variants) == len(grid.seeds) == 1:
+    if len(grid.variants) == len(grid.all_seeds) == 1:
         raise UserError(
             "nothing differs between the runs: vary an option, such as --model.attention=softmax,linear, or "
             "several seeds, such as --seeds=3. linvit fit trains a single run"
@@ -67,17 +71,65 @@ def run(spec: SweepSpec, title: str, args: argparse.Namespace, command: str) -> 
         if not complete:
             assert STOP.received is not None
             finished = sum(run.state == "finished" for run in runs)
-            rank_zero_info(
-                f"ended by {name(STOP.received)}: {finished} of {len(runs)} runs are finished. Resume with\n  {command}"
-            )
+            how = f"ended by {signal_name(STOP.received)}: {finished} of {len(runs)} runs are finished"
+            rank_zero_info(f"{how}. Resume with\n  {command}")
             return STOP.exit_code(STOP.received)
         STOP.deferred = False
         return finish(experiment.results(), root, args, command)
 
 
-def _run(
-    runs: Sequence[SweepRun], configs: dict[str, dict[str, Any]], args: argparse.Namespace, progress: Progress
-) -> bool:
+def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
+    """Makes the table of the runs in folders; returns the exit code.
+
+    Raises:
+        UserError: If there are no runs, or they cannot be compared.
+    """
+    experiment = Experiment.of(folders[0]) if len(folders) == 1 else None
+    if experiment is not None:
+        root, results = folders[0], experiment.results()
+    else:
+        variants = group(find(folders))
+        check_comparable(variants)
+        keys = list(differing(run.options() for variant in variants for run in variant.runs.values()))
+        root = Path("checkpoints", "compare", args.name or "report")
+        results = Results(root.name, variants, variants[0].name, None, keys)
+    names = [variant.name for variant in results.variants]
+    baseline = args.baseline or results.baseline
+    check_choice("--baseline", baseline, names)
+    results = replace(results, baseline=baseline, score=args.score or results.score)
+    folder = shlex.quote(str(root / FILE))
+    return finish(results, root, args, f"linvit compare {folder} --name {shlex.quote(root.name)}" if experiment else "")
+
+
+def finish(results: Results, root: Path, args: argparse.Namespace, command: str) -> int:
+    """Measures the models, writes the report, prints the table; returns 1 if runs are missing, else 0."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    firsts = {v.name: v.runs[min(v.runs)] for v in results.variants if v.runs}
+    if not firsts:
+        lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
+        raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
+    if not args.skip_costs:
+        measured = costs.measure(firsts, BUDGET * len(firsts), device, imports=not args.report)
+        for variant in results.variants:
+            variant.costs = measured.get(variant.name)
+            if isinstance(variant.costs, str):
+                rank_zero_warn(f"the costs of {variant.name} could not be measured: {variant.costs}")
+        results = results if results.source else with_published(results)
+    page = written.write(results, root, device)
+    written.write_summary(results, root, device)
+    table, *notes = tables.markdown(results).split("\n\n")
+    print("\n\n".join([f"\n{table}", *map(reflow, [*notes, written.controls(results)])]))
+    troubled = {f"{v.name}, seed {seed}": text for v in results.variants for seed, text in v.trouble.items()}
+    for run, text in troubled.items():
+        print(f"incomplete: {run}: {text}")
+    if troubled and command:
+        failed = " --retry" * any(text.startswith("it failed") for text in troubled.values())
+        print(f"run what is incomplete with\n  {command.removesuffix(failed)}{failed}")
+    rank_zero_info(f"the report is {shown(page)}; the curves: tensorboard --logdir {shown(root)}")
+    return 1 if troubled else 0
+
+
+def _run(runs: Sequence[SweepRun], configs: dict[str, Config], args: argparse.Namespace, progress: Progress) -> bool:
     """Starts runs by the engine that was asked for; returns whether all have been run."""
     accelerators = {config["trainer"]["accelerator"] for config in configs.values()}
     if args.engine == "ray":
@@ -85,8 +137,10 @@ def _run(
         return run_on_ray(runs, args.address, args.cpus_per_run, gpus, progress)
     if args.engine == "slurm":
         gpus = args.gpus_per_run if accelerators != {"cpu"} else 0
-        demands = Demands(args.minutes, args.partition, args.cpus_per_run, gpus, args.jobs)
-        return run_on_slurm(runs, demands, progress)
+        return run_on_slurm(
+            runs, progress, timeout_min=args.minutes, slurm_partition=args.partition, cpus_per_task=args.cpus_per_run,
+            gpus_per_node=gpus or None, slurm_array_parallelism=args.jobs,
+        )  # fmt: skip
     devices = _devices(configs, args.gpus_per_run)
     jobs = args.jobs or max(1, len(devices) // args.gpus_per_run)
     given = slots(jobs, devices, args.gpus_per_run)
@@ -95,7 +149,7 @@ def _run(
     return run_here(runs, given, progress)
 
 
-def _devices(configs: dict[str, dict[str, Any]], per_run: int) -> list[str]:
+def _devices(configs: dict[str, Config], per_run: int) -> list[str]:
     """The CUDA devices that runs may use; none if they train on another accelerator."""
     trainers = [config["trainer"] for config in configs.values()]
     if not torch.cuda.is_available() or any(trainer["accelerator"] not in GPU for trainer in trainers):
@@ -112,3 +166,58 @@ def _devices(configs: dict[str, dict[str, Any]], per_run: int) -> list[str]:
 
 def _words(settings: Any) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items()) or "nothing"
+
+
+def resolve(grid: Sweep) -> dict[str, Config]:
+    """The complete configuration of each variant; the model of each is built, without memory for its weights.
+
+    Raises:
+        UserError: If an option does not exist or a value is not allowed, or if two variants are the same. It names
+            the variant.
+    """
+    base = Run("fit", [part for config in grid.config for part in ("--config", config)]).config
+    for key, value in grid.set.items():
+        place(base, key, value)
+    found: dict[str, Config] = {}
+    made: dict[str, ImageData] = {}  # data modules by their configuration
+    for name, settings in grid.variants.items():
+        config = copy.deepcopy(base)
+        for key, value in settings.items():
+            place(config, key, value)
+        try:
+            run = _read(config)
+            key = repr(run.settings.data)
+            run.data = made[key] = made.get(key) or run.data
+            _build(run)
+        except Exception as error:
+            mistake = find_user_error(error)
+            if mistake is None:
+                raise
+            given = ", ".join(f"{key}={value}" for key, value in settings.items())
+            raise UserError(f"the variant '{name}' ({given}) cannot be run: {mistake}") from error
+        for other, before in found.items():
+            if before == run.config:
+                raise UserError(f"the variants '{other}' and '{name}' are the same run. Leave one of them out")
+        found[name] = run.config
+    return found
+
+
+def _read(config: Config) -> Run:
+    """The run of a configuration in memory."""
+    with tempfile.TemporaryDirectory(prefix="linvit-compare-") as folder:
+        path = Path(folder, "run.yaml")
+        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        return Run("fit", [f"--config={path}"])
+
+
+def _build(run: Run) -> None:
+    """Builds the task on the meta device, where no weights are stored, or where it cannot be built, on the CPU."""
+    facts = run.facts
+    with skip_pretrained():
+        try:
+            with torch.device("meta"):
+                build_task(run.settings.model, **facts)
+        except UserError:
+            raise
+        except Exception:
+            build_task(run.settings.model, **facts)

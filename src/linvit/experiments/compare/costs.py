@@ -11,7 +11,6 @@ from torch import nn
 
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
-from linvit.experiments.bench.conditions import other_load
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
 from linvit.experiments.measure import Timing
@@ -33,7 +32,6 @@ class Costs(NamedTuple):
         macs: Multiply-accumulates of matrix products and convolutions.
         latency: Seconds of a forward pass per image, in batches of two.
         memory: Bytes that a forward and a backward pass of two images allocate at most, beyond the weights.
-        load: Processors that other processes took meanwhile, on average; None where the system does not say.
         published: What the authors of this very model published, if they did.
     """
 
@@ -41,7 +39,6 @@ class Costs(NamedTuple):
     macs: int
     latency: Timing
     memory: int
-    load: float | None
     published: PublishedScores | None
 
 
@@ -70,9 +67,8 @@ def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: 
         candidates.append(
             Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels=channels))
         )
-    with other_load() as load:
-        measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
-    return found | {cost.name: _costs(cost, load.processors, published[cost.name]) for cost in measured}
+    measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
+    return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
 
 
 def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int], PublishedScores | None, int]:
@@ -95,10 +91,10 @@ def _with_images(
     return network, (torch.randn(BATCH, channels, *size, device=device),), {}
 
 
-def _costs(cost: Cost, load: float | None, published: PublishedScores | None) -> Costs | str:
+def _costs(cost: Cost, published: PublishedScores | None) -> Costs | str:
     """What was measured of a network, or why it was not."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:
         return cost.note or "interrupted"
     per_image = Timing(tuple(seconds / BATCH for seconds in latency.samples))
-    return Costs(cost.parameters, cost.macs, per_image, memory, load, published)
+    return Costs(cost.parameters, cost.macs, per_image, memory, published)

@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from linvit import machine
@@ -166,33 +165,18 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
         ray.shutdown()
 
 
-@dataclass(frozen=True)
-class Demands:
-    """What each run asks SLURM for.
-
-    Attributes:
-        minutes: Of one job; a run that is not finished by then saves, and its job is queued again.
-        partition: Name, or None for the cluster's default.
-        cpus: Processors, and threads.
-        gpus: Devices.
-        jobs: Runs at a time, at most.
-    """
-
-    minutes: int
-    partition: str | None
-    cpus: int
-    gpus: int
-    jobs: int | None
-
-
-def run_on_slurm(runs: Sequence[SweepRun], demands: Demands, watch: Watch, cluster: str = "slurm") -> bool:
+def run_on_slurm(
+    runs: Sequence[SweepRun], watch: Watch, cluster: str = "slurm", cpus_per_task: int = 1, **demands: Any
+) -> bool:
     """Starts runs as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
 
     Args:
         runs: In the order in which they are submitted.
-        demands: What each asks for.
         watch: Is told what has ended.
         cluster: Executor of submitit.
+        cpus_per_task: Processors, and threads, of each.
+        demands: What else each asks for, as parameters of submitit's executor. A run that is not finished within
+            `timeout_min` saves, and its job is queued again.
 
     Raises:
         UserError: If submitit is not installed, or SLURM is not there or refuses the jobs.
@@ -206,13 +190,11 @@ def run_on_slurm(runs: Sequence[SweepRun], demands: Demands, watch: Watch, clust
     try:
         executor = submitit.AutoExecutor(root / "slurm", cluster, slurm_max_num_timeout=TIMEOUTS)
         executor.update_parameters(
-            name=f"linvit-{root.name}", timeout_min=demands.minutes, cpus_per_task=demands.cpus, tasks_per_node=1,
-            gpus_per_node=demands.gpus or None, slurm_partition=demands.partition,
-            slurm_array_parallelism=demands.jobs,
-            slurm_additional_parameters={"signal": f"{SIGNAL}@{BEFORE}"},
+            name=f"linvit-{root.name}", tasks_per_node=1, cpus_per_task=cpus_per_task,
+            slurm_additional_parameters={"signal": f"{SIGNAL}@{BEFORE}"}, **demands,
         )  # fmt: skip
         # one task, which starts the processes of a run's devices itself: Lightning must not take it for all of them
-        environment = {"OMP_NUM_THREADS": str(demands.cpus), "SLURM_JOB_NAME": "interactive"}
+        environment = {"OMP_NUM_THREADS": str(cpus_per_task), "SLURM_JOB_NAME": "interactive"}
         commands, logs = [run.command for run in runs], [str(run.log) for run in runs]
         jobs: list[Any] = executor.map_array(ProcessJob(), commands, logs, [environment] * len(runs))
     except (RuntimeError, ValueError, OSError) as error:

@@ -11,9 +11,8 @@ from typing import Any, Literal
 import yaml
 
 from linvit.errors import UserError
-from linvit.experiments.compare.grid import Sweep, SweepSpec
-from linvit.experiments.compare.options import differing
-from linvit.experiments.compare.results import Results, Variant
+from linvit.experiments.compare.grid import Sweep
+from linvit.experiments.compare.results import Results, Variant, differing
 from linvit.files import lock, replacing, unlock
 from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
@@ -156,12 +155,12 @@ class Experiment:
     def of(cls, root: Path) -> "Experiment | None":
         """The experiment whose folder this is, if it is one."""
         file = root / FILE
-        return cls(root, SweepSpec.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
+        return cls(root, Sweep.read(read_yaml(file), f"'{file}'").grid()) if file.exists() else None
 
     @property
     def runs(self) -> list[SweepRun]:
         """All runs, those of one seed together, so that a comparison over few seeds is there early."""
-        return [SweepRun(self.root, variant, seed) for seed in self.grid.seeds for variant in self.grid.variants]
+        return [SweepRun(self.root, variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
 
     def prepare(self, configs: Mapping[str, dict[str, Any]]) -> None:
         """Writes the grid and the configurations of all runs; keeps other processes out until this one ends.
@@ -182,15 +181,16 @@ class Experiment:
             if begun is not None and run.state != "finished":
                 _check_free(run, begun.folder / "checkpoints")
         with replacing(self.root / FILE) as file:
-            file.write(yaml.safe_dump(self._content(), sort_keys=False).encode())
+            content = {key: value for key, value in asdict(self.grid).items() if value not in (None, {})}
+            file.write(yaml.safe_dump(content, sort_keys=False).encode())
 
     def results(self) -> Results:
         """What the runs that have been run amount to."""
         published = self.grid.published
         variants = [Variant(name) for name in self.grid.variants]
         for variant in variants:
-            variant.published = published.scores.get(variant.name) if published else None
-            for seed in self.grid.seeds:
+            variant.published = published.get("scores", {}).get(variant.name)
+            for seed in self.grid.all_seeds:
                 run = SweepRun(self.root, variant.name, seed)
                 begun, state = run.newest, run.state
                 if begun is not None:
@@ -199,22 +199,8 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        source = published.source if published else ""
-        return Results(self.root.name, variants, self.grid.baseline, self.grid.score, self.grid.keys, source)
-
-    def _content(self) -> dict[str, Any]:
-        """The grid as a file describes it."""
-        grid = self.grid
-        spec = SweepSpec(
-            config=list(grid.configs),
-            set=dict(grid.settings),
-            variants={name: dict(settings) for name, settings in grid.variants.items()},
-            seeds=list(grid.seeds),
-            baseline=grid.baseline,
-            score=grid.score,
-            published=asdict(grid.published) if grid.published else {},
-        )
-        return {key: value for key, value in asdict(spec).items() if value not in (None, {})}
+        baseline, source = str(self.grid.baseline), str(published.get("source", ""))
+        return Results(self.root.name, variants, baseline, self.grid.score, self.grid.keys, source)
 
 
 def _check_free(run: SweepRun, folder: Path) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from linvit.errors import UserError, check_choice, check_number
@@ -12,81 +12,62 @@ from linvit.registry import attentions, backbones, heads
 Settings = Mapping[str, Any]
 """Options of `linvit fit` by name, such as `{"model.attention": "softmax"}`."""
 
-KEYS = ("config", "set", "vary", "variants", "seeds", "baseline", "score", "published")
 UNSAFE = re.compile(r"[^\w.+-]+")
 REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
-@dataclass(frozen=True)
-class PaperScores:
-    """What a paper reports of the variants.
-
-    Attributes:
-        source: Where, and of what.
-        scores: By variant, in the paper's unit.
-    """
-
-    source: str
-    scores: Mapping[str, float]
-
-
-@dataclass(frozen=True)
+@dataclass
 class Sweep:
-    """Variants of one configuration, each to be run with each seed.
+    """Variants of one configuration, each to be run with each seed, as a file or a command line describes them.
 
     Attributes:
-        configs: The configuration that all start from: files or names, of which a later one wins.
-        settings: Options that all variants share.
+        config: The configuration that all start from: files or names, of which a later one wins.
+        set: Options that all variants share.
+        vary: Options with all their values, whose combinations are variants.
         variants: What differs, by the name of the variant; the order is that of the table.
-        seeds: A run of each variant has one of them as `seed_everything`.
-        baseline: The variant that the others are compared with.
+        seeds: Their number, or which: a run of each variant has one of them as `seed_everything`.
+        baseline: The variant that the others are compared with; None is the first.
         score: The curve that is compared; None for the score of the weights that the task predicts with.
-        published: What a paper reports.
+        published: What a paper reports: its `source`, and `scores` by variant, in its unit.
     """
 
-    configs: tuple[str, ...]
-    settings: Settings
-    variants: Mapping[str, Settings]
-    seeds: tuple[int, ...]
-    baseline: str
+    config: list[str] = field(default_factory=list)
+    set: dict[str, Any] = field(default_factory=dict)
+    vary: dict[str, list[Any]] = field(default_factory=dict)
+    variants: dict[str, Settings] = field(default_factory=dict)
+    seeds: int | list[int] = 1
+    baseline: str | None = None
     score: str | None = None
-    published: PaperScores | None = None
+    published: dict[str, Any] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
         """The options that differ between variants."""
         return list(dict.fromkeys(key for settings in self.variants.values() for key in settings))
 
-
-@dataclass
-class SweepSpec:
-    """A grid as a file or a command line describes it, each of whose parts may be left out."""
-
-    config: str | list[str] = field(default_factory=list)
-    set: dict[str, Any] = field(default_factory=dict)
-    vary: dict[str, list[Any]] = field(default_factory=dict)
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    seeds: int | list[int] = 1
-    baseline: str | None = None
-    score: str | None = None
-    published: dict[str, Any] = field(default_factory=dict)
+    @property
+    def all_seeds(self) -> list[int]:
+        """The seeds, each."""
+        return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
     @classmethod
-    def read(cls, content: Any, what: str) -> "SweepSpec":
+    def read(cls, content: Any, what: str) -> "Sweep":
         """The content of a file.
 
         Raises:
             UserError: If it has unknown keys, or values of another kind.
         """
+        keys = [one.name for one in fields(cls)]
         if not isinstance(content, dict):
-            raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(KEYS)}")
+            raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(keys)}")
         for key, value in content.items():
-            check_choice(f"a key of {what}", key, KEYS)
+            check_choice(f"a key of {what}", key, keys)
             kinds = {"config": str | list, "seeds": int | list, "baseline": str, "score": str}.get(key, dict)
             if not isinstance(value, kinds):
                 raise UserError(f"'{key}' of {what} must be {_words(kinds)}; got {value!r}")
         spec = cls(**content)
+        spec.config = [spec.config] if isinstance(spec.config, str) else spec.config
         for key, values in spec.vary.items():
             if not isinstance(values, list) or not values:
                 raise UserError(f"'vary: {key}' of {what} must be a list of values; got {values!r}")
@@ -95,13 +76,13 @@ class SweepSpec:
                 raise UserError(f"'variants: {name}' of {what} must be a mapping of options; got {settings!r}")
         return spec
 
-    def grid(self) -> Sweep:
-        """The grid: all combinations of `variants` and the values of `vary`.
+    def grid(self) -> "Sweep":
+        """The same with all variants and seeds named: all combinations of `variants` and the values of `vary`.
 
         Raises:
             UserError: If nothing differs, or names and seeds do not go together.
         """
-        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        seeds = self.all_seeds
         for seed in seeds:
             check_number("seeds", seed, at_least=0, whole=True)
         if not seeds or len(set(seeds)) < len(seeds):
@@ -111,8 +92,8 @@ class SweepSpec:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
         baseline = next(iter(variants)) if self.baseline is None else self.baseline
         check_choice("baseline", baseline, variants)
-        configs = (self.config,) if isinstance(self.config, str) else tuple(self.config)
-        return Sweep(configs, self.set, variants, tuple(seeds), baseline, self.score, self._published(variants))
+        self._check_published(variants)
+        return replace(self, vary={}, variants=variants, seeds=seeds, baseline=baseline)
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""
@@ -130,16 +111,12 @@ class SweepSpec:
                 found[whole] = settings
         return found
 
-    def _published(self, variants: Mapping[str, Settings]) -> PaperScores | None:
-        if not self.published:
-            return None
+    def _check_published(self, variants: Mapping[str, Settings]) -> None:
         scores = self.published.get("scores")
-        if self.published.keys() != {"source", "scores"} or not isinstance(scores, dict):
+        if self.published and (self.published.keys() != {"source", "scores"} or not isinstance(scores, dict)):
             raise UserError(f"'published' must have a source, and scores by variant; got {self.published!r}")
-        if not self.vary:  # with further options varied they are those of no variant
-            for name in scores:
-                check_choice("a variant of 'published'", name, variants)
-        return PaperScores(str(self.published["source"]), scores)
+        for name in () if self.vary else scores or ():  # with further options varied they are those of no variant
+            check_choice("a variant of 'published'", name, variants)
 
 
 def place(config: dict[str, Any], key: str, value: Any) -> None:

@@ -22,21 +22,12 @@ class Progress:
 
     def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
         self._runs, self._say = runs, say
-        self._start = self._read = time.monotonic()
+        self._read = time.monotonic()
         self._parts = {run.name: run.fraction() for run in runs}
-        self._first = self._done = math.fsum(self._parts.values())
         self._bar = tqdm(
-            total=len(runs), initial=self._first, unit="run", disable=None, dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs{postfix}",
+            total=len(runs), initial=math.fsum(self._parts.values()), unit="run", disable=None, dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs, {remaining} left",
         )  # fmt: skip
-
-    def left(self) -> str:
-        """The time that is left, as far as the runs so far tell."""
-        gained = self._done - self._first
-        if gained <= 0:
-            return ""
-        seconds = (len(self._runs) - self._done) * (time.monotonic() - self._start) / gained
-        return f"about {timedelta(seconds=round(seconds))} left"
 
     def __call__(self, ended: SweepRun | None) -> None:
         """Reads how far the runs are; says how a run has ended."""
@@ -44,11 +35,10 @@ class Progress:
             return
         self._read = time.monotonic()
         self._parts |= {run.name: run.fraction() for run in self._runs if self._parts[run.name] < 1}
-        self._done = math.fsum(self._parts.values())
         if ended is not None:
             self._say(self._line(ended))
-        self._bar.n = self._done
-        self._bar.set_postfix_str(self.left())
+        self._bar.n = math.fsum(self._parts.values())
+        self._bar.refresh()
 
     def close(self) -> None:
         """Takes the bar away."""
@@ -62,5 +52,4 @@ class Progress:
             how += f": {run.last_words()} ({run.log})"
         elif begun is not None and score is not None:
             how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
-        left = self.left() if finished < len(self._runs) else ""
-        return f"{run.name} {how}; {finished} of {len(self._runs)} runs{', ' * bool(left)}{left}"
+        return f"{run.name} {how}; {finished} of {len(self._runs)} runs"

@@ -23,8 +23,6 @@ class Difference(NamedTuple):
         pairs: Number of pairs.
         p: The probability of so large a mean if there were no difference, for this comparison alone; NaN as above.
         p_holm: The same by Holm's step-down correction for all comparisons of a table; NaN if it is not tested.
-        low_all: Lower end of the interval that covers together with those of all others (Bonferroni): 95 % for all.
-        high_all: Upper end.
     """
 
     mean: float
@@ -33,8 +31,6 @@ class Difference(NamedTuple):
     pairs: int
     p: float
     p_holm: float = math.nan
-    low_all: float = math.nan
-    high_all: float = math.nan
 
     @property
     def significant(self) -> bool:
@@ -60,9 +56,7 @@ def paired_differences(pairs: Sequence[tuple[Sequence[float], Sequence[float]]])
     for rank, number in enumerate(tested):
         one = found[number]
         least = max(least, min(1.0, (len(family) - rank) * one.p))  # no smaller than that of a smaller p
-        half = (one.high - one.mean) * t_quantile(one.pairs - 1, 1 - (1 - LEVEL) / len(family))
-        half /= t_quantile(one.pairs - 1)
-        found[number] = one._replace(p_holm=least, low_all=one.mean - half, high_all=one.mean + half)
+        found[number] = one._replace(p_holm=least)
     return found
 
 
@@ -77,10 +71,10 @@ def _alone(ours: Sequence[float], baseline: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, pairs, t_test(mean / error, pairs - 1))
 
 
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The t that Student's distribution exceeds in absolute value with probability 1 - level."""
+def t_quantile(freedom: int) -> float:
+    """The t that Student's distribution exceeds in absolute value with a probability of 5 %."""
     angles, shares = _student(freedom)
-    return math.sqrt(freedom) * math.tan(float(np.interp(level, shares, angles)))
+    return math.sqrt(freedom) * math.tan(float(np.interp(LEVEL, shares, angles)))
 
 
 def t_test(t: float, freedom: int) -> float:

@@ -11,7 +11,6 @@ from linvit.experiments.compare.statistics import LEAST, Difference
 from linvit.plain_text import CsvWriter, markdown_table, printable
 from linvit.runs.folder import EVALUATED
 
-BUSY = 0.2  # processors that others take, from which on a latency is said to have been measured under load
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -49,8 +48,7 @@ def notes(results: Results) -> list[str]:
         )
     if costs:
         found.append(
-            "Latency: median of a forward pass per image, in batches of two, all variants in turns; a load beside it "
-            "is the number of processors that other programs took meanwhile, which makes it too long. MACs: of one "
+            "Latency: median of a forward pass per image, in batches of two, all variants in turns. MACs: of one "
             "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights."
         )
     if any(variant.rank() is not None for variant in results.variants):
@@ -94,13 +92,13 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     row = {"variant": variant.name, "mean": mean, "standard_deviation": spread, "seeds": seeds, "raw_mean": raw}
     row["untrained_part"] = results.untrained().get(variant.name)
     difference = results.differences().get(variant.name)
-    names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm", "corrected_low", "corrected_high")
+    names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
     row |= dict(zip(names, difference or [None] * len(names), strict=True))
     row["star"] = None if difference is None else int(difference.significant)
-    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "load")
+    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes")
     costs: Any = [None] * len(columns)
     if isinstance(found := variant.costs, Costs):
-        costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory, found.load]
+        costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory]
     row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
     scores = variant.scores(results.score)
     for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
@@ -129,8 +127,7 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
     row += [f"{results.summary(variant)[2]}{incomplete}", apart]
     costs, rank = variant.costs, variant.rank()
     if "MACs" in columns and isinstance(costs, Costs):
-        load = f" (load {costs.load:.1f})" if (costs.load or 0) >= BUSY else ""
-        row += [count(costs.parameters), count(costs.macs), f"{costs.latency.median * 1e3:.2f}{load}"]
+        row += [count(costs.parameters), count(costs.macs), f"{costs.latency.median * 1e3:.2f}"]
         row.append(f"{costs.memory / 2**20:.1f}")
     elif "MACs" in columns:
         row += ["-"] * 4

@@ -2,47 +2,39 @@
 
 from linvit.attention.base import Attention
 from linvit.registry import Spec
-from linvit.testing import behaviour, compile
-from linvit.testing.attention import accuracy, cost, declarations, growth, host, matrix, numerics, shape, tables
-from linvit.testing.attention.behaviour import memory_layout, nan_propagates
+from linvit.testing import behaviour
+from linvit.testing.attention import cost, declarations, host, matrix, precision, shape
 from linvit.testing.attention.inputs import AttentionSubject
-from linvit.testing.constructor import constructor
-from linvit.testing.report import Report
-from linvit.testing.runner import Check, Contract
+from linvit.testing.report import Check, Contract, Report
 
-CONTRACT: Contract[AttentionSubject] = Contract(
+CONTRACT = Contract(
     first=(
-        Check("constructor", constructor),
+        Check("constructor", behaviour.constructor),
         Check("declarations", declarations.declarations),
     ),
     clauses=(
         Check("shape and dtype", shape.shape),
         Check("grids", shape.grids),
         Check("another size", shape.another_size),
-        Check("resizes its tables", tables.resizes_its_tables),
+        Check("resizes its tables", shape.resizes_its_tables),
         Check("prefix tokens", host.prefix_tokens),
         Check("spatial reduction", host.spatial_reduction),
         Check("narrow keys", host.narrow_keys),
         Check("attention layer", host.attention_layer),
         Check("position bias", host.position_bias),
-        Check("batch independence", behaviour.batch_independence),
-        Check("gradients", behaviour.gradients),
-        Check("determinism", behaviour.determinism),
-        Check("copies", behaviour.copies),
-        Check("memory layout", memory_layout),
-        Check("NaN propagates", nan_propagates),
+        behaviour.BATCH_INDEPENDENCE,
+        *behaviour.COMMON,
+        Check("memory layout", shape.memory_layout),
+        Check("NaN propagates", shape.nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),
         Check("matrix parts", matrix.matrix_parts),
         Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
-        *(Check(f"finite, {precision.name}", numerics.finite(precision)) for precision in numerics.PRECISIONS),
-        *(Check(f"error, {precision.name}", accuracy.error(precision)) for precision in numerics.PRECISIONS),
-        Check("cost", cost.cost),
-        Check("kept for backward", cost.kept, measures=True),
-        Check("growth of work", growth.growth_of_work),
-        Check("torch.compile", compile.compiles, quick=False),
-        Check("torch.export", compile.exports, quick=False),
+        *(Check(f"numerics, {one.name}", precision.numerics(one)) for one in precision.PRECISIONS),
+        Check("cost", cost.cost, measures=True),
+        Check("growth of work", cost.growth_of_work),
+        *behaviour.COMPILER,
     ),
 )
 

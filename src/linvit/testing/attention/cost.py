@@ -1,46 +1,112 @@
-"""Cost: what one forward pass computes, and what training keeps of it."""
+"""What a mechanism computes, allocates and keeps, and how that grows with the number of tokens."""
 
+import math
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.analysis.operations import Operations, count_operations
-from linvit.attention.base import Attention
+from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
-from linvit.testing.report import Line, Verdict, failed, passed
+from linvit.testing.numbers import gradients_of, trainable
+from linvit.testing.report import Line, Verdict, at, failed, not_declared, passed, refusable
 from linvit.testing.subject import sized
 
 FEW = 3
 """Times its inputs that a mechanism may keep without advice: a copy of them in float32 under autocast."""
+SIDES = (28, 56)  # N = 784, 3136
+COUNTED = {"O(N)": 1.25, "O(N^2)": 2.25}
+"""Largest exponents of the counts. Counts are exact, and constant parts only lower the exponent; N log N would be 0.14
+above N, and a kernel that grows with the nominal grid adds 0.2."""
 
 
 def cost(subject: AttentionSubject) -> Line:
-    """The operations of one image, counted; `growth.growth_of_work` judges how they grow."""
-    mechanism = subject.build()
-    counted = operations(mechanism, inputs(mechanism, NOMINAL, batch=1))
-    said = (
-        f"{counted.matmul} matmul MACs, {counted.elementwise} elementwise operations, {counted.parameters} "
-        f"parameters at {sized(NOMINAL)}"
-    )
-    return passed(said) if counted.total else failed(f"no operation was seen at {sized(NOMINAL)}")
-
-
-def kept(subject: AttentionSubject) -> Line:
-    """Measures what is kept for backward in float32 and under bfloat16 autocast, as a multiple of the inputs."""
+    """Counts the operations of one image, and measures what is kept for backward as a multiple of the inputs."""
     mechanism = subject.build(dtype=torch.float32)
-    said = []
+    counted = _operations(mechanism, inputs(mechanism, NOMINAL, batch=1, dtype=torch.float32))
+    said = [
+        f"{counted.matmul} matmul MACs, {counted.elementwise} elementwise operations, {counted.parameters} parameters"
+    ]
     for autocast, name in ((False, "float32"), (True, "bfloat16 autocast")):
         dtype = torch.bfloat16 if autocast else torch.float32
         given = inputs(mechanism, NOMINAL, batch=1, dtype=dtype).map(lambda x: x.requires_grad_())
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            bytes_kept = kept_for_backward(partial(Inputs.__call__, given, mechanism), mechanism)
+            bytes_kept = kept_for_backward(partial(given, mechanism), mechanism)
         times = bytes_kept / sum(tensor.nbytes for tensor in given.named.values())
-        said.append(f"{bytes_kept / 2**10:.0f} KiB in {name}, {times:.1f} times its inputs")
+        said.append(f"keeps {bytes_kept / 2**10:.0f} KiB in {name}, {times:.1f} times its inputs")
     hint = "" if times <= FEW else "; @linvit.recomputed above @linvit.full_precision keeps the inputs alone"
     return Line("", Verdict.MEASURED, f"{'; '.join(said)} at {sized(NOMINAL)}{hint}")
 
 
-def operations(mechanism: Attention, given: Inputs) -> Operations:
-    """Counts the operations of a mechanism's forward pass."""
-    return count_operations(mechanism, given.q, given.k, given.v, given.grid, **given.extra)
+@refusable
+def growth_of_work(subject: AttentionSubject) -> Line:
+    """Checks that bytes written in a training step, its largest tensor, and operations grow as declared.
+
+    Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
+    """
+    counts: dict[str, list[int]] = {"bytes written": [], "largest tensor": [], "operations": []}
+    for side in SIDES:
+        grid = Grid((side, side))
+        with at(f"N={side * side}"):
+            mechanism = subject.build(grid, torch.float32)
+            given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
+            written = _written(mechanism.train(), given)
+            operations = _operations(mechanism.eval(), given).total
+        for found, count in zip(counts.values(), (written.total, written.largest, operations), strict=True):
+            found.append(count)
+    grown = (SIDES[1] / SIDES[0]) ** 2
+    exponents = {name: math.log(large / few, grown) for name, (few, large) in counts.items() if few and large}
+    said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
+    said += f"; the largest has {written.largest / 2**20:.1f} MiB at N={SIDES[1] ** 2}"
+    complexity = mechanism.complexity
+    if complexity is None:
+        return not_declared(f"complexity is None; {said}")
+    power, said = max(exponents.values(), default=0), f"declared {complexity}; {said}"
+    if power > COUNTED[complexity]:
+        return failed(f"{said}; at most N^{COUNTED[complexity]:.2f}")
+    if complexity != "O(N)" and power <= COUNTED["O(N)"]:
+        return failed(f"{said}; that is linear, so declare complexity = 'O(N)'")
+    return passed(said)
+
+
+class _Written(TorchDispatchMode):
+    """Counts the bytes of every tensor that an operation allocates, and of the largest; views count nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given, made = (
+            {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+                for x in tree_leaves(t)
+                if isinstance(x, Tensor)
+            }
+            for t in ((args, kwargs), out)
+        )
+        for place, size in made.items():
+            if place not in given:
+                self.total += size
+                self.largest = max(self.largest, size)
+        return out
+
+
+def _written(mechanism: Attention, given: Inputs) -> _Written:
+    """Counts the tensors of one forward and backward pass."""
+    given = given.map(lambda x: x.detach().requires_grad_())
+    written = _Written()
+    with written:
+        gradients_of(given(mechanism), given.named | trainable(mechanism))
+    return written
+
+
+def _operations(mechanism: Attention, given: Inputs) -> Operations:
+    arguments, extra = given.arguments
+    return count_operations(mechanism, *arguments, **extra)

@@ -53,7 +53,7 @@ def _check_results(mechanism: Attention) -> None:
         bound = mechanism.rank_bound(NOMINAL)
     check_number("rank_bound(grid)", bound, at_least=1, whole=True)
     with at("factors(q, k, grid)"):
-        factors = mechanism.factors(given.q, given.k, NOMINAL)
+        factors = mechanism.factors(given["q"], given["k"], NOMINAL)
     pair = isinstance(factors, tuple) and len(factors) == 2 and all(isinstance(factor, Tensor) for factor in factors)
     _check(factors is None or pair, "factors(q, k, grid)", "two tensors, left and right, or None", factors)
 

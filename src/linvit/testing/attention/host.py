@@ -82,7 +82,7 @@ def position_bias(subject: AttentionSubject) -> Line:
         return not_supported("takes_bias is False")
     given = inputs(mechanism, NOMINAL)
     bias = normal(1, mechanism.num_heads, NOMINAL.num_queries, NOMINAL.num_keys, seed=5).requires_grad_()
-    out = given._replace(extra={**given.extra, "bias": bias})(mechanism)
+    out = given.replace(bias=bias)(mechanism)
     effect = relative_error(out, given(mechanism))
     (gradient,) = torch.autograd.grad(out, bias, normal(*out.shape, seed=6), allow_unused=True)
     if gradient is None or not gradient.isfinite().all() or not gradient.any():

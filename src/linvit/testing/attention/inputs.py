@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Set
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from linvit.errors import UserError
 from linvit.registry import Spec, attentions
 from linvit.testing.numbers import gradients_of, normal, trainable
 from linvit.testing.report import Advice
-from linvit.testing.subject import Subject
+from linvit.testing.subject import Given, Subject
 
 NOMINAL, SECOND, WIDE = Grid((14, 14)), Grid((7, 9)), Grid((12, 20))
 NEIGHBOURS = (1.0, 2.0**-4, 2.0**4, 1.0)  # scales of the samples of a batch; the last is flat
@@ -21,31 +21,36 @@ HALF = Advice(
 )
 
 
-class Inputs(NamedTuple):
-    """The inputs of a mechanism.
+class Inputs(Given):
+    """The inputs of a mechanism on a grid.
 
-    Attributes:
-        q: Queries (B, h, N, dk).
-        k: Keys (B, h, M, dk); q itself where the mechanism projects "qv".
-        v: Values (B, h, M, d).
-        extra: The layer's input `x` (B, N, C), where the mechanism takes it.
+    Args:
         grid: Where the tokens lie.
+        named: Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), but where the mechanism projects "qv" and they are q
+            itself; values `v` (B, h, M, d); what else it takes, such as the layer's input `x` (B, N, C).
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    extra: dict[str, Tensor]
-    grid: Grid
+    spatial = (-3, -2)
+
+    def __init__(self, grid: Grid, **named: Tensor) -> None:
+        super().__init__(**named)
+        self.grid = grid
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Returns queries, keys or values."""
+        return self.named["q" if name == "k" and "k" not in self.named else name]
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+        """The arguments of the call, by position and by name."""
+        return (self["q"], self["k"], self["v"], self.grid), {
+            name: x for name, x in self.named.items() if name not in ("q", "k", "v")
+        }
 
     def __call__(self, model: Callable[..., Tensor]) -> Tensor:
         """Calls the mechanism on these inputs."""
-        return model(self.q, self.k, self.v, self.grid, **self.extra)
-
-    @property
-    def spatial(self) -> tuple[int, int]:
-        """Dimensions of height and width in `planes`."""
-        return (-3, -2)
+        given, extra = self.arguments
+        return model(*given, **extra)
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
@@ -55,29 +60,7 @@ class Inputs(NamedTuple):
     def from_planes(self, planes: tuple[Tensor, ...]) -> "Inputs":
         """Returns inputs of other planes."""
         named = {name: plane.flatten(-3, -2) for name, plane in zip(self.named, planes, strict=True)}
-        q, v = named.pop("q"), named.pop("v")
-        return Inputs(q, named.pop("k", q), v, named, Grid((planes[0].shape[-3], planes[0].shape[-2])))
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """Returns the distinct tensors by name."""
-        keys = {} if self.k is self.q else {"k": self.k}
-        return {"q": self.q, **keys, "v": self.v, **self.extra}
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        """Returns the same inputs with each tensor changed."""
-        q = change(self.q)
-        k = q if self.k is self.q else change(self.k)
-        extra = {name: change(tensor) for name, tensor in self.extra.items()}
-        return Inputs(q, k, change(self.v), extra, self.grid)
-
-    def replace(self, name: str, tensor: Tensor) -> "Inputs":
-        """Returns the same inputs with another tensor for a name in `named`."""
-        if name in self.extra:
-            return self._replace(extra={**self.extra, name: tensor})
-        if name == "q" and self.k is self.q:
-            return self._replace(q=tensor, k=tensor)
-        return Inputs(**{**self._asdict(), name: tensor})
+        return Inputs(Grid((planes[0].shape[-3], planes[0].shape[-2])), **named)
 
 
 def flat(x: Tensor) -> Tensor:
@@ -92,14 +75,15 @@ def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dty
     def make(seed: int, *shape: int) -> Tensor:
         return normal(batch, *shape, seed=seed).to(dtype)
 
-    q = make(1, heads, grid.num_queries, mechanism.key_dim)
-    k = q if mechanism.projections == "qv" else make(2, heads, grid.num_keys, mechanism.key_dim)
-    v = make(3, heads, grid.num_keys, mechanism.head_dim)
-    if not mechanism.takes_input:
-        return Inputs(q, k, v, {}, grid)
-    # (B, h, N, d) -> (B, N, C): where the query is the layer's input, x is the same tokens with the heads merged.
-    x = q.transpose(1, 2).flatten(2) if mechanism.projections == "kv" else make(4, grid.num_queries, mechanism.dim)
-    return Inputs(q, k, v, {"x": x}, grid)
+    given = {"q": make(1, heads, grid.num_queries, mechanism.key_dim)}
+    if mechanism.projections != "qv":
+        given["k"] = make(2, heads, grid.num_keys, mechanism.key_dim)
+    given["v"] = make(3, heads, grid.num_keys, mechanism.head_dim)
+    if mechanism.takes_input:
+        # (B, h, N, d) -> (B, N, C): where the query is the layer's input, x is the same tokens with the heads merged.
+        merged = mechanism.projections == "kv"
+        given["x"] = given["q"].transpose(1, 2).flatten(2) if merged else make(4, grid.num_queries, mechanism.dim)
+    return Inputs(grid, **given)
 
 
 class AttentionSubject(Subject):

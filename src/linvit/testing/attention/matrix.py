@@ -1,6 +1,7 @@
 """The equivalent matrix of a mechanism, its factors and its rank."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,85 +20,98 @@ SMALL = (Grid((6, 8)), Grid((5, 7), num_prefix=1), Grid((6, 8), (3, 4), num_pref
 NEGLIGIBLE = 1e-10
 """Singular values below this fraction of the largest are rounding. The products of float64 leave 1e-15 and an inverse
 by iteration up to 1e-12, while a mechanism above its bound has singular values of 1e-3 there."""
-_NOWHERE = not_supported(f"it runs at none of {', '.join(map(sized, SMALL))}; see 'grids' and 'prefix tokens'")
 ROUNDED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def equivalent_matrix(subject: AttentionSubject) -> Line:
-    """Checks that `M v + bias` is the output, with M from probing or from `attention_matrix`, as declared."""
-    notes = []
-    for grid, mechanism, given in _at_small_grids(subject):
-        judge = _probed if mechanism.linear_in_values else _own
-        finding = judge(mechanism, given, grid)
-        if finding is not None:
-            return finding
-        notes.append(sized(grid))
-    if not notes:
-        return _NOWHERE
-    kind = "one per channel" if mechanism.channelwise else "one per head"
-    source = "read off by probing" if mechanism.linear_in_values else "from attention_matrix"
-    return passed(f"{kind}, {source}, at {', '.join(notes)}")
+Judge = Callable[[Attention, Inputs, Grid], Line | float]
 
 
-def factors(subject: AttentionSubject) -> Line:
-    """Checks that `left @ right.mT` is the equivalent matrix."""
-    notes = []
-    for grid, mechanism, given in _at_small_grids(subject):
-        with at(sized(grid)):
-            found = mechanism.factors(given.q, given.k, grid)
-            if found is None:
-                return not_declared("factors(q, k, grid) gives None")
-            left, right = found
-            product, matrix = left @ right.mT, _matrix(mechanism, given, grid)
-        if product.shape != matrix.shape:
-            return failed(f"left @ right.mT is {tuple(product.shape)}, the equivalent matrix {tuple(matrix.shape)}")
-        error = relative_error(product, matrix)
-        notes.append(f"{error:.0e} at {sized(grid)} ({left.shape[-1]} columns)")
-        if not error <= EXACT:
-            return failed(f"product and equivalent matrix differ by {notes[-1]} (at most {EXACT:.0e})")
-    return passed(f"product and equivalent matrix differ by {', '.join(notes)}") if notes else _NOWHERE
+def at_small_grids(difference: str) -> Callable[[Judge], Callable[[AttentionSubject], Line]]:
+    """Makes a check of what is judged at each of the small grids at which the mechanism runs; others report the rest.
+
+    Args:
+        difference: What the number means that the judge returns, an error; it may return another finding instead.
+    """
+
+    def decorate(judge: Judge) -> Callable[[AttentionSubject], Line]:
+        @torch.no_grad()
+        def check(subject: AttentionSubject) -> Line:
+            errors: dict[str, float] = {}
+            for grid, mechanism, given in _small(subject):
+                with at(sized(grid)):
+                    found = judge(mechanism, given, grid)
+                if not isinstance(found, float):
+                    return found
+                errors[sized(grid)] = found
+                if not found <= EXACT:
+                    return failed(f"{difference} by {found:.0e} at {sized(grid)} (at most {EXACT:.0e})")
+            if not errors:
+                tried = ", ".join(map(sized, SMALL))
+                return not_supported(f"it runs at none of {tried}; see 'grids' and 'prefix tokens'")
+            return passed(f"{difference} by {', '.join(f'{error:.0e} at {size}' for size, error in errors.items())}")
+
+        return check
+
+    return decorate
 
 
-@torch.no_grad()
-def matrix_parts(subject: AttentionSubject) -> Line:
-    """Checks that the matrices of the parts add up to the equivalent matrix, and that each keeps to its rank bound."""
-    notes = []
-    for grid, mechanism, given in _at_small_grids(subject):
-        with at(sized(grid)):
-            parts = mechanism.matrix_parts()
-            if not parts:
-                return not_declared("matrix_parts() gives none")
-            matrix = _matrix(mechanism, given, grid)
-            own = {name: _matrix(part, given, grid) for name, part in parts.items()}
-        for name, part in parts.items():
-            found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
-            if not found <= bound:
-                return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
-        # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
-        summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
-        error = relative_error(torch.as_tensor(summed), matrix)
-        if not error <= EXACT:
-            return failed(f"the sum of {', '.join(own)} differs from the whole by {error:.0e} at {sized(grid)}")
-        notes.append(f"{error:.0e} at {sized(grid)}")
-    return passed(f"{' + '.join(own)} differs from the whole by {', '.join(notes)}") if notes else _NOWHERE
+@at_small_grids("M v + bias differs from the output")
+def equivalent_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+    """Compares the output with M from probing or from `attention_matrix`, as declared."""
+    if not mechanism.linear_in_values:
+        return _own(mechanism, given, grid)
+    bias = _with_values(mechanism, given, torch.zeros_like(given["v"]))
+    matrix = _matrix(mechanism, given)
+    error = relative_error(_mixed(mechanism, matrix, given["v"]) + bias, given(mechanism))
+    if not error <= EXACT:
+        return failed(
+            f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}: "
+            f"{_why(mechanism, given)}"
+        )
+    several = mechanism.channelwise and mechanism.head_dim > 1
+    if several and relative_error(matrix[:, :, :1].expand_as(matrix), matrix) <= EXACT:
+        return failed("declared channelwise, but all channels have one matrix: leave channelwise out")
+    return error
 
 
-@torch.no_grad()
-def channel_matrix(subject: AttentionSubject) -> Line:
-    """Checks that `v A^T` is the output of a mechanism that mixes channels, with A from `channel_matrix`."""
-    notes = []
-    for grid, mechanism, given in _at_small_grids(subject):
-        with at(sized(grid)):
-            matrix = mechanism.channel_matrix(given.q, given.k, grid)
-            if matrix is None:
-                return not_declared("channel_matrix(q, k, grid) gives None")
-            if mechanism.linear_in_values or hasattr(mechanism, "attention_matrix"):
-                return failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
-            error = relative_error(given.v @ matrix.mT, given(mechanism))
-        notes.append(f"{error:.0e} at {sized(grid)}")
-        if not error <= EXACT:
-            return failed(f"v A^T differs from the output by {notes[-1]} (at most {EXACT:.0e})")
-    return passed(f"v A^T differs from the output by {', '.join(notes)}") if notes else _NOWHERE
+@at_small_grids("left @ right.mT differs from the equivalent matrix")
+def factors(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+    """Compares the factors with the matrix."""
+    found = mechanism.factors(given["q"], given["k"], grid)
+    if found is None:
+        return not_declared("factors(q, k, grid) gives None")
+    product, matrix = found[0] @ found[1].mT, _matrix(mechanism, given)
+    if product.shape != matrix.shape:
+        return failed(f"left @ right.mT is {tuple(product.shape)}, the equivalent matrix {tuple(matrix.shape)}")
+    return relative_error(product, matrix)
+
+
+@at_small_grids("the sum of the parts differs from the equivalent matrix")
+def matrix_parts(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+    """Compares the parts with the whole, and the rank of each with its bound."""
+    parts = mechanism.matrix_parts()
+    if not parts:
+        return not_declared("matrix_parts() gives none")
+    matrix = _matrix(mechanism, given)
+    own = {name: _matrix(part, given) for name, part in parts.items()}
+    for name, part in parts.items():
+        found, bound = float(rank(own[name], NEGLIGIBLE).max()), part.rank_bound(grid)
+        if not found <= bound:
+            return failed(f"the part '{name}' has rank {found:g}, declared at most {bound} at {sized(grid)}")
+    # (B, h, N, M) is the same matrix for each channel of (B, h, d, N, M)
+    summed = sum(x if x.ndim == matrix.ndim else x.unsqueeze(2) for x in own.values())
+    return relative_error(torch.as_tensor(summed), matrix)
+
+
+@at_small_grids("v A^T differs from the output")
+def channel_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+    """Compares the output of a mechanism that mixes channels with A from `channel_matrix`."""
+    matrix = mechanism.channel_matrix(given["q"], given["k"], grid)
+    if matrix is None:
+        return not_declared("channel_matrix(q, k, grid) gives None")
+    if mechanism.linear_in_values or hasattr(mechanism, "attention_matrix"):
+        return failed("tokens are not mixed, so declare linear_in_values = False and have no attention_matrix")
+    return relative_error(given["v"] @ matrix.mT, given(mechanism))
 
 
 def rank_bound(subject: AttentionSubject) -> Line:
@@ -107,8 +121,8 @@ def rank_bound(subject: AttentionSubject) -> Line:
         return not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
     if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         return not_declared("no attention_matrix to measure")
-    for grid, small, given in _at_small_grids(subject):
-        found, bound = _rank(small, given, grid), small.rank_bound(grid)
+    for grid, small, given in _small(subject):
+        found, bound = _rank(small, given), small.rank_bound(grid)
         if not found <= bound:
             return failed(f"measured {found:g}, declared at most {bound} at {sized(grid)}")
         if bound > min(grid.num_queries, grid.num_keys):
@@ -120,70 +134,54 @@ def rank_bound(subject: AttentionSubject) -> Line:
         given = inputs(mechanism, NOMINAL, batch=1).map(lambda x, dtype=dtype: x.to(dtype).double())  # type: ignore[misc]
         name = str(dtype).removeprefix("torch.")
         with at(f"{name} inputs"):
-            ranks[name] = _rank(mechanism, given, NOMINAL)
+            ranks[name] = _rank(mechanism, given)
     measured = ", ".join(f"{value:g} ({name})" for name, value in ranks.items())
     said = f"measured {measured}, declared at most {bound}"
     return passed(said) if all(value <= bound for value in ranks.values()) else failed(said)
 
 
-def _at_small_grids(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]]:
-    """Yields the small grids at which the mechanism runs, with an instance and inputs; other checks report the rest."""
+def _small(subject: AttentionSubject) -> Iterator[tuple[Grid, Attention, Inputs]]:
+    """Yields the small grids at which the mechanism runs, with an instance and inputs."""
     for grid in SMALL if reducible(subject.build()) else SMALL[:-1]:
-        try:
+        with contextlib.suppress(*CRASHES):
             mechanism = subject.build(grid)
             given = inputs(mechanism, grid)
             given(mechanism)
-        except CRASHES:
-            continue
-        yield grid, mechanism, given
+            yield grid, mechanism, given
 
 
-def _probed(mechanism: Attention, given: Inputs, grid: Grid) -> Line | None:
-    """Says what is wrong with the matrix that probing finds, if anything."""
-    bias = _with_values(mechanism, given, grid, torch.zeros_like(given.v))
-    matrix = _matrix(mechanism, given, grid)
-    error = relative_error(_mixed(mechanism, matrix, given.v) + bias, given(mechanism))
-    if not error <= EXACT:
-        return failed(
-            f"M v + bias differs from the output by {error:.0e} (at most {EXACT:.0e}) at {sized(grid)}: "
-            f"{_why(mechanism, given, grid)}"
-        )
-    several = mechanism.channelwise and mechanism.head_dim > 1
-    if several and relative_error(matrix[:, :, :1].expand_as(matrix), matrix) <= EXACT:
-        return failed("declared channelwise, but all channels have one matrix: leave channelwise out")
-    return None
-
-
-def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | None:
-    """Says what is wrong with the matrix of a mechanism that cannot be probed, if anything.
+def _own(mechanism: Attention, given: Inputs, grid: Grid) -> Line | float:
+    """Judges the matrix of a mechanism that cannot be probed.
 
     A mechanism that widens its output has several matrices per head, each on values of its own making: of those, and
     where the matrix is not the whole (`matrix_is_exact`), only the tokens are compared.
     """
     if not hasattr(mechanism, "attention_matrix"):
         return not_declared("linear_in_values is False, and there is no attention_matrix(q, k, v, grid)")
-    matrix = _matrix(mechanism, given, grid)
-    if matrix.shape[0] != len(given.v) or matrix.shape[-2:] != (grid.num_queries, grid.num_keys):
+    matrix = _matrix(mechanism, given)
+    if matrix.shape[0] != len(given["v"]) or matrix.shape[-2:] != (grid.num_queries, grid.num_keys):
         return failed(f"attention_matrix gives {tuple(matrix.shape)}, which does not end in (N, M) or begin with B")
     if not matrix.isfinite().all():
         return failed(f"attention_matrix has {int((~matrix.isfinite()).sum())} entries that are not finite")
-    if mechanism.out_dim == mechanism.dim and mechanism.matrix_is_exact:
-        error = relative_error(_mixed(mechanism, matrix, given.v), given(mechanism))
-        if not error <= EXACT:
-            return failed(
-                f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
-                f"if more is done to the values, declare matrix_is_exact = False"
-            )
-    return None
+    if mechanism.out_dim != mechanism.dim or not mechanism.matrix_is_exact:
+        return 0.0
+    error = relative_error(_mixed(mechanism, matrix, given["v"]), given(mechanism))
+    if not error <= EXACT:
+        return failed(
+            f"attention_matrix times v differs from the output by {error:.0e} (at most {EXACT:.0e}); "
+            f"if more is done to the values, declare matrix_is_exact = False"
+        )
+    return error
 
 
 @torch.no_grad()
-def _matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Tensor:
-    return attention_matrix(mechanism, given.q, given.k, grid, v=given.v, channel=None, **given.extra)
+def _matrix(mechanism: Attention, given: Inputs) -> Tensor:
+    (q, k, v, grid), extra = given.arguments
+    return attention_matrix(mechanism, q, k, grid, v=v, channel=None, **extra)
 
 
-def _rank(mechanism: Attention, given: Inputs, grid: Grid) -> float:
-    return float(rank(_matrix(mechanism, given, grid), NEGLIGIBLE).max())
+def _rank(mechanism: Attention, given: Inputs) -> float:
+    return float(rank(_matrix(mechanism, given), NEGLIGIBLE).max())
 
 
 def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
@@ -194,22 +192,22 @@ def _mixed(mechanism: Attention, matrix: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _with_values(mechanism: Attention, given: Inputs, grid: Grid, v: Tensor) -> Tensor:
-    return given._replace(v=v)(mechanism)
+def _with_values(mechanism: Attention, given: Inputs, v: Tensor) -> Tensor:
+    return given.replace(v=v)(mechanism)
 
 
-def _why(mechanism: Attention, given: Inputs, grid: Grid) -> str:
+def _why(mechanism: Attention, given: Inputs) -> str:
     """Says what the author should fix or declare. Probing needs outputs that repeat, sample by sample."""
-    once, again = (_with_values(mechanism, given, grid, given.v) for _ in range(2))
+    once, again = (_with_values(mechanism, given, given["v"]) for _ in range(2))
     if not relative_error(again, once) <= EXACT:
         return "two calls in evaluation differ, so fix determinism first"
     if not neighbours_effect(mechanism, given) <= EXACT:
         return "a sample's output depends on the others of its batch, so fix batch independence first"
-    bias, once, twice = (_with_values(mechanism, given, grid, factor * given.v) for factor in (0, 1, 2))
+    bias, once, twice = (_with_values(mechanism, given, factor * given["v"]) for factor in (0, 1, 2))
     if not relative_error(twice - bias, 2 * (once - bias)) <= EXACT:
         return "not linear in v, so declare linear_in_values = False"
     if not mechanism.channelwise:
         mechanism.channelwise = True
-        if relative_error(_mixed(mechanism, _matrix(mechanism, given, grid), given.v) + bias, once) <= EXACT:
+        if relative_error(_mixed(mechanism, _matrix(mechanism, given), given["v"]) + bias, once) <= EXACT:
             return "the matrix differs per channel, so declare channelwise = True"
     return "channels of v are mixed, so declare linear_in_values = False"

@@ -1,4 +1,4 @@
-"""Shapes of outputs, at all sizes, of one instance and of several."""
+"""Shapes of outputs at all sizes, of one instance and of several, tables of another size, views, and NaN."""
 
 import contextlib
 
@@ -9,12 +9,15 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Advice, Line, at, failed, message, not_supported, passed
+from linvit.testing.report import Advice, Line, at, failed, message, not_supported, passed, refusable
 from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
 TAKE_THE_SIZE = Advice("it works at 14x14, so take the size from grid and not from the number of tokens")
 FOLLOW = Advice("take all sizes from the grid of the call, or refuse it by a linvit.UserError that names it, as 7x9")
+OLD, NEW = Grid((18, 18)), Grid((16, 17))
+"""Both have more patches than Linformer's 256 rows, which more patches cannot change; the new one has fewer, so that
+tables of which a mechanism takes the first entries follow, too."""
 
 
 def shape(subject: AttentionSubject) -> Line:
@@ -57,12 +60,15 @@ def another_size(subject: AttentionSubject) -> Line:
         size = sized(grid)
         try:
             with at(FOLLOW):
-                wrong = wrong_output(mechanism, grid) or _memory(subject, mechanism, grid)
+                wrong, there = wrong_output(mechanism, grid), inputs(mechanism, grid)
+                changed = relative_error(there(mechanism), there(subject.build()))
         except UserError as error:
             if size not in str(error):
                 return failed(f"{size} is refused in words that do not name it: {message(error)}")
             refused.append(f"{size}: {message(error)}")
             continue
+        if not wrong and not changed <= EXACT:
+            wrong = f"earlier calls change the output by {changed:.0e} (at most {EXACT:.0e})"
         if wrong:
             return failed(f"{wrong} at {size} of an instance for {sized(NOMINAL)}")
     left = relative_error(given(mechanism), before)
@@ -70,6 +76,70 @@ def another_size(subject: AttentionSubject) -> Line:
         return failed(f"calls at other sizes change the output at {sized(NOMINAL)} by {left:.0e} (at most {EXACT:.0e})")
     sizes = ", ".join(map(sized, GRIDS[1:]))
     return not_supported("; ".join(refused)) if refused else passed(f"{sizes} through an instance for {sized(NOMINAL)}")
+
+
+@refusable
+def resizes_its_tables(subject: AttentionSubject) -> Line:
+    """A state dict of another grid fits after `resize_tables`, and computes what the old instance computes there."""
+    old, new = subject.build(OLD), subject.build(NEW, seed=1)
+    shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
+    tables = [name for name, tensor in old.state_dict().items() if tensor.shape != shapes.get(name)]
+    if not tables:
+        return passed("no parameter has a shape that depends on the grid")
+    state = new.resize_tables(old.state_dict(), lambda count: OLD.size if count == OLD.num_keys else None)
+    for name in tables:
+        if name not in shapes:
+            return failed(f"{name} is there at {sized(OLD)} and not at {sized(NEW)}; let the grid decide shapes only")
+        if name not in state or state[name].shape != shapes[name]:
+            got = f"{tuple(state[name].shape)}" if name in state else "nothing"
+            return failed(
+                f"{name} of {sized(OLD)} is {got} for {sized(NEW)} and should be {tuple(shapes[name])}, so weights of "
+                f"another image size do not fit: override resize_tables"
+            )
+    new.load_state_dict(state)
+    names = ", ".join(tables)
+    try:
+        want = inputs(old, NEW)(old)
+    except UserError:
+        return passed(f"{names} from {sized(OLD)} to {sized(NEW)}")
+    left = relative_error(inputs(new, NEW)(new), want)
+    if not left <= EXACT:
+        return failed(
+            f"with {names} resized, the output at {sized(NEW)} differs by {left:.0e} from that of the instance for "
+            f"{sized(OLD)} (at most {EXACT:.0e}); resize in resize_tables as in forward"
+        )
+    return passed(f"{names} from {sized(OLD)} to {sized(NEW)}, where the output is the same to {left:.0e}")
+
+
+def memory_layout(subject: AttentionSubject) -> Line:
+    """Checks that views of a fused projection give the same as contiguous tensors."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
+    error = relative_error(views(mechanism), given(mechanism))
+    said = f"contiguous or not: {error:.0e}"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+
+
+def nan_propagates(subject: AttentionSubject) -> Line:
+    """Checks that a NaN in an input comes out as NaN, in its own sample alone, and that the backward pass runs."""
+    mechanism = subject.build()
+    given = inputs(mechanism, NOMINAL)
+    clean = given(mechanism).detach()
+    counts = {}
+    for name, tensor in given.named.items():
+        for every in (False, True):
+            spoilt = tensor.clone()
+            spoilt[0].fill_(torch.nan) if every else spoilt[0].view(-1)[:1].fill_(torch.nan)
+            with at(f"{'all' if every else 'a'} NaN in {name}"):
+                out = given.replace(**{name: spoilt}).map(lambda x: x.requires_grad_())(mechanism)
+                out.sum().backward()
+            counts[name] = int(out[0].isnan().sum())
+            if not counts[name]:
+                return failed(f"a NaN in {name} disappears")
+            if not relative_error(out[1], clean[1]) <= EXACT:
+                return failed(f"a NaN in {name} of one sample changes another sample")
+    return passed(", ".join(f"NaN in {name} gives {count}" for name, count in counts.items()))
 
 
 def wrong_shape(out: Tensor, mechanism: Attention, grid: Grid, batch: int) -> str:
@@ -86,13 +156,6 @@ def wrong_output(mechanism: Attention, grid: Grid) -> str:
     wrong = wrong_shape(out, mechanism, grid, 2)
     lost = int((~out.isfinite()).sum())
     return wrong or (f"{lost} of {out.numel()} outputs not finite" if lost else "")
-
-
-def _memory(subject: AttentionSubject, mechanism: Attention, grid: Grid) -> str:
-    """Says how earlier calls change the output at a grid, if they do."""
-    given = inputs(mechanism, grid)
-    error = relative_error(given(mechanism), given(subject.build()))
-    return "" if error <= EXACT else f"earlier calls change the output by {error:.0e} (at most {EXACT:.0e})"
 
 
 def _name(dtype: torch.dtype) -> str:

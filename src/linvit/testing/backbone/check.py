@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
 
 from linvit.registry import Spec
-from linvit.testing import behaviour, compile
+from linvit.testing import behaviour
 from linvit.testing.backbone import numerics, shape, training
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.constructor import constructor
-from linvit.testing.report import Report
-from linvit.testing.runner import Check, Contract
+from linvit.testing.report import Check, Contract, Report
 
-CONTRACT: Contract[BackboneSubject] = Contract(
-    first=(Check("constructor", constructor),),
+CONTRACT = Contract(
+    first=(Check("constructor", behaviour.constructor),),
     clauses=(
         Check("shapes", shape.shapes),
         Check("pyramid", shape.feature_pyramid),
@@ -22,23 +19,15 @@ CONTRACT: Contract[BackboneSubject] = Contract(
         Check("pruning", shape.pruning),
         Check("any input", shape.input_sizes),
         Check("height and width", shape.height_and_width),
-        Check("other channels", shape.other_channels),
         Check("classifier", shape.classifier),
         Check("another attention", shape.another_attention),
-        Check("determinism", behaviour.determinism),
-        Check("batch independence", behaviour.batch_independence),
-        Check("copies", behaviour.copies),
-        Check("gradients", behaviour.gradients),
+        behaviour.BATCH_INDEPENDENCE,
+        *behaviour.COMMON,
         Check("checkpointing", training.checkpointing),
         Check("stochastic depth", training.stochastic_depth),
-        Check("no weight decay", training.no_weight_decay),
-        Check("layer groups", training.layer_groups),
-        Check("float32 and float64", numerics.float32_and_float64),
-        Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
-        Check("autocast float16", numerics.autocast(torch.float16)),
-        Check("devices", numerics.devices),
-        Check("torch.compile", compile.compiles, quick=False),
-        Check("torch.export", compile.exports, quick=False),
+        Check("parameter groups", training.parameter_groups),
+        *numerics.NUMERICS,
+        *behaviour.COMPILER,
     ),
 )
 

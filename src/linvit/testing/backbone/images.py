@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,43 +11,10 @@ from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry import Registry, Spec, backbones
 from linvit.testing.numbers import gradients_of, normal, trainable
-from linvit.testing.subject import Size, Subject
+from linvit.testing.subject import Given, Size, Subject
 
 CLASSES = 7
 NEIGHBOURS = (1.0, 2.0**-4, 2.0**4)  # scales of the images of a batch
-
-
-class Images(NamedTuple):
-    """The images of one call, (B, 3, H, W)."""
-
-    images: Tensor
-
-    def __call__(self, model: Callable[..., Any]) -> Any:
-        """Calls the model on the images."""
-        return model(self.images)
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """The images by their name."""
-        return self._asdict()
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Images":
-        """Returns changed images."""
-        return Images(change(self.images))
-
-    @property
-    def spatial(self) -> tuple[int, int]:
-        """Dimensions of height and width."""
-        return (-2, -1)
-
-    @property
-    def planes(self) -> tuple[Tensor, ...]:
-        """The images."""
-        return tuple(self)
-
-    def from_planes(self, planes: tuple[Tensor, ...]) -> "Images":
-        """Returns other images."""
-        return Images(*planes)
 
 
 def images(
@@ -152,14 +119,14 @@ class BackboneSubject(Subject):
         settle(built, images(size or self.size, in_chans=context.get("in_chans", 3), dtype=dtype))
         return built
 
-    def inputs(self, model: Any, size: Size | None = None, batch: int = 2) -> Images:
+    def inputs(self, model: Any, size: Size | None = None, batch: int = 2) -> Given:
         """Returns random images in float64."""
-        return Images(images(size or self.size, batch=batch))
+        return Given(images=images(size or self.size, batch=batch))
 
-    def neighbours(self, model: Any) -> Images:
+    def neighbours(self, model: Any) -> Given:
         """Returns images of different scales."""
         scales = torch.tensor(NEIGHBOURS, dtype=torch.float64).view(-1, 1, 1, 1)
-        return Images(images(self.size, batch=len(scales)) * scales)
+        return Given(images=images(self.size, batch=len(scales)) * scales)
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
         """Yields gradients of the logits and, where a class token makes them, of the features.

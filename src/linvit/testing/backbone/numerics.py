@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import relative_error
-from linvit.testing.report import Line, at, failed, passed
+from linvit.testing.report import Check, Line, at, failed, passed
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
@@ -82,6 +82,14 @@ def devices(subject: BackboneSubject) -> Line:
     if wrong:
         return failed(f"not in float64 after .to(torch.float64): {', '.join(wrong)}")
     return passed(f"{len(tensors)} parameters and buffers")
+
+
+NUMERICS = (
+    Check("float32 and float64", float32_and_float64),
+    Check("autocast bfloat16", autocast(torch.bfloat16)),
+    Check("autocast float16", autocast(torch.float16)),
+    Check("devices", devices),
+)
 
 
 def _strays(module: nn.Module) -> list[str]:

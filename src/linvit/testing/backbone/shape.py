@@ -22,7 +22,7 @@ SEEN = 1e-3
 
 @torch.no_grad()
 def shapes(subject: BackboneSubject) -> Line:
-    """Checks logits, features and pooled features against `num_classes`, `num_features` and `head_hidden_size`."""
+    """Checks logits, features and pooled features against what it announces; and images of 1 and of 5 channels."""
     model, x = subject.model, subject.given
     features, logits = model.forward_features(x), model(x)
     pooled = model.forward_head(features, pre_logits=True)
@@ -39,6 +39,11 @@ def shapes(subject: BackboneSubject) -> Line:
     error = relative_error(model.forward_head(features), logits)
     if not error <= EXACT:
         return failed(f"forward_head(forward_features(x)) and forward(x) differ by {error:.0e} (at most {EXACT:.0e})")
+    for in_chans in (1, 5):
+        with at(f"in_chans={in_chans}"):
+            out = subject.build(in_chans=in_chans)(images(subject.size, in_chans=in_chans))
+        if tuple(out.shape) != (2, CLASSES):
+            return failed(f"logits {tuple(out.shape)} with in_chans={in_chans}")
     return passed(f"features {tuple(features.shape)}, pooled {tuple(pooled.shape)}, logits {tuple(logits.shape)}")
 
 
@@ -149,17 +154,6 @@ def height_and_width(subject: BackboneSubject) -> Line:
     return passed(
         f"{said}; a change in one corner moves features at least {nearness:.1f} times as much there as elsewhere"
     )
-
-
-@torch.no_grad()
-def other_channels(subject: BackboneSubject) -> Line:
-    """Checks images of 1 and of 5 channels."""
-    for in_chans in (1, 5):
-        with at(f"in_chans={in_chans}"):
-            out = subject.build(in_chans=in_chans)(images(subject.size, in_chans=in_chans))
-        if tuple(out.shape) != (2, CLASSES):
-            return failed(f"logits {tuple(out.shape)} with in_chans={in_chans}")
-    return passed("in_chans 1 and 5")
 
 
 @torch.no_grad()

@@ -8,11 +8,12 @@ import timm.optim
 import torch
 from torch import Tensor, nn
 
+from linvit.analysis.kept_for_backward import kept_for_backward
 from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable
-from linvit.testing.report import Line, failed, message, not_declared, not_supported, passed
+from linvit.testing.report import Line, failed, message, not_supported, passed
 
 DECAY = 0.5
 
@@ -20,9 +21,9 @@ DECAY = 0.5
 def checkpointing(subject: BackboneSubject) -> Line:
     """Checks that `set_grad_checkpointing` keeps fewer activations and changes no gradient."""
     model = subject.build().train()
-    plain, kept = _gradients(model, subject.given), _activations(model, subject.given)
+    plain, kept = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
     model.set_grad_checkpointing()
-    again, fewer = _gradients(model, subject.given), _activations(model, subject.given)
+    again, fewer = _gradients(model, subject.given), kept_for_backward(lambda: model(subject.given), model)
     errors = {name: _difference(again[name], gradient) for name, gradient in plain.items()}
     worst = max(errors, key=lambda name: errors[name])
     if not errors[worst] <= EXACT:
@@ -31,7 +32,7 @@ def checkpointing(subject: BackboneSubject) -> Line:
     if not fewer < kept:
         return failed(said)
     model.set_grad_checkpointing(False)
-    if _activations(model, subject.given) != kept:
+    if kept_for_backward(lambda: model(subject.given), model) != kept:
         return failed("set_grad_checkpointing(False) does not switch it off")
     return passed(f"{said}, gradients differ by {errors[worst]:.0e}")
 
@@ -57,21 +58,13 @@ def stochastic_depth(subject: BackboneSubject) -> Line:
     return passed(f"two calls in training differ by {relative_error(*outs):.0e}")
 
 
-def no_weight_decay(subject: BackboneSubject) -> Line:
-    """Checks that the names without weight decay are names of parameters."""
-    if not hasattr(subject.model, "no_weight_decay"):
-        return not_declared("there is no no_weight_decay()")
-    names = set(subject.model.no_weight_decay())
-    missing = names - {name for name, _ in subject.model.named_parameters()}
-    if missing:
-        return failed(f"no parameter is called {', '.join(sorted(missing))}")
-    return passed(", ".join(sorted(names)) or "none of its own")
-
-
 @torch.no_grad()
-def layer_groups(subject: BackboneSubject) -> Line:
-    """Checks that timm's layer-wise decay gives rates that never fall from the first module to the classifier."""
+def parameter_groups(subject: BackboneSubject) -> Line:
+    """Checks the names without weight decay, and timm's layer-wise rates: from the first module on, they never fall."""
     model = subject.model
+    without_decay = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    if missing := without_decay - {name for name, _ in model.named_parameters()}:
+        return failed(f"no parameter is called {', '.join(sorted(missing))}, of which no_weight_decay() speaks")
     groups = timm.optim.param_groups_layer_decay(model, layer_decay=DECAY)
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     ordered = [(name, scales[id(p)]) for name, p in _in_order_of_use(model, subject.given) if id(p) in scales]
@@ -82,9 +75,9 @@ def layer_groups(subject: BackboneSubject) -> Line:
     if not head or min(head) != 1:
         return failed(f"the classifier's rates are {head}")
     rates = sorted({scale for _, scale in ordered})
-    return (
-        passed(f"{len(rates)} rates from {rates[0]:.1g} to 1") if len(rates) > 2 else failed(f"only the rates {rates}")
-    )
+    if len(rates) <= 2:
+        return failed(f"only the rates {rates}")
+    return passed(f"{len(rates)} rates from {rates[0]:.1g} to 1; {len(without_decay)} names without weight decay")
 
 
 def _gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
@@ -98,21 +91,6 @@ def _difference(got: Tensor | None, want: Tensor | None) -> float:
     if got is None or want is None:
         return 0.0 if got is want else math.inf
     return relative_error(got, want)
-
-
-def _activations(model: nn.Module, x: Tensor) -> int:
-    """Returns the bytes that one forward pass keeps for the backward pass."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = model(x)
-    del out
-    return sum(kept.values())
 
 
 def _in_order_of_use(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Parameter]]:

@@ -3,42 +3,32 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from linvit.heads.detection.base import DetectionHead
 from linvit.registry import Spec, heads
-from linvit.testing import behaviour, compile
+from linvit.testing import behaviour
 from linvit.testing.backbone import numerics
-from linvit.testing.constructor import constructor
 from linvit.testing.head import detection, segmentation
 from linvit.testing.head.subject import DetectionSubject, HeadSubject
-from linvit.testing.report import Report
-from linvit.testing.runner import Check, Contract
+from linvit.testing.report import Check, Contract, Report
 
-CONTRACT: Contract[HeadSubject] = Contract(
-    first=(Check("constructor", constructor),),
+CONTRACT = Contract(
+    first=(Check("constructor", behaviour.constructor),),
     clauses=(
         Check("shapes", segmentation.shapes),
-        Check("any size", segmentation.any_size),
         Check("other pyramids", segmentation.other_pyramids),
         Check("auxiliary outputs", segmentation.auxiliary),
         Check("classifiers", segmentation.classifiers),
-        Check("gradients", behaviour.gradients),
-        Check("determinism", behaviour.determinism),
-        Check("batch independence", behaviour.batch_independence),
-        Check("copies", behaviour.copies),
-        Check("float32 and float64", numerics.float32_and_float64),
-        Check("autocast bfloat16", numerics.autocast(torch.bfloat16)),
-        Check("autocast float16", numerics.autocast(torch.float16)),
-        Check("devices", numerics.devices),
-        Check("torch.compile", compile.compiles, quick=False),
-        Check("torch.export", compile.exports, quick=False),
+        behaviour.BATCH_INDEPENDENCE,
+        *behaviour.COMMON,
+        *numerics.NUMERICS,
+        *behaviour.COMPILER,
     ),
 )
 
-DETECTION: Contract[DetectionSubject] = Contract(
-    first=(Check("constructor", constructor),),
+DETECTION = Contract(
+    first=(Check("constructor", behaviour.constructor),),
     clauses=(
         Check("losses", detection.losses),
         Check("empty targets", detection.empty_targets),
@@ -46,9 +36,7 @@ DETECTION: Contract[DetectionSubject] = Contract(
         Check("any size", detection.any_size),
         Check("other pyramids", detection.other_pyramids),
         Check("classifiers", segmentation.classifiers),
-        Check("gradients", behaviour.gradients),
-        Check("determinism", behaviour.determinism),
-        Check("copies", behaviour.copies),
+        *behaviour.COMMON,
         Check("autocast bfloat16", detection.autocast),
         Check("devices", detection.devices),
         Check("torch.compile of the backbone", detection.compiles, quick=False),

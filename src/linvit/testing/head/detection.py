@@ -1,15 +1,14 @@
 """What a head of detection promises: losses that are connected and finite, detections inside the image, any size."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linvit.heads.detection.base import Detections, Target
+from linvit.heads.detection.base import Detections
 from linvit.testing.backbone.images import CLASSES
-from linvit.testing.head.subject import CHANNELS, REDUCTIONS, DetectionSubject, target_of
+from linvit.testing.head.subject import CHANNELS, REDUCTIONS, Batch, DetectionSubject, target_of
 from linvit.testing.numbers import normal
 from linvit.testing.report import Line, at, failed, not_supported, passed, refusable
 from linvit.testing.subject import Size, sized
@@ -20,20 +19,20 @@ AUTOCAST = 0.1  # the largest relative difference that bfloat16 may make to the 
 
 def losses(subject: DetectionSubject) -> Line:
     """Checks finite scalar losses of a batch of two sizes, of which one image has no box."""
-    found = _losses(subject.build(), *subject.inputs())
+    found = _losses(subject.build(), subject.inputs())
     return _not_finite(found) or passed(", ".join(f"{name} {value.item():.3g}" for name, value in found.items()))
 
 
 def empty_targets(subject: DetectionSubject) -> Line:
     """Checks that losses without any box, or with boxes without area, are finite and reach all that others reach."""
-    model, (images, targets) = subject.build(), subject.inputs()
-    _losses(model, images, targets, backward=True)
+    model, given = subject.build(), subject.inputs()
+    _losses(model, given, backward=True)
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     flat = torch.tensor([[4.0, 4, 4, 9], [-9, 3, -2, 8]])
     for what, boxes in (("no boxes", flat[:0]), ("boxes without area", flat)):
         model.zero_grad()
         with at(what):
-            found = _losses(model, images, [target_of(x, boxes) for x in images], backward=True)
+            found = _losses(model, Batch([target_of(x, boxes) for x in given.images], **given.named), backward=True)
         if infinite := _not_finite(found):
             return infinite
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -65,10 +64,10 @@ def any_size(subject: DetectionSubject) -> Line:
     model = subject.build()
     for size in SIZES:
         image = normal(3, *size, seed=1)
-        box = torch.tensor([[0.0, 0, size[1], size[0]]])
+        given = Batch([target_of(image, torch.tensor([[0.0, 0, size[1], size[0]]]))], image=image)
         with at(sized(size)), torch.no_grad():
-            found = _losses(model, [image], [target_of(image, box)])
-            mistake = _mistake(model.eval()([image])[0], size, model.head.with_masks)
+            found = _losses(model, given)
+            mistake = _mistake(given(model.eval())[0], size, model.head.with_masks)
         if mistake or _not_finite(found):
             return failed(f"{mistake or 'a loss is not finite'}, in an image of {sized(size)}")
     return passed(", ".join(map(sized, SIZES)))
@@ -82,7 +81,7 @@ def other_pyramids(subject: DetectionSubject) -> Line:
     for channels, reductions in (((8, 8, 8, 8), REDUCTIONS), (CHANNELS[:3], REDUCTIONS[:3])):
         with at(f"channels {channels}"):
             model = subject.create(channels=channels, reductions=reductions).double()
-            if infinite := _not_finite(_losses(model, *given)):
+            if infinite := _not_finite(_losses(model, given)):
                 return infinite
             given(model.eval())
     return passed("other widths, fewer maps")
@@ -91,13 +90,13 @@ def other_pyramids(subject: DetectionSubject) -> Line:
 def autocast(subject: DetectionSubject) -> Line:
     """Checks that losses under autocast are float32 and near those without, and boxes are float32."""
     model = subject.build(dtype=torch.float32, finds=False)  # rounding would choose among as good proposals
-    images, targets = subject.inputs().map(Tensor.float)
+    given = subject.inputs().map(Tensor.float)
     torch.manual_seed(5)
-    plain = _losses(copy.deepcopy(model), images, targets)
+    plain = _losses(copy.deepcopy(model), given)
     torch.manual_seed(5)
     with torch.autocast("cpu", torch.bfloat16):
-        lower = _losses(model, images, targets, backward=True)
-        found = model.eval()(images)
+        lower = _losses(model, given, backward=True)
+        found = given(model.eval())
     if infinite := _not_finite(lower):
         return infinite
     types = {name: value.dtype for name, value in lower.items()} | {"boxes": found[0]["boxes"].dtype}
@@ -113,11 +112,10 @@ def devices(subject: DetectionSubject) -> Line:
     """Checks losses and detections on a GPU, where there is one."""
     if not torch.cuda.is_available():
         return not_supported("no GPU here")
-    model, (images, targets) = subject.build(dtype=torch.float32).cuda(), subject.inputs()
-    images = [x.float().cuda() for x in images]
-    targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in targets]
-    found = _losses(model, images, targets, backward=True)
-    model.eval()(images)
+    model, given = subject.build(dtype=torch.float32).cuda(), subject.inputs().map(lambda x: x.float().cuda())
+    given.targets = [{name: tensor.cuda() for name, tensor in target.items()} for target in given.targets]
+    found = _losses(model, given, backward=True)
+    given(model.eval())
     return _not_finite(found) or passed(torch.cuda.get_device_name())
 
 
@@ -133,9 +131,9 @@ def compiles(subject: DetectionSubject) -> Line:
     return passed("the same detections")
 
 
-def _losses(model: Any, images: list[Tensor], targets: Sequence[Target], backward: bool = False) -> dict[str, Tensor]:
+def _losses(model: Any, given: Batch, backward: bool = False) -> dict[str, Tensor]:
     """Returns the losses in training mode, after their backward pass if that is asked for."""
-    found: dict[str, Tensor] = model.train()(images, targets)
+    found: dict[str, Tensor] = given(model.train())
     if backward:
         sum(found.values(), torch.zeros(())).backward()
     return found

@@ -13,26 +13,20 @@ SIZES = ((97, 131), (33, 64), (64, 192))
 
 @torch.no_grad()
 def shapes(subject: HeadSubject) -> Line:
-    """Checks logits (B, K, H / reduction, W / reduction), also of maps that are wider than high."""
+    """Checks finite logits (B, K, H / reduction, W / reduction), also where no reduction divides the sides."""
     head = subject.model.head
-    for size in (subject.size, subject.wide):
+    for size in (*SIZES, subject.size, subject.wide):
         with at(sized(size)):
-            got = tuple(head(subject.maps(size)).shape)
+            logits = head(subject.maps(size))
         want = (2, CLASSES, *(-(-side // head.reduction) for side in size))
-        if got != want:
-            return failed(f"logits {got} instead of {want} at {sized(size)}, by the head's reduction {head.reduction}")
+        if tuple(logits.shape) != want:
+            return failed(
+                f"logits {tuple(logits.shape)} instead of {want} at {sized(size)}, by the head's reduction "
+                f"{head.reduction}"
+            )
+        if not logits.isfinite().all():
+            return failed(f"{int((~logits.isfinite()).sum())} logits not finite at {sized(size)}")
     return passed(f"logits {want} at {sized(size)}")
-
-
-@torch.no_grad()
-def any_size(subject: HeadSubject) -> Line:
-    """Checks finite logits of images whose sides no reduction divides."""
-    for size in SIZES:
-        with at(sized(size)):
-            out = subject.model.head(subject.maps(size))
-        if tuple(out.shape[:2]) != (2, CLASSES) or not out.isfinite().all():
-            return failed(f"{tuple(out.shape)}, {int((~out.isfinite()).sum())} not finite, at {sized(size)}")
-    return passed(", ".join(map(sized, SIZES)))
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """A head under test in a network, on a small backbone that any image goes through."""
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from linvit.heads.segmentation.segmentor import Segmentor
 from linvit.registry import Spec, heads
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import gradients_of, normal, trainable
-from linvit.testing.subject import Size
+from linvit.testing.subject import Given, Size
 
 CHANNELS = (16, 24, 32, 40)
 REDUCTIONS = (4, 8, 16, 32)
@@ -107,24 +107,21 @@ class HeadSubject(BackboneSubject):
         return gradients_of([logits, *others], {f"map {i}": x for i, x in enumerate(maps)} | trainable(head))
 
 
-class Batch(NamedTuple):
+class Batch(Given):
     """Two images of different sizes and their targets: four boxes in the first, none in the second."""
 
-    images: list[Tensor]
-    targets: list[Target]
+    def __init__(self, targets: list[Target], **images: Tensor) -> None:
+        super().__init__(**images)
+        self.targets = targets
+
+    @property
+    def images(self) -> list[Tensor]:
+        """The images."""
+        return list(self.named.values())
 
     def __call__(self, model: Callable[..., Any]) -> Any:
         """Returns the losses in training, else the detections."""
-        return model(*self) if getattr(model, "training", False) else model(self.images)
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """The images by name."""
-        return {f"image {i}": x for i, x in enumerate(self.images)}
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Returns changed images with the same targets."""
-        return self._replace(images=[change(x) for x in self.images])
+        return model(self.images, self.targets) if getattr(model, "training", False) else model(self.images)
 
 
 class DetectionSubject(HeadSubject):
@@ -149,7 +146,7 @@ class DetectionSubject(HeadSubject):
         first, second = normal(3, height, width, seed=1), normal(3, max(1, height - 5), width + 7, seed=2)
         boxes = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.8], [0.0, 0.0, 1.0, 1.0], [0.7, 0.1, 0.95, 0.4]])
         boxes = boxes * torch.tensor([width, height] * 2)
-        return Batch([first, second], [target_of(first, boxes), target_of(second, boxes[:0])])
+        return Batch([target_of(first, boxes), target_of(second, boxes[:0])], first=first, second=second)
 
     def gradients(self) -> Iterator[tuple[dict[str, Tensor | None], Set[str]]]:
         """Yields the gradients of maps and parameters in training.

@@ -1,4 +1,4 @@
-"""Finite outputs and gradients in every precision."""
+"""Outputs and gradients in every precision: finite, and near those of float64."""
 
 import contextlib
 import copy
@@ -13,17 +13,24 @@ from torch import Tensor
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, AttentionSubject, Inputs, flat, inputs
-from linvit.testing.numbers import gradients_of, trainable
+from linvit.testing.numbers import gradients_of, relative_error, sortable, trainable
 from linvit.testing.report import Line, at, failed, message, not_supported, passed
 
+UNIT = "scale 2^0"
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"scale 2^{power}": partial(torch.mul, other=2.0**power) for power in (-10, -5, 0, 3, 6)},
     "tokens alike": flat,
 }
 SIDES = (1, 7, 14, 56)  # N = 1, 49, 196, 3136
+COMPARED = SIDES[2:]
 MARGIN = 4
 """A tensor may overflow if float64 has an entry above the dtype's largest number over this: rounded inputs change the
 entries of a saturated softmax by that much."""
+FAR_OFF = 10
+"""An error fails if it is more than this many times its goal, and more than this many times what rounding the inputs
+changes in float64. A normaliser near 0 costs a digit, a sum in half precision costs two."""
+DRAWS = 3
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Precision(NamedTuple):
@@ -60,38 +67,41 @@ class Run(NamedTuple):
     results: dict[str, Tensor]
 
 
-def finite(precision: Precision) -> Callable[[AttentionSubject], Line]:
-    """Returns the check that outputs and gradients are finite, unless the true ones are beyond the dtype's range."""
+def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
+    """Returns the check that outputs and gradients are finite at every size and scale, and near those of float64.
+
+    They need not be finite where the true ones are beyond the dtype's range. They are compared on inputs of unit scale.
+    A function may be ill-conditioned (a quotient of sums near 0, the corner of a ReLU). This is measured: in float64,
+    inputs and parameters are changed at random by as much as the precision rounds them. A stable algorithm is no worse
+    than a few times the effect of that.
+    """
+    half = precision.dtype != torch.float32
 
     def check(subject: AttentionSubject) -> Line:
-        values, refused, sizes = 0, set(), set()
-        for side in sides(subject):
+        values, refused, notes = 0, set(), []
+        sizes = SIDES[:-1] if subject.quick else SIDES
+        for side in sizes:
             for name, change in CASES.items():
-                with at(f"N={side * side}, {name}"), advice(precision):
+                place = f"N={side * side}, {name}"
+                with at(place), at(HALF) if half else contextlib.nullcontext():
                     try:
                         run = run_at(subject, precision, side, change)
                     except UserError as error:
                         refused.add(f"not N={side * side}: {message(error)}")
                         break
-                    lost = _lost(run, precision)
-                    if lost:
-                        return failed(f"{lost} at N={side * side}, {name}")
+                    wrong, far = _lost(run), ""
+                    if not wrong and name == UNIT and side in COMPARED:
+                        wrong, far = _far_off(run, precision)
+                if wrong:
+                    return failed(f"{wrong} at {place}" + (f"; {HALF}" if half else ""))
+                notes += [f"{far} at N={side * side}"] * bool(far)
                 values += sum(tensor.numel() for tensor in run.results.values())
-                sizes.add(side * side)
-        said = f"{values} outputs and gradients, N in {sorted(sizes)}, {', '.join(CASES)}"
-        return not_supported("; ".join([*sorted(refused), said])) if refused else passed(said)
+        said = (
+            f"{'; '.join([*sorted(refused), *notes])}; goal {precision.goal:.0e}; {values} finite outputs and gradients"
+        )
+        return not_supported(said) if refused else passed(said)
 
     return check
-
-
-def advice(precision: Precision) -> contextlib.AbstractContextManager[object]:
-    """Adds to an exception in half precision what to do about it."""
-    return contextlib.nullcontext() if precision.dtype == torch.float32 else at(HALF)
-
-
-def sides(subject: AttentionSubject) -> tuple[int, ...]:
-    """Returns the sides of the square grids; a quick run leaves out the largest."""
-    return SIDES[:-1] if subject.quick else SIDES
 
 
 def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Run:
@@ -102,8 +112,8 @@ def run_at(subject: AttentionSubject, precision: Precision, side: int, change: C
     given = unit.map(lambda x: x.to(precision.dtype))
     if precision.autocast:
         # The layer's input does not come from a projection, so autocast leaves it in float32.
-        wide = unit.map(Tensor.float)
-        given = given._replace(extra=wide.extra, q=wide.q if mechanism.projections == "kv" else given.q)
+        wide = ("x", "q") if mechanism.projections == "kv" else ("x",)
+        given = given.replace(**{name: x.float() for name, x in unit.named.items() if name in wide})
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
     return Run(mechanism, given, _results(mechanism, given, context))
 
@@ -129,7 +139,7 @@ def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) ->
     return _results(mechanism, run.given.map(lambda x: change(x.double())), contextlib.nullcontext())
 
 
-def _lost(run: Run, precision: Precision) -> str:
+def _lost(run: Run) -> str:
     """Says what is not finite although it fits into the dtype in float64, if anything is."""
     if all(tensor.isfinite().all() for tensor in run.results.values()):
         return ""
@@ -141,8 +151,52 @@ def _lost(run: Run, precision: Precision) -> str:
             count = f"{name}: {lost} of {tensor.numel()} not finite"
             if not math.isfinite(largest):
                 return f"{count}, nor in float64: look for a division by 0, a root or a logarithm of 0,"
-            said = f"{count}, though float64 gives at most {largest:.1e}"
-            return said if precision.dtype == torch.float32 else f"{said} ({HALF})"
+            return f"{count}, though float64 gives at most {largest:.1e}"
         if name == "output" and beyond:
             break  # and may take the gradients with it
     return ""
+
+
+def _far_off(run: Run, precision: Precision) -> tuple[str, str]:
+    """Says what is too far from float64 ("" if nothing is), and what the largest errors are."""
+    exact = exact_results(run)
+    errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
+    said = f"output {errors['output']:.1e}"
+    gradients = [name for name in errors if name != "output"]
+    if gradients:
+        worst = max(gradients, key=lambda name: sortable(errors[name]))
+        said += f", {worst} {errors[worst]:.1e}"
+    if all(value <= FAR_OFF * precision.goal for value in errors.values()):
+        return "", said
+    rounding = _rounding_errors(run, exact, precision)
+    limits = {name: FAR_OFF * max(precision.goal, rounding[name]) for name in errors}
+    # A wrong output takes its gradients with it.
+    outside = "output" if not errors["output"] <= limits["output"] else ""
+    worst = outside or max(errors, key=lambda name: sortable(errors[name] / limits[name]))
+    said += f" (rounding alone moves {worst} by {rounding[worst]:.1e})"
+    if errors[worst] <= limits[worst]:
+        return "", said
+    return f"{worst} differs from float64 by {errors[worst]:.1e}, at most {limits[worst]:.0e}", said
+
+
+def _rounding_errors(run: Run, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
+    """Returns the relative error of each result that no algorithm can avoid, as found in float64.
+
+    It is the most of three: what rounding the inputs changes; the least number of the result's dtype; and float32's
+    rounding of the output, under which a gradient that should cancel to 0 disappears.
+    """
+    noise = torch.finfo(torch.float32).eps * float(exact["output"].abs().max())
+    found = {}
+    for name, tensor in exact.items():
+        info = torch.finfo(run.results[name].dtype)
+        found[name] = max(noise, info.smallest_normal * info.eps) / max(float(tensor.abs().max()), TINY)
+    for seed in range(DRAWS):
+        generator = torch.Generator().manual_seed(seed)
+
+        def rounded(x: Tensor, generator: torch.Generator = generator) -> Tensor:
+            noise = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1
+            return x * (1 + torch.finfo(precision.dtype).eps * noise)
+
+        for name, tensor in exact_results(run, rounded).items():
+            found[name] = max(found[name], relative_error(tensor, exact[name]))
+    return found
