@@ -8,6 +8,9 @@ import yaml
 from linvit import UserError
 from linvit.cli.linearize import of_teacher
 from linvit.experiments import linearize
+from linvit.experiments.keep import Measurements, add_curve
+from linvit.experiments.page import Page
+from linvit.runs.folder import RunFolder
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
 
@@ -45,6 +48,24 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     assert f"{found['score', 'student']:.4f}" in text
     page = (student / "linearize.html").read_text(encoding="utf-8")
     assert "student before any step" in page
+
+
+def test_the_blocks_that_keep_softmax_are_found_once(folder):
+    root, _ = folder
+    given = ["--teacher=checkpoints/quickstart/version_0", "--model.attention=focused", "--keep=3", "--no_page"]
+    for measured, short in (0, "--trainer.fast_dev_run=1"), (11, "--trainer.max_epochs=1"):
+        done = linvit("linearize", *given, short, cwd=root)
+        assert done.code == 0, done.err
+        assert f"11 networks are measured, {measured} of them are in" in done.out
+    run = RunFolder(root / "checkpoints" / "quickstart" / "version_2")
+    assert sorted(run.hparams["attention"], key=str) == [None, None, None, "focused"]
+    assert len(Measurements(run.folder / "keep.csv").rows) == 11
+    page = Page("")
+    add_curve(page, run.folder / "keep.csv")
+    page.write(root / "page.html")
+    assert (root / "page.html").read_text(encoding="utf-8").count("<figure>") == 2
+    refused = linvit("linearize", *given[:2], "--keep=4", cwd=root)
+    assert "of 4 blocks 0 to 3 can be kept; got 4" in refused.err
 
 
 def test_a_student_is_scored_without_its_teacher(folder):

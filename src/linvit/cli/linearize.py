@@ -1,17 +1,19 @@
 """`linvit linearize`: trains a copy of a trained network with another attention, and says what it cost and gained."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linvit.errors import UserError
-from linvit.terminal import argument_parser, reflow, table
+from linvit.signals import END_WITH_STDIN, STOP
+from linvit.terminal import argument_parser, reflow
 
 if TYPE_CHECKING:
-    from linvit.runs.run import Run
     from linvit.tasks import Teacher
 
 EPILOG = """examples:
@@ -33,7 +35,6 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
-MEASURED = 4  # batches that --keep looks at
 OF_A_RUN = "base/linearize"
 
 
@@ -55,17 +56,17 @@ def main(argv: list[str]) -> int:
         "--keep",
         type=int,
         metavar="N",
-        help="keep the softmax of the N blocks that suffer most from the new attention, measured before training",
+        help="keep the softmax of N blocks, which are found before training by converting next what costs least",
     )
+    parser.add_argument("--resume", choices=["auto"], help="auto goes on with the newest run of this command")
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
 
     from linvit.experiments.linearize import write_page
     from linvit.runs.run import Run
-    from linvit.signals import STOP
 
     with STOP.caught():
-        run = Run.read(["fit", *options])
+        run, table = Run.read(["fit", *options]), None
         teacher = run.task.teacher  # wrong options end it before a teacher is trained
         if teacher is None:
             raise UserError(
@@ -74,14 +75,21 @@ def main(argv: list[str]) -> int:
         if train_teacher(teacher):
             run = Run.read(["fit", *options])
         if args.keep is not None:
-            chosen = json.dumps(kept_blocks(run, args.keep))
-            print(f"--model.attention='{chosen}'", flush=True)
-            run = Run.read(["fit", *options, f"--model.attention={chosen}"])
+            from linvit.experiments.keep import TABLE, find_kept
+
+            blocks, table = find_kept(run, args.keep)
+            options.append(f"--model.attention={json.dumps(blocks)}")
+            print(f"--model.attention='{json.dumps(blocks)}'", flush=True)
+        if args.keep is not None or args.resume:
+            run = Run.read(["fit", *options, *[f"--resume={args.resume}"] * bool(args.resume)])
         run.fit()
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if run.trainer.is_global_zero and saved and not args.no_page:
-            page = write_page(run, " ".join(["linvit linearize", *argv]))
-            print(reflow(f"what came of it: {page}"))
+        if run.trainer.is_global_zero and saved:
+            if table is not None:
+                shutil.copyfile(table, Path(str(run.trainer.log_dir), TABLE))
+            if not args.no_page:
+                page = write_page(run, " ".join(["linvit linearize", *argv]))
+                print(reflow(f"what came of it: {page}"))
     return 0
 
 
@@ -106,30 +114,21 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     return ["--config", str(run_config(folder)), "--config", OF_A_RUN, f"--model.teacher.source={teacher}"]
 
 
-def kept_blocks(run: "Run", count: int) -> list[Any]:
-    """Measures which blocks suffer most from the new attention of a run, and says so; returns a spec per block."""
-    from linvit.experiments.linearize import validation_images
-    from linvit.linearization.sensitivity import keeping, sensitivities
-    from linvit.tasks.teacher import teacher_network
-
-    attention = run.task.hparams["attention"]
-    if attention is None or isinstance(attention, list):
-        raise UserError(f"--keep chooses the blocks of one attention; got --model.attention={attention}")
-    if run.task.teacher is None:
-        raise UserError("--keep needs a teacher")
-    network = teacher_network(run.task, run.task.teacher)
-    found = sensitivities(network, attention, validation_images(run, MEASURED), run.task.hparams["img_size"])
-    rows = [("block", "error of the last features, exchanged alone"), *((n, f"{e:.4f}") for n, e in found.items())]
-    print("\n".join(table(rows)))
-    return keeping(attention, found, count)
-
-
 def train_teacher(teacher: "Teacher") -> bool:
-    """Trains the teacher by its configuration where there is none yet; whether it did."""
-    if teacher.config is None or teacher.source is None or Path(teacher.source).exists():
+    """Trains the teacher by its configuration, or goes on with it, where that was not done; whether it did.
+
+    Raises:
+        UserError: If it fails, or if this is one of several processes, each of which would train it.
+    """
+    if not teacher.untrained:
         return False
-    command = [sys.executable, "-m", "linvit", "fit", "--config", teacher.config, "--resume=auto"]
-    print(reflow(f"the teacher is trained first: linvit fit --config {teacher.config}"), flush=True)
-    if code := subprocess.run(command, check=False).returncode:
-        raise UserError(f"the teacher could not be trained: linvit fit --config {teacher.config} ended with {code}")
+    how = f"linvit fit --config {teacher.config} --resume=auto"
+    if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
+        raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
+    print(reflow(f"the teacher is trained first: {how}"), flush=True)
+    command, ends = [sys.executable, "-m", *how.split()], {**os.environ, END_WITH_STDIN: "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does
+        code = process.wait()
+    if code:
+        raise UserError(f"the teacher could not be trained: {how} ended with {code}")
     return True

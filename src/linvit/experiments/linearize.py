@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 
 from linvit.errors import UserError
+from linvit.experiments.keep import TABLE, add_curve, score, validation_batches
 from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
@@ -131,6 +130,8 @@ def write_page(run: Run, command: str) -> Path:
     times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in found.costs.items()]
     plot = line_plot("Forward pass", times, Axis("side of the image (pixels)"), Axis("ms", log=True))
     page.pictures([(plot, "Time of one image")])
+    if (folder / TABLE).exists():
+        add_curve(page, folder / TABLE)
     page.paragraph(f"Their attention maps beside one another: linvit analyze --ckpt_path {folder} TEACHER")
     page.write(folder / "linearize.html")
     return folder / "linearize.html"
@@ -143,24 +144,13 @@ def measure(run: Run, task: Task) -> Findings:
     start = copied_student(task, teacher)
     student = (task.network if task.average is None else task.average.network).to(device)
     networks = {"teacher": teacher, "student before any step": start, "student": student}
-    (images,) = validation_images(run, 1)
-    before, after = (attention_errors(teacher, network, moved(images, device)) for network in (start, student))
+    images = next(validation_batches(run, 1, device))["image"]
+    before, after = (attention_errors(teacher, network, images) for network in (start, student))
     return Findings(
-        {name: score(run, task, network) for name, network in networks.items()},
+        {name: score(task, network, validation_batches(run, None, device))[0] for name, network in networks.items()},
         {name: (before[name], after[name]) for name in before},
         costs(task, {"teacher": teacher, "student": student}, images[0], device),
     )
-
-
-def validation_images(run: Run, batches: int) -> list[Any]:
-    """Images of the validation split, (B, C, H, W) or a list of (C, H, W), as they reach the network."""
-    run.data.setup("validate")
-    return [run.data.on_after_batch_transfer(batch, 0)["image"] for batch in islice(run.data.val_dataloader(), batches)]
-
-
-def moved(images: Any, device: torch.device) -> Any:
-    """Images of a batch on a device."""
-    return [image.to(device) for image in images] if isinstance(images, list) else images.to(device)
 
 
 def attention_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dict[str, float]:
@@ -169,22 +159,6 @@ def attention_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dic
     errors = distillation.distances(images)["attention"]
     distillation.close()
     return errors
-
-
-def score(run: Run, task: Task, network: nn.Module) -> float:
-    """What a network in the place of the task's scores on the validation split."""
-    device = run.trainer.strategy.root_device
-    trainer = Trainer(
-        accelerator=device.type,
-        devices=1 if device.index is None else [device.index],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    with in_place(task, network):
-        trainer.validate(task, datamodule=run.data, verbose=False)
-    return float(trainer.callback_metrics["val/score"])
 
 
 @contextmanager

@@ -215,11 +215,11 @@ class Distillation:
         key = (part, name)
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
-            self._of_teacher[key] = _tensor(args if inputs else output)
+            self._of_teacher[key] = first_tensor(args if inputs else output)
 
         def compare(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
             if key in self._of_teacher:  # not where a checkpointed block is computed again in backward
-                self._of_student[key] = _tensor(args if inputs else output)
+                self._of_student[key] = first_tensor(args if inputs else output)
 
         if inputs:
             self._hooks += [of_teacher.register_forward_pre_hook(keep), of_student.register_forward_pre_hook(compare)]
@@ -300,6 +300,6 @@ def _kind(layer: Any) -> list[type[nn.Module]]:
     return [type(module) for name, module in layer.named_modules() if name.endswith("mechanism")] or [type(layer)]
 
 
-def _tensor(values: Any) -> Tensor:
+def first_tensor(values: Any) -> Tensor:
     """The tensor, or the first of several."""
     return values if isinstance(values, Tensor) else values[0]

@@ -48,6 +48,7 @@ from linvit.runs.trainer import (
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
+from linvit.tasks.teacher import Teacher
 
 UNTRAINED = "--untrained"
 NO_WEIGHTS = (
@@ -265,6 +266,8 @@ class Run:
         if not self._fits or source is None or not Path(source).is_dir():
             return
         run = newest(Path(source)) or RunFolder(Path(source))
+        if isinstance(given, dict) and Teacher.of(given).untrained and not run.complete:
+            return  # linvit linearize goes on with it
         options = run.options()
         best = best_checkpoints(options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw"))
         file = checkpoint_in(run.folder, best, "--model.teacher.source")

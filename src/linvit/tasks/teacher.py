@@ -50,6 +50,13 @@ class Teacher(Matching):
         if not self.task_weight and not any(self.weights.values()):
             raise UserError("nothing is learned: task_weight and all weights of the teacher's parts are 0")
 
+    @property
+    def untrained(self) -> bool:
+        """Whether the weights are those that `config` trains, and are not there yet."""
+        if self.source is None or self.config is None:
+            return False
+        return Path(self.source).name == Path(self.config).stem and not Path(self.source).is_file()
+
     @classmethod
     def of(cls, option: str | Mapping[str, Any]) -> "Teacher":
         """Reads the option.
@@ -152,10 +159,10 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     options |= {"ema_decay": None, "predict_with": "raw", "compile": False, "grad_checkpointing": False}
     if teacher.source is None:
         return type(task)(**options).network
-    if teacher.config is not None and not Path(teacher.source).exists():
+    if teacher.untrained:
         raise UserError(
-            f"the teacher '{teacher.source}' is not there yet. Train it first, linvit fit --config {teacher.config}, "
-            f"or have linvit linearize do so"
+            f"the teacher '{teacher.source}' has not been trained to its end. Do that first, linvit fit --config "
+            f"{teacher.config} --resume=auto, or have linvit linearize do so"
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 

@@ -1,0 +1,205 @@
+"""Which blocks of a teacher keep their attention: what each choice costs, measured once, in a table beside the runs."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+from linvit.experiments.page import Page
+from linvit.experiments.plots import Axis, Series, scatter_plot
+from linvit.files import replacing
+from linvit.linearization.distillation import first_tensor, last_features
+from linvit.linearization.search import Conversions, greedy_order
+from linvit.plain_text import CsvWriter
+from linvit.registry import Spec
+from linvit.runs.folder import run_name
+from linvit.runs.run import Run
+from linvit.tasks import Task
+from linvit.tasks.teacher import fingerprint, teacher_network
+
+BATCHES = 4  # of the validation split
+TABLE = "keep.csv"
+COLUMNS = ["converted", "error", "score", "seconds"]
+CAPTION = (
+    "The blocks that were converted one after another, before any step of training: each time the one that moved the "
+    "last features least. The error is their squared distance from the teacher's, over the square of the teacher's; "
+    f"{BATCHES} batches of the validation split. Time is that of the fastest batch."
+)
+
+
+class Measured(NamedTuple):
+    """Of a network: error of the last features relative to the teacher's, score, and seconds per image."""
+
+    error: float
+    score: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"error {self.error:.4f}, score {self.score:.4f}, {1e3 * self.seconds:.3f} ms per image"
+
+
+class Measurements:
+    """What was measured with each choice of converted blocks; each is measured once, and kept in a CSV file.
+
+    Args:
+        path: The file. What it has is not measured again.
+        measure: Measures the network with these blocks converted. Only rank 0 does; others wait for its file.
+    """
+
+    def __init__(self, path: Path, measure: Callable[[Collection[int]], Measured] | None = None) -> None:
+        self.path, self._measure = path, measure
+        self.rows = self._read()
+
+    def __call__(self, converted: Collection[int]) -> Measured:
+        """The measurement of a choice."""
+        key = tuple(sorted(converted))
+        while key not in self.rows and rank_zero_only.rank:  # type: ignore[attr-defined]
+            time.sleep(1)
+            self.rows = self._read()
+        if key not in self.rows:
+            assert self._measure is not None
+            self.rows[key] = self._measure(key)
+            text = io.StringIO()
+            rows = ([" ".join(map(str, blocks)), *found] for blocks, found in self.rows.items())
+            CsvWriter(text).writerows([COLUMNS, *rows])
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as file:
+                file.write(text.getvalue().encode())
+        return self.rows[key]
+
+    @property
+    def order(self) -> list[int]:
+        """The blocks in the order of their conversion."""
+        return greedy_order([key[0] for key in self.rows if len(key) == 1], lambda blocks: self(blocks).error)
+
+    def _read(self) -> dict[tuple[int, ...], Measured]:
+        if not self.path.exists():
+            return {}
+        with self.path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return {
+            tuple(map(int, row["converted"].split())): Measured(*(float(row[name]) for name in COLUMNS[1:]))
+            for row in rows
+        }
+
+
+def find_kept(run: Run, count: int, say: Callable[[str], None] = print) -> tuple[list[Spec | None], Path]:
+    """Finds the blocks of a run's teacher that keep their attention.
+
+    Args:
+        run: Of which one attention for all blocks is given.
+        count: How many are kept.
+        say: Is told what is found, line by line.
+
+    Returns:
+        The list for `--model.attention`, and the file with all measurements.
+
+    Raises:
+        UserError: If the run has no such attention, or the network not so many blocks.
+    """
+    task, attention = run.task, run.task.hparams["attention"]
+    if task.teacher is None or attention is None or isinstance(attention, list):
+        raise UserError(f"--keep chooses the blocks of one attention; got --model.attention={attention}")
+    cuda = torch.cuda.is_available() and run.settings.trainer.accelerator != "cpu"
+    device = torch.device("cuda" if cuda else "cpu")
+    teacher = teacher_network(task, task.teacher).to(device)
+    seed, img_size = run.settings.seed_everything, task.hparams["img_size"]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        conversions = Conversions(teacher, attention, img_size)
+    blocks = conversions.blocks
+    if not 0 <= count < len(blocks):
+        raise UserError(f"--keep: of {len(blocks)} blocks 0 to {len(blocks) - 1} can be kept; got {count}")
+    batches: list[dict[str, Any]] = []
+    targets: list[Tensor] = []
+
+    def measure(converted: Collection[int]) -> Measured:
+        if not batches:
+            batches.extend(validation_batches(run, BATCHES, device))
+            targets.extend(features(task, teacher, batches)[0])
+        found, score, seconds = features(task, conversions.network(converted), batches)
+        distance = sum((own - target).square().sum() for own, target in zip(found, targets, strict=True))
+        return Measured(float(distance / sum(target.square().sum() for target in targets)), score, seconds)
+
+    key = [fingerprint(teacher), attention, img_size, seed, run.settings.data.as_dict(), BATCHES]
+    name = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:12]
+    root = Path(run.settings.trainer.default_root_dir or "checkpoints", run_name(run.configs))
+    table = Measurements(root / f"keep-{name}.csv", measure)
+    total = len(blocks) * (len(blocks) + 1) // 2 + 1
+    say(f"which blocks to keep: {total} networks are measured, {len(table.rows)} of them are in {table.path} already")
+    say(f"nothing converted: {table([])}")
+    for block in blocks:
+        say(f"{conversions.layers[block]} alone: {table([block])}")
+    order: list[int] = []
+    for block in greedy_order(blocks, lambda converted: table(converted).error):
+        order.append(block)
+        say(f"{len(order)} converted, {conversions.layers[block]} the last: {table(order)}")
+    return conversions.specs(order[: len(blocks) - count]), table.path
+
+
+def add_curve(page: Page, path: Path) -> None:
+    """Adds score and error over time, from no block converted to all, to a page."""
+    table = Measurements(path)
+    order = table.order
+    found = [table(order[:converted]) for converted in range(len(order) + 1)]
+    names = ["", *map(str, order)]
+    rows = [
+        [str(converted), names[converted], f"{one.error:.4f}", f"{one.score:.4f}", f"{1e3 * one.seconds:.3f}"]
+        for converted, one in enumerate(found)
+    ]
+    page.table(["converted", "block", "error", "score", "ms per image"], rows, CAPTION)
+    labels = tuple(map(str, range(len(found))))
+    plots = [
+        scatter_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title), lines=True)
+        for title, points in (
+            ("Score", tuple((1e3 * one.seconds, one.score) for one in found)),
+            ("Error of the last features", tuple((1e3 * one.seconds, one.error) for one in found)),
+        )
+    ]
+    page.pictures([(plot, "Numbers of converted blocks, before any step") for plot in plots])
+
+
+def validation_batches(run: Run, count: int | None, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Batches of the validation split, as they reach the network; None is all of them."""
+    run.data.setup("validate")
+    for batch in islice(run.data.val_dataloader(), count):
+        yield run.data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
+
+
+def features(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> tuple[list[Tensor], float, float]:
+    """The last features that a network makes of batches, and what `score` returns."""
+    found: list[Tensor] = []
+    hook = network.get_submodule(last_features(network)).register_forward_hook(
+        lambda _, __, output: found.append(first_tensor(output))
+    )
+    try:
+        return found, *score(task, network, batches)
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def score(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """What a network in the place of the task's scores on batches, and seconds per image of the fastest batch."""
+    device = next(network.eval().parameters()).device
+    metrics = {name: metric.to(device) for name, metric in task.configure_metrics().items()}
+    fastest = math.inf
+    for batch in batches:
+        start = time.perf_counter()
+        task.score_batch(network, batch, metrics)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        fastest = min(fastest, (time.perf_counter() - start) / len(batch["image"]))
+    return float(metrics[task.score_metric].compute()), fastest
