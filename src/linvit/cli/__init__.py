@@ -20,6 +20,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "compare": "linvit.cli.compare",
     "verify-resume": "linvit.cli.verify_resume",
     "analyze": "linvit.cli.analyze",
+    "probe": "linvit.cli.probe",
     "doctor": "linvit.cli.doctor",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -56,6 +57,8 @@ usage: linvit VERB [options]
                linvit bench data path/to/imagenet
   analyze    ranks and maps of a trained model's attention, as a page:
                linvit analyze --ckpt_path RUN
+  probe      kNN and linear classifiers on frozen features, layer by layer:
+               linvit probe RUN --random
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3

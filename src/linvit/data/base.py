@@ -341,6 +341,10 @@ class ImageData(LightningDataModule):
         """Makes batches of all samples to predict, in order."""
         return self._in_order(self.predict_set)
 
+    def evaluation_dataloader(self, split: str) -> DataLoader[Any]:
+        """Makes batches of all samples of a split, in order and without augmentation."""
+        return self._in_order(self._samples(split))
+
     @property
     def _seed(self) -> int:
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed

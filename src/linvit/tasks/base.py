@@ -68,7 +68,7 @@ class Task(LightningModule):
         teacher: A trained network of which this one is a copy with another attention: a run, a file, or
             `hf-hub:owner/name`; or `{source: ..., attention_weight: 50, ...}` with the options of
             `linvit.tasks.Teacher`.
-        freeze: Parameters of the network that are not trained, by patterns of their names such as "backbone.*" or
+        freeze: Parts of the network that are not trained, by patterns of their names, such as "backbone", "stages.0" or
             "*.mlp.*". Modules that are frozen whole stay in evaluation mode.
         ema_decay: Decay per step of a moving average of the weights, such as 0.9999; null is none. It is scored beside
             the weights (`val/ema_score`), and its best epoch is kept as `best_ema.ckpt`.

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from linvit.backbones.classifier import classifiers
 from linvit.errors import UserError
 
 
@@ -14,7 +15,8 @@ def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Mo
 
     Args:
         network: Whose parameters are frozen, in place.
-        patterns: Shell patterns of names, such as "backbone.*".
+        patterns: Shell patterns of names of parameters or modules: "stages.0", "*.mlp". Names may have the "backbone."
+            that they have below a head, or not; a classifier is not of the backbone.
 
     Returns:
         The modules of which all parameters are frozen, in evaluation mode.
@@ -25,11 +27,16 @@ def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Mo
     if not patterns:
         return []
     parameters = dict(network.named_parameters())
+    of_head = {id(parameter) for module in classifiers(network) for parameter in module.parameters()}
+    names = {name: {name, name.removeprefix("backbone.")} for name in parameters}
+    if not hasattr(network, "backbone"):
+        names |= {name: {name, f"backbone.{name}"} for name, one in parameters.items() if id(one) not in of_head}
     for pattern in patterns:
-        matched = [name for name in parameters if fnmatchcase(name, pattern)]
+        ways = (pattern, f"{pattern}.*")
+        matched = [name for name, own in names.items() if any(fnmatchcase(one, way) for one in own for way in ways)]
         if not matched:
-            names = ", ".join(list(parameters)[:: max(1, len(parameters) // 4)])
-            raise UserError(f"freeze: no parameter of the network is called {pattern!r}. Names are like {names}")
+            some = ", ".join(list(parameters)[:: max(1, len(parameters) // 4)])
+            raise UserError(f"freeze: no parameter of the network is called {pattern!r}. Names are like {some}")
         for name in matched:
             parameters[name].requires_grad_(False)
     left = [name for name, parameter in parameters.items() if parameter.requires_grad]
