@@ -15,10 +15,9 @@ from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
-from linvit.data.sources.class_names import Classes, read_names
 from linvit.data.sources.coco import find_coco
 from linvit.data.sources.images import Images, Sample, Target, wrong_size
-from linvit.data.sources.labels import features_of
+from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.objects import (
     OBJECT_COLUMNS,
@@ -33,8 +32,7 @@ from linvit.data.sources.objects import (
     object_targets,
 )
 from linvit.data.sources.scan import ImageFinding, ScanResult
-from linvit.data.sources.scene_source import SceneSource
-from linvit.data.sources.scenes import Scenes
+from linvit.data.sources.scenes import Scenes, SceneSource
 from linvit.data.sources.splits import HUB, load_splits, source_kind
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform

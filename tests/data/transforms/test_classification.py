@@ -8,8 +8,7 @@ import torch
 
 import linvit
 from linvit.data.transforms import on_device
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
-from linvit.data.transforms.evaluation import evaluation_ops
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, evaluation_ops
 from linvit.data.transforms.geometry import Warp
 from linvit.data.transforms.on_device import Normalisation
 from linvit.data.transforms.ops import PixelOp, apply

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow.compute
 from tqdm import tqdm
 
-from linvit.data.sources.class_names import Classes
 from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
-from linvit.data.sources.labels import features_of
+from linvit.data.sources.labels import Classes, features_of
 from linvit.data.sources.objects import (
     ObjectAudit,
     ObjectColumn,
