@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 import datasets
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes
 
@@ -248,7 +248,7 @@ class DetectionData(ImageData):
         """Makes the sets that a stage needs, and lists annotations that are skipped; see `ImageData`."""
         super().setup(stage)
         folder = None if self.trainer is None else self.trainer.log_dir
-        if self.skipped and folder is not None and rank_zero_only.rank == 0:
+        if self.skipped and folder is not None and self._rank_and_world[0] == 0:
             path = Path(folder, "bad_annotations.csv")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", newline="", encoding="utf-8") as file:

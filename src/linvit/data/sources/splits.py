@@ -34,7 +34,8 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
     with readable_source(source):
         kind, place = find_source(source)
         if kind == "saved":
-            return named(load_saved(place["path"]), source)
+            saved = datasets.load_from_disk(place["path"])
+            return named(dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}, source)
         if kind is not None:
             return named(dict(datasets.load_dataset(kind, **place)), source)
         path = Path(place["path"])
@@ -61,12 +62,6 @@ def find_source(source: str) -> tuple[str | None, dict[str, str]]:
     # brackets in a path are escaped, since they would be a pattern
     place = {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
     return "webdataset" if kind == "tar" else kind, place
-
-
-def load_saved(path: str) -> dict[str, datasets.Dataset]:
-    """The splits of a set saved with `save_to_disk`."""
-    saved = datasets.load_from_disk(path)
-    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:

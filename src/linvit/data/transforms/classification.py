@@ -27,7 +27,7 @@ class Augmentation:
         crop_ratio: Width over height of the random resized crop, [low, high].
         interpolation: Of resizing, shears and rotations: bicubic, bilinear, or random (one of the two each time).
         hflip: Probability of a horizontal flip.
-        auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1, or 3-augment; null for neither.
+        auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1; null for none.
         augment_on: Where auto_augment and color_jitter are done: worker, image by image, or device, batch by batch.
         color_jitter: Largest change of brightness, contrast and colour, a fraction. timm drops it beside RandAugment.
         random_erasing: Probability that a random box is filled with noise.
@@ -63,8 +63,8 @@ class Augmentation:
         check_number("zoom", self.zoom, at_least=0, below=1)
         for name in ("rotate", "color_jitter"):
             check_number(name, getattr(self, name), at_least=0)
-        if self.auto_augment not in (None, rand_augment.THREE_AUGMENT):
-            rand_augment.RandAugment.parse(str(self.auto_augment))
+        if self.auto_augment is not None:
+            rand_augment.RandAugment.parse(self.auto_augment)
 
 
 class TrainTransform:
@@ -78,8 +78,7 @@ class TrainTransform:
         self.augmentation = augmentation
         self.fill = colour_of(mean)
         policy = augmentation.auto_augment
-        named = policy is not None and policy != rand_augment.THREE_AUGMENT
-        self.rand_augment = rand_augment.RandAugment.parse(str(policy)) if named else None
+        self.rand_augment = None if policy is None else rand_augment.RandAugment.parse(policy)
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W), and adds the `device_ops`."""
@@ -116,8 +115,6 @@ class TrainTransform:
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
             drawn = self.rand_augment.ops(rng, self.size, given.interpolation, self.fill)
-        elif given.auto_augment is not None:
-            drawn = rand_augment.three_augment(rng)
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
