@@ -62,9 +62,11 @@ def main(argv: list[str]) -> int:
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
 
+    from linvit.cli.training.command_line import hide_library_messages
     from linvit.experiments.linearize import write_page
     from linvit.runs.run import Run
 
+    hide_library_messages()
     with STOP.caught():
         run, table = Run.read(["fit", *options]), None
         teacher = run.task.teacher  # wrong options end it before a teacher is trained
