@@ -112,7 +112,8 @@ def write_page(run: Run, command: str) -> Path:
     Returns:
         The page.
     """
-    folder, task, device = Path(str(run.trainer.log_dir)), run.task, run.trainer.strategy.root_device
+    folder, device = Path(str(run.trainer.log_dir)), run.trainer.strategy.root_device
+    task = run.trained() if run.finished else run.task  # there was nothing left to train
     logged = RunFolder(folder)
     networks = {
         "teacher": teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device),
@@ -137,11 +138,8 @@ def write_page(run: Run, command: str) -> Path:
     page = Page(f"linearize: {task.hparams['attention']}")
     page.code(command)
     page.paragraph(introduction)
-    pictures: list[Sequence[tuple[Picture | Either, str]]] = [
-        score_plot(logged),
-        error_picture(found.errors),
-        time_plot(found.costs),
-    ]
+    pictures: list[Sequence[tuple[Picture | Either, str]]]
+    pictures = [score_plot(logged), error_picture(found.errors), time_plot(found.costs)]
     for (heading, caption, (titles, *rows)), picture in zip(tables, pictures, strict=True):
         page.heading(heading)
         page.table(titles, rows, caption)
