@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid, UserError
-from linvit.layers.output_gate import output_gate
+from linvit.layers.hosting import output_gate
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 
 GRID = Grid((4, 6), num_prefix=1)

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
-from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.parts import ConvolvedValues
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.head_conv import check_side, convolve_sequence
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.landmarks import Landmarks
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import check_side, convolve_sequence
 from linvit.errors import UserError, check_number
 
 

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -82,6 +81,7 @@ class PolaAttention(FocusedAttention):
         self.alpha = alpha
         self.gate = gate
         self.channelwise = True
+        self.max_rank = 2 * self.key_dim
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
     @recomputed
@@ -121,7 +121,3 @@ class PolaAttention(FocusedAttention):
             for each in zip(*pairs, strict=True)
         )  # (B, h, d, N, 2 dk), (B, h, d, M, 2 dk)
         return left, right
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """Twice the width of a head's keys."""
-        return 2 * self.key_dim

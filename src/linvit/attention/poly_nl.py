@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
-from linvit.attention.ops.precision import full_precision
 
 
 class PolyNLAttention(Attention):
@@ -32,6 +32,7 @@ class PolyNLAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
 
     def __init__(
         self,
@@ -66,7 +67,3 @@ class PolyNLAttention(Attention):
         """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` does not depend on v."""
         q = q if self.beta is None else self.beta.to(q.dtype) * q
         return channelwise_factors(q, self._weights(k))
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

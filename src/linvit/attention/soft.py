@@ -19,12 +19,11 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
-from linvit.attention.ops.head_conv import convolve_heads, head_conv
 from linvit.attention.ops.newton import NewtonInverse
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import convolve_heads, head_conv
 
 
 class SoftAttention(ConvolvedAttention):

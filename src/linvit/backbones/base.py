@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.classifier import classifier
-from linvit.backbones.features import feature_indices
-from linvit.backbones.initialise import init_vit, tie_mechanisms
+from linvit.backbones.initialise import classifier, init_vit, tie_mechanisms
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
 
@@ -218,3 +216,16 @@ def check_stages(count: int, **options: Sequence[Any]) -> None:
     for name, values in options.items():
         if len(values) != count:
             raise UserError(f"{name} must list {count} values, one per stage; got {list(values)}")
+
+
+def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
+    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list those in it."""
+    if indices is None:
+        return list(range(count))
+    if isinstance(indices, int):
+        indices = range(-indices, 0)
+    if not indices or not all(-count <= index < count for index in indices):
+        raise UserError(
+            f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
+        )
+    return [index % count for index in indices]

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.backbones.base import Backbone
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.classifier import classifier
-from linvit.backbones.stage import run_blocks
+from linvit.backbones.initialise import classifier
+from linvit.backbones.stage import run_blocks, specs_and_rates
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer

@@ -21,15 +21,12 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.batch_norm import BatchNormLinear
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import CPEBlock, ResidualConv
+from linvit.layers.mlp import BatchNormLinear
 from linvit.layers.patch_embed import ConvEmbed
-from linvit.layers.residual_conv import ResidualConv
 from linvit.registry import Spec, preset
 
 SOFTMAX = {"name": "softmax", "rotary": True, "lepe_kernel": 5, "gate": "linear"}

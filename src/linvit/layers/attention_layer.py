@@ -9,10 +9,16 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.linear import Linear
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import (
+    attend,
+    input_stem,
+    normed_and_gated,
+    output_gate,
+    output_norm,
+    output_projection,
+    projection_widths,
+    queries_keys_values,
+)
 from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
@@ -90,7 +96,7 @@ class AttentionLayer(nn.Module):
         # One fused projection, unless keys and values come from other tokens than the queries.
         self.widths = projection_widths(self.mechanism)
         if self.sr is None:
-            self.qkv = Linear(dim, sum(self.widths), bias=qkv_bias)
+            self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         else:
             if not reducible(self.mechanism):
                 tied = (
@@ -102,8 +108,8 @@ class AttentionLayer(nn.Module):
                     f"{type(self.mechanism).__name__} {tied}, so its keys or queries cannot be reduced; use sr_ratio=1 "
                     f"and sr_pool=0 with it"
                 )
-            self.q = Linear(dim, self.widths[0], bias=qkv_bias)
-            self.kv = Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
+            self.q = nn.Linear(dim, self.widths[0], bias=qkv_bias)
+            self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
         self.out_norm = output_norm([self.mechanism])
         self.gate = output_gate([self.mechanism], dim, bias=qkv_bias)
         self.proj = output_projection([self.mechanism], dim, bias=proj_bias)

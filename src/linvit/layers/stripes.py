@@ -16,9 +16,16 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import (
+    attend,
+    input_stem,
+    normed_and_gated,
+    output_gate,
+    output_norm,
+    output_projection,
+    projection_widths,
+    queries_keys_values,
+)
 from linvit.registry import Spec, attentions
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
-from linvit.layers.conv_stem import ConvStem
-from linvit.layers.output_gate import OutputGate
+from linvit.layers.hosting import ConvStem, OutputGate
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.layouts.layout import OWN
 from linvit.weights.layouts.networks import NETWORKS

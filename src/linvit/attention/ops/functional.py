@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.ops.precision import upcast
+
+def upcast(x: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 stay what they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:

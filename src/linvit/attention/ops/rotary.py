@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError
 
 

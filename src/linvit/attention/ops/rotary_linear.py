@@ -7,9 +7,8 @@ from torch import Tensor
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
@@ -48,6 +47,7 @@ class RotaryLinearAttention(ConvolvedAttention):
         check_number("eps", eps, at_least=0)
         if rotary:
             check_rotary(dim, num_heads, self.key_dim, multiple=self.width_multiple)
+        self.max_rank = self.feature_ratio * self.key_dim + self.extra_rank
         self.rotary = rotary
         self.gate = gate
         self.eps = eps
@@ -81,7 +81,3 @@ class RotaryLinearAttention(ConvolvedAttention):
         denominator = q @ k.mean(-2, keepdim=True).mT + self.eps
         q, k = self.rotated(q, k, grid)
         return q / denominator, k / k.shape[-2]
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """The number of features."""
-        return self.feature_ratio * self.key_dim + self.extra_rank

@@ -7,8 +7,8 @@ from timm.layers import Attention, AttentionRope
 from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
-from linvit.backbones.blocks import specs_per_layer
 from linvit.backbones.initialise import tie_mechanisms
+from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.hosts import (
     ReplacedAttention,
     ReplacedPVTv2Attention,

@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.timm.patch_grid import PatchGrid
 from linvit.errors import UserError
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import (
+    attend,
+    input_stem,
+    normed_and_gated,
+    output_gate,
+    output_norm,
+    projection_widths,
+    queries_keys_values,
+)
 from linvit.layers.projections import Rows, joined, widened
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 
 LARGEST = math.log(1000 / 16)
 """The largest absolute logarithm of a quotient of sides: a box of 16 pixels becomes one of 1000 at most."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.heads.detection.box_coder import BoxCoder
 from linvit.heads.segmentation.layers import ConvNormReLU
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import sigmoid_focal_loss
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Anchors, by_anchor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 
 
 def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:

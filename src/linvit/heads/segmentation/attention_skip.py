@@ -12,9 +12,16 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import (
+    attend,
+    input_stem,
+    normed_and_gated,
+    output_gate,
+    output_norm,
+    output_projection,
+    projection_widths,
+    queries_keys_values,
+)
 from linvit.registry import Spec, attentions
 
 CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttention}

@@ -8,7 +8,7 @@ from timm.models._features import FeatureGetterNet  # what `features_only=True` 
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
 from linvit.registry import attentions
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images, pyramid
