@@ -23,11 +23,7 @@ SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normaliz
 
 
 class AdditiveAttention(Attention):
-    """Efficient additive attention, O(N d^2).
-
-    Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-    """
+    """Efficient additive attention, O(N d^2)."""
 
     projections = "qv"
     channelwise = True

@@ -19,7 +19,6 @@ class AFTSimpleAttention(Attention):
     """The attention-free transformer's simple variant, O(N d).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         query_act: What gates the output with the queries: "sigmoid" (the paper's default), "tanh", "relu" or
             "identity".
     """

@@ -38,7 +38,6 @@ class AgentAttention(ConvolvedAttention):
     """Two softmax attentions, of the agents over the keys and of the queries over the agents, O(N n d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the lengths of the biases of rows and columns, which are resized (linear) for another.
         agents: Agents n, a square such as 9, 16 or 49.
         position_bias: The learnable biases B1 and B2.

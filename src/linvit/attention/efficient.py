@@ -21,7 +21,6 @@ class EfficientAttention(Attention):
     The paper has one head, its reference code several. The queries and keys of each head are normalised separately.
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means `key_ratio` * C / h.
         key_ratio: Channels of the keys over those of the values; the product is rounded.
         normalization: "softmax": queries over the channels of a head, keys over the tokens; "scaling": both divided by

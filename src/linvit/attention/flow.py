@@ -25,7 +25,6 @@ class FlowAttention(Attention):
     """Flow attention, O(N d^2), without parameters.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: phi, "sigmoid" (the reference) or "elu" for elu(x) + 1.
         eps: Added to both factors of each of the four products.
         eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.

@@ -32,7 +32,6 @@ class FocusedAttention(ConvolvedAttention):
     """Focused linear attention with a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
         focusing_factor: The power p >= 1; 1 changes nothing.
         dwc_kernel: Side k of the depthwise kernel, odd.

@@ -58,7 +58,6 @@ class HydraAttention(Attention):
     The paper finds that the keys' kernel should be linear and admit negative values; the queries' matters little.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         kernel_q: phi_q.
         kernel_k: phi_k.
         post_norm: "ln": LayerNorm over the C channels of the output, before the output projection; "none".

@@ -41,7 +41,6 @@ class InLineAttention(ConvolvedAttention):
     Weights of the map may be negative.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: Applied to q and k, entry by entry: "identity", "relu", "leaky_relu" (0.01) or "exp", exp(0.2 x).
         residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
     """

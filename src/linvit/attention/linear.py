@@ -21,7 +21,6 @@ class LinearAttention(Attention):
     """Linear attention with elu + 1 or relu features, O(N d^2).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: "elu" for elu(x) + 1, or "relu".
         normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
             tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). The

@@ -30,7 +30,6 @@ class LinearAngularAttention(Attention):
     Each token adds its own value, so there must be as many keys as queries: no spatial reduction.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         res_kernel_size: Length r of the convolution's kernel, odd.
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
             they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).

@@ -28,7 +28,6 @@ class LinformerAttention(Attention):
     """Softmax attention to k learned linear combinations of the tokens, O(N k d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the columns of E and F.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
             for another image size need the same k, so choose one below the number of keys of both.

@@ -38,7 +38,6 @@ class MHLAttention(ConvolvedAttention):
     """Linear attention with learnt weights between blocks of the grid, O(N d^2).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the shape of W, which is resized (bilinear) for other numbers of blocks.
         blocks: Blocks per column and per row of the grid, at most; fewer where it has not as many patches.
         init: Initial W, by the distance D of blocks, whose largest is L: "linear" `1 - D / L`, "cos" `cos(pi D / 4 L)`,

@@ -27,7 +27,6 @@ class NystromAttention(ConvolvedAttention):
     """Softmax attention through m landmarks, O(N m d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid (checked against `num_landmarks`; nothing here has a fixed length).
         num_landmarks: Landmarks m, at most the number of queries and of keys. None takes 64, or as many as the grid
             allows.
@@ -78,12 +77,7 @@ class NystromAttention(ConvolvedAttention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
 
-        Args:
-            q: Queries.
-            k: Keys.
-            v: Values.
-            grid: Their grid.
-            mask: (B, N), 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
+        A mask (B, N) has 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
         """
         if mask is not None and grid.keys_size != grid.size:
             raise UserError(

@@ -28,7 +28,6 @@ class PerformerAttention(Attention):
     """Linear attention with positive orthogonal random features, O(N m d).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         nb_features: Random features m; None means int(dk ln dk).
         kernel: "softmax": the features above. "relu" and "exp": `f(W x') + kernel_eps`, which approximates no softmax
             (the reference's generalized attention). "none": `softmax(q)` over channels and `softmax(k)` over tokens,

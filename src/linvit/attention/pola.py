@@ -30,16 +30,7 @@ class PolaAttention(FocusedAttention):
     A token whose query is 0 in all channels gets 0 from the linear attention: nothing is added to the features.
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
-        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
         alpha: The powers are `p = 1 + alpha sigmoid(power)`, one per channel of a head, `1 + alpha / 2` at first.
-        dwc_kernel: Side k of the depthwise kernel, odd.
-        dwc: Add the depthwise convolution of v, as in `focused`.
-        pos_enc: Add the learnable position encoding (1, M, C) to k. Prefix tokens get none.
-        learn_scale: Divide q and k by softplus of the learnable scale (1, 1, C).
-        eps: Added to the denominators.
-        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d" along the
-            flattened tokens (the reference) or "bilinear2d".
         gate: What the host multiplies the output by: "linear" a projection of the layer's input (the reference),
             "silu" SiLU of one, "none" nothing.
     """

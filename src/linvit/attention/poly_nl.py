@@ -19,7 +19,6 @@ class PolyNLAttention(Attention):
     """Polynomial non-local layer, O(N d). Unbounded in its input, so it needs a norm before it.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
             input for them (the paper).
         alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There

@@ -20,11 +20,7 @@ from linvit.attention.ops.functional import channelwise_factors, join_heads
 
 
 class SeparableAttention(Attention):
-    """Separable self-attention, O(N d).
-
-    Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-    """
+    """Separable self-attention, O(N d)."""
 
     projections = "kv"
     channelwise = True

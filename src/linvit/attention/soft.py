@@ -30,7 +30,6 @@ class SoftAttention(ConvolvedAttention):
     """Softmax-free attention through m landmarks and Newton's inverse of their Gaussian kernel, O(N m d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
         landmarks: "conv": a convolution of R x R patch queries, shared by the heads; "avgpool": their mean; "random":
             as many patch queries, others in every training step and the same in evaluation.

@@ -22,7 +22,6 @@ class SoftmaxAttention(ConvolvedAttention):
     """Scaled dot-product attention, O(N^2), through torch's fused kernel.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         qk_scale: Factor on the logits; None means 1 / sqrt(key_dim).
         qk_norm: LayerNorm on every head's queries and keys.
         attn_drop: Dropout rate on the attention weights.

@@ -24,7 +24,6 @@ class TaylorAttention(Attention):
     channels and no tokens, so it is not a mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h // `key_reduction`.
         key_reduction: Channels of the values over those of the keys; 8 in the reference.
         eps: Added to every channel of the key sum, as the reference does, not to the denominator as a whole.

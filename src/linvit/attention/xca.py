@@ -22,7 +22,6 @@ class XCAttention(Attention):
     """Cross-covariance attention, O(N d^2).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         temperature: Initial factor tau on the logits of each head, which is learnt.
     """
 

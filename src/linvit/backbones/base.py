@@ -28,6 +28,22 @@ class Backbone(nn.Module):
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
 
+    Args of the families' constructors:
+        in_chans: Image channels.
+        img_size: Side, or (H, W), of the images that parameters of fixed length are made for.
+        attention: One spec, or a list with one per stage or per block.
+        drop_path_rate: Stochastic depth of the last block, linear from 0 at the first.
+        embed_dims: Channels C of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio, mlp_ratios: Hidden width of the feed-forward layer over C.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
+        qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
+            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
+            not see them.
+
     Attributes:
         feature_info: Per feature the name of its `module`, its channels `num_chs`, and its `reduction`, image side over
             feature side.
@@ -172,12 +188,7 @@ class Backbone(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a new one; with 0 classes the model returns features.
-
-        Args:
-            num_classes: Classes.
-            global_pool: Another pooling, of those that the constructor allows; None keeps the present one.
-        """
+        """Replaces the classifier by a new one; with 0 classes the model returns features. None keeps the pooling."""
         if global_pool is not None:
             self.check_pool(global_pool)
             self.global_pool = global_pool

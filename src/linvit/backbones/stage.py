@@ -104,15 +104,7 @@ def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | i
 
 
 def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> list[Spec | T]:
-    """Returns one attention spec per block, given one for all, one per stage, or one per block.
-
-    Args:
-        attention: A spec or a list of specs.
-        depths: Blocks per stage.
-
-    Raises:
-        UserError: If a list fits neither the stages nor the blocks.
-    """
+    """Returns one attention spec per block, given one for all, one per stage, or one per block."""
     total = sum(depths)
     if isinstance(attention, str | Mapping) or not isinstance(attention, Sequence):
         return [attention] * total

@@ -16,11 +16,6 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
     1 x 1 convolutions bring all maps to one width, each is added to the next finer one by nearest-neighbour upsampling
     to its size, and a 3 x 3 convolution follows. All convolutions have biases, and there is no norm. Initial weights
     are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
-
-    Args:
-        channels: Channels C_i of the maps.
-        width: Channels of the results.
-        extra_levels: torchvision's block that makes coarser maps, which follow the others; None makes none.
     """
 
     def __init__(self, channels: Sequence[int], width: int = 256, extra_levels: ExtraFPNBlock | None = None) -> None:

@@ -49,11 +49,6 @@ class CPEBlock(Block):
     """A `Block` with conditional positional encodings, a 3 x 3 depthwise convolution before attention: `x + conv(x)`.
 
     Args:
-        dim: Channels C.
-        attn: Token mixer, called with tokens and grid.
-        mlp: Feed-forward layer, called with tokens and grid.
-        drop_path: Rate of stochastic depth.
-        norm_eps: Of both LayerNorms.
         second: Another such encoding between attention and feed-forward layer.
         layer_scale: Initial value of a learnable factor per channel on each branch; None is no factor.
     """
@@ -89,10 +84,6 @@ class LayerScale(nn.Module):
     """A learnable factor per channel (Touvron et al. 2021, "Going deeper with Image Transformers", Sec. 2).
 
     Unlike timm's it is not a vector, (1, C), since the references decay it like weights.
-
-    Args:
-        dim: Channels C.
-        init: Initial value of the factors.
     """
 
     def __init__(self, dim: int, init: float) -> None:
@@ -109,9 +100,6 @@ class ResidualConv(nn.Conv2d):
 
     Before attention it is the conditional positional encoding of Chu et al. 2021 ("Conditional Positional Encodings for
     Vision Transformers"): where a patch lies follows from its neighbours and from the zeros around the image.
-
-    Args:
-        dim: Channels C.
     """
 
     def __init__(self, dim: int) -> None:

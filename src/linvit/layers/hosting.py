@@ -17,12 +17,6 @@ class ConvStem(nn.Module):
 
     Prefix tokens take no part in the convolution. Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear
     Attention Perspective", Fig. 3.
-
-    Args:
-        dim: Channels C.
-
-    Attributes:
-        recompute: See `linvit.Attention`.
     """
 
     recompute: bool = True
@@ -47,17 +41,7 @@ def input_stem(mechanism: Attention, dim: int) -> ConvStem | None:
 
 
 class OutputGate(nn.Linear):
-    """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that.
-
-    Args:
-        dim: Channels C of the input.
-        out_dim: Channels of the output.
-        silu: Apply SiLU.
-        bias: Bias of the linear map.
-
-    Attributes:
-        recompute: See `linvit.Attention`.
-    """
+    """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that."""
 
     recompute: bool = True
     OPEN = 1.278464542761074  # where SiLU is 1
@@ -132,20 +116,7 @@ def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Te
 def attend(
     mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Splits heads, calls a mechanism, and joins the heads of its output.
-
-    Args:
-        mechanism: Called with (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
-        q: Queries (B, N, h * dk).
-        k: Keys (B, M, h * dk).
-        v: Values (B, M, h * d).
-        grid: Where the tokens lie.
-        x: The layer's input (B, N, C), for a mechanism that takes it.
-        bias: Position bias or mask (B or 1, h, N, M), for a mechanism that takes one.
-
-    Returns:
-        (B, N, out_dim).
-    """
+    """Splits q (B, N, h dk), k and v (B, M, h d) into heads, calls a mechanism, joins its output, (B, N, out_dim)."""
     extra = {}
     if bias is not None:
         if not mechanism.takes_bias:

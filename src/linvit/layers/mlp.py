@@ -42,11 +42,6 @@ class BatchNormLinear(nn.Linear):
 
     On the tokens of a plane it is a 1 x 1 convolution with `BatchNorm2d`. In training the samples of a batch depend on
     each other through it. Under gradient checkpointing the running statistics move twice per step, as all of torch's.
-
-    Args:
-        in_features: Channels C.
-        out_features: Channels C'.
-        bias: A bias before the BatchNorm, on which it has no effect in training.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -63,10 +58,6 @@ class MBConv(nn.Module):
     """Widen, convolve depthwise 3 x 3, narrow; hard-swish after the first two, BatchNorm after the last.
 
     The 1 x 1 convolutions are linear layers on the tokens. Prefix tokens pass the depthwise convolution by.
-
-    Args:
-        dim: Channels C.
-        hidden: Hidden width.
     """
 
     def __init__(self, dim: int, hidden: int) -> None:

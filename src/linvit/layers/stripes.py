@@ -30,12 +30,7 @@ from linvit.registry import Spec, attentions
 
 
 class Stripes(NamedTuple):
-    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it.
-
-    Attributes:
-        plane: (H, W).
-        stripe: (H', W') of one stripe.
-    """
+    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it."""
 
     plane: tuple[int, int]
     stripe: tuple[int, int]
@@ -73,12 +68,7 @@ class StripeBranch(nn.Module):
     mechanism widens its output it has as many filters per channel.
 
     Args:
-        dim: Channels C' of the branch.
-        num_heads: Heads h' of the branch.
-        grid: Nominal grid of the whole plane.
         stripe: (H', W') of a stripe; None along an axis is the whole plane.
-        attention: Name or `{name: ..., option: value}`.
-        key_dim: Channels of q and k per head; None means C' / h'.
     """
 
     def __init__(
@@ -120,13 +110,7 @@ class StripeBranch(nn.Module):
         return self.stripes(size).cut(patches).squeeze(-1) - 1
 
     def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
-        """Returns the branch's output (B, N, out_dim).
-
-        Args:
-            projected: What the mechanism's `projections` name, (B, N, .) each.
-            x: The branch's channels of what is projected, the layer's input or what its stem makes of it (B, N, C').
-            grid: Grid of the whole plane.
-        """
+        """Returns the branch's output (B, N, out_dim)."""
         stripes = self.stripes(grid.size)
         inside = Grid(stripes.stripe)
         if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
@@ -212,13 +196,7 @@ class StripeAttention(nn.Module):
         return mechanism.projections
 
     def forward(self, x: Tensor, grid: Grid, before_norm: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the tokens of `grid`.
-
-        Args:
-            x: Tokens (B, N, C), row by row.
-            grid: Their grid.
-            before_norm: What a mechanism that takes the layer's input gets in the place of x (B, N, C).
-        """
+        """(B, N, C) -> (B, N, C); a mechanism that takes the layer's input gets `before_norm` in its place."""
         count = len(self.branches)
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)

@@ -95,11 +95,7 @@ def translate(model: nn.Module, weights: Weights) -> tuple[str, dict[str, Tensor
 
 
 def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a backbone, under the names of their source, and those beside it, under ours.
-
-    Returns:
-        The name of the layout of the whole network, or ""; the backbone's weights; the others.
-    """
+    """The weights of a backbone, under the names of their source, and those beside it, under ours."""
     whole = {f"backbone.{name}": tensor for name, tensor in weights.state.items()} if weights.beside else weights.state
     whole = {**whole, **weights.beside}
     for layout in NETWORKS:

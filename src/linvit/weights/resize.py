@@ -16,12 +16,6 @@ def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple
     Each module that has a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
     modules have none, so `resize_timm_tables` acts for them. A module whose tokens are those of windows has a method
     `size_in_checkpoint(count, size_of)`, which replaces `size_of` for itself and what is in it.
-
-    Args:
-        model: The model, whose modules are visited from the outside in.
-        state: The checkpoint's tensors.
-        img_size: Size (H, W) of the images that the checkpoint was trained on; only the ratio counts. None if it is not
-            known: then they are taken for square, and a tensor of the model's shape stays as it is.
     """
     resized = dict(state)
     own = {} if img_size else {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -61,16 +61,7 @@ def check_tied(grid: Grid, tie_qk: bool) -> None:
 
 
 class GaussianKernels(nn.Module):
-    """Gaussian kernels between queries, landmarks and keys.
-
-    Args:
-        key_dim: Channels d of q and k per head.
-        landmarks: "conv": an R x R convolution of stride R on the patch queries, shared by the heads; "avgpool": means
-            of R x R patches; "random": as many patches, others in every training step and the same in evaluation.
-        ratio: R. Rows and columns that fill no window make no landmark; along an axis shorter than R the window is
-            as long as the axis.
-        landmark_norm: LayerNorm and GELU on the landmarks.
-    """
+    """Gaussian kernels between queries, landmarks and keys."""
 
     def __init__(
         self, key_dim: int, *, landmarks: Literal["conv", "avgpool", "random"], ratio: int, landmark_norm: bool

@@ -13,13 +13,7 @@ DEFAULT_NUMBER = 64
 
 
 class Landmarks:
-    """The number of landmarks and the tokens that each is a mean of; the options are Nystrom attention's.
-
-    Args:
-        number: Landmarks m; None takes 64, or as many as the grid allows.
-        kind: "segment": means of consecutive tokens; "pool2d": means of blocks of the grid, without prefix tokens.
-        uneven: Where m does not divide the tokens: "t2t" makes parts of two lengths; "error" raises a `UserError`.
-    """
+    """The number of landmarks and the tokens that each is a mean of; the options are Nystrom attention's."""
 
     def __init__(self, number: int | None, kind: str, uneven: str) -> None:
         if number is not None:

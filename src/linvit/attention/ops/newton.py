@@ -19,24 +19,7 @@ from linvit.errors import UserError, check_number
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonInverse:
-    """Maps kernel matrices A (B, h, m, m) to approximate inverses of the same shape.
-
-    Attributes:
-        method: "newton", or "solve" for the inverse itself. Equal landmarks make A singular, and rounding decides what
-            similar ones give, so "solve" adds to the diagonal at least m roundings of the largest row sum, below which
-            an eigenvalue counts as 0 in a pseudo-inverse: it is near that there.
-        iters: Steps T.
-        alpha: a of `alpha = a / max_row_sum(A)^2`, in (0, 2]; the row sums are those before the ridge. With a = 2 an
-            eigenvalue equal to the largest row sum (A = I, or one or two landmarks) is inverted to 0.
-        ridge: Added to the diagonal before the inversion.
-        beta: Backtracking multiplies alpha by this ...
-        max_backtrack: ... at most so many times (0: never) ...
-        backtrack_tol: ... while the largest column sum of `|I - alpha A^2|` exceeds this.
-        alpha_scope: "head": an alpha for every matrix; "batch": one for all matrices together, so that a sample
-            depends on the others of its batch.
-        backward: "analytic": `dA = -Y^T dY Y^T`, as if Y were the inverse, without storing the iteration;
-            "autograd": through every step and alpha.
-    """
+    """Maps kernel matrices A (B, h, m, m) to approximate inverses of the same shape."""
 
     method: Literal["newton", "solve"]
     iters: int
@@ -66,6 +49,8 @@ class NewtonInverse:
         """(B, h, m, m) -> (B, h, m, m)."""
         identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
         if self.method == "solve":
+            # Equal landmarks make A singular, and rounding decides what similar ones give: so the diagonal gets m
+            # roundings of the largest row sum or more, below which an eigenvalue counts as 0 in a pseudo-inverse.
             rounding = torch.finfo(kernel.dtype).eps * kernel.detach().sum(-1).amax(-1)  # (B, h)
             ridge = (kernel.shape[-1] * rounding).clamp_min(self.ridge)[..., None, None]
             inverse: Tensor = torch.linalg.inv_ex(kernel + ridge * identity).inverse  # never raises

@@ -73,7 +73,6 @@ class ConvolvedValues(Attention):
     """The convolution of a mechanism alone, `o = conv(v)`.
 
     Args:
-        whole: The mechanism.
         depthwise: The convolution itself, where it is one over the grid of the patches, padded with zeros, with a
             kernel per channel, or per channel of a head, which all heads share: then its matrix need not be probed.
     """

@@ -18,10 +18,10 @@ class RotaryLinearAttention(ConvolvedAttention):
     """What rala, mala, nala, mlla and pola_pp share. Features are `elu + 1`, unless a subclass has others.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-        rotary: Rotate the features in the numerator.
-        lepe_kernel: Side of the depthwise kernel; 0 leaves the convolution out.
-        gate: What the host multiplies the output by.
+        rotary: Rotate the features in the numerator, alone; `key_dim` must then be a multiple of 4.
+        lepe_kernel: Side of the depthwise kernel of the values, odd; 0 leaves the convolution out.
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
         eps: Added to the denominator.
     """
 

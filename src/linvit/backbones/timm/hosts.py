@@ -31,14 +31,6 @@ class ReplacedAttention(nn.Module):
     projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
     position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
     and the gate is 1 at first.
-
-    Args:
-        source: timm's module.
-        spec: The mechanism.
-        grid: Its nominal grid.
-
-    Raises:
-        UserError: If the mechanism chooses its own heads or width of the keys, or a norm behind the output projection.
     """
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
@@ -102,17 +94,7 @@ class ReplacedAttention(nn.Module):
     def finish(
         self, x: Tensor, t: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None
     ) -> Tensor:
-        """Attends and returns the layer's output (B, N, C).
-
-        Args:
-            x: The layer's input (B, N, C).
-            t: What q, k and v are projections of: x, or what the stem makes of it.
-            q: Queries (B, N, C).
-            k: Keys (B, M, C).
-            v: Values (B, M, C).
-            grid: Where the tokens lie.
-            bias: (B or 1, h, N, N), for a mechanism that takes one.
-        """
+        """Attends and returns the layer's output (B, N, C)."""
         tied = k is q
         q = self._normalised(self.q_norm, q)
         k = q if tied else self._normalised(self.k_norm, k)

@@ -17,10 +17,7 @@ class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no 
     if it has as many channels as C5.
 
     Args:
-        channels: Channels of C5, the last map of the backbone.
-        width: Channels of the pyramid.
         source: What P6 is made from: "input" (C5) or "output" (P5).
-        relu: Whether a ReLU comes before P7.
     """
 
     def __init__(

@@ -15,12 +15,6 @@ class MaskHead(nn.Module):
     """Convolutions, an upsampling by 2, and a classifier of pixels: (n, C, 14, 14) to (n, K, 28, 28).
 
     The layers are those of torchvision's `MaskRCNNHeads` and `MaskRCNNPredictor`, without a mask of the background.
-
-    Args:
-        width: Channels C.
-        num_classes: Classes K.
-        convs: Convolutions 3 x 3, each with ReLU.
-        size: Side of the features of a RoI; masks have twice as many.
     """
 
     def __init__(self, width: int, num_classes: int, *, convs: int = 4, size: int = 14) -> None:

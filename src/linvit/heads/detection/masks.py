@@ -34,11 +34,6 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
 
     Each pixel's centre is looked up in the mask of the box by bilinear interpolation. torchvision's
     `paste_masks_in_image` resizes masks to boxes of whole pixels instead.
-
-    Args:
-        masks: Probabilities within the boxes (n, s, s).
-        boxes: (n, 4) in pixels of the images.
-        size: (H, W).
     """
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     step = _at_once(masks.device, size)

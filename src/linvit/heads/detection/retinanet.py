@@ -34,7 +34,6 @@ class RetinaNet(DetectionHead):
     torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         width: Channels of the pyramid and of the towers.
         convs: Convolutions of a tower.
         extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
@@ -45,9 +44,6 @@ class RetinaNet(DetectionHead):
             (mmdetection 2.x and the papers), or "pairs", the best of the pairs of anchor and class above the threshold,
             without boxes that have no area in the image (mmdetection 3.x).
         candidates: How many of a level.
-        score_threshold: Detections have a score above this.
-        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
-        max_detections: The most detections of an image.
     """
 
     def __init__(

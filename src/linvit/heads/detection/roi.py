@@ -29,13 +29,6 @@ def roi_features(
 
     `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as Mask R-CNN's first
     version was. The operator itself is torchvision's, with as many samples as a box has pixels.
-
-    Args:
-        maps: The finest first.
-        boxes: Of each of B images, (n_i, 4).
-        reductions: Image side over map side of each map.
-        size: Side of the result.
-        finest_scale: See `roi_levels`.
     """
     flat = torch.cat(list(boxes))
     counts = torch.tensor([len(of_image) for of_image in boxes])

@@ -27,8 +27,6 @@ class Sampler:
     torchvision's `BalancedPositiveNegativeSampler` draws as many, but cannot be told which.
 
     Args:
-        num: How many are taken of an image.
-        fraction: The largest share of positives among them.
         choose: Takes so many of the candidates, positions (n,); in tests another than at random.
     """
 

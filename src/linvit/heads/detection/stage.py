@@ -19,13 +19,7 @@ from linvit.heads.detection.sample import Sampler
 
 
 class StageSettings(NamedTuple):
-    """How a stage of a cascade differs from the others.
-
-    Attributes:
-        iou: Proposals of this intersection over union or more are positive, the others are background.
-        stds: Of the box coder.
-        weight: Of the losses.
-    """
+    """How a stage of a cascade differs from the others."""
 
     iou: float
     stds: tuple[float, float, float, float]
@@ -49,16 +43,7 @@ class Samples(NamedTuple):
 
 
 class RoIStage(nn.Module):
-    """Box head, mask head, and how proposals are sampled for them.
-
-    Args:
-        box_head: For class and box.
-        mask_head: For masks; None predicts none.
-        reductions: Image side over map side of the maps that RoIs are cut out of.
-        assigner: Which proposals are positive.
-        sampler: Which of them are taken.
-        finest_scale: See `roi_levels`.
-    """
+    """Box head, mask head, and how proposals are sampled for them."""
 
     def __init__(
         self,

@@ -31,7 +31,6 @@ class TwoStage(DetectionHead):
     and none of them can be exchanged alone.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         width: Channels of the pyramid and of the convolutions.
         fc_width: Features of the linear layers of a box head.
         anchor_scale: Side of the square anchors, in strides of their map.
@@ -42,9 +41,6 @@ class TwoStage(DetectionHead):
         candidates: Of a level, how many of the best anchors become boxes, in training and in evaluation.
         proposals: How many of these boxes are proposed, in training and in evaluation.
         drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
-        score_threshold: Detections have a score above this.
-        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
-        max_detections: The most detections of an image.
     """
 
     cascade: ClassVar[tuple[StageSettings, ...]] = (StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),)

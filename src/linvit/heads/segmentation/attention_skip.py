@@ -34,12 +34,6 @@ class PositionAttention(nn.Module):
 
     As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
     norm behind it (`out_dim`, `proj_norm`). A stem, a norm before the projection and a gate it has if it declares them.
-
-    Args:
-        dim: Channels C.
-        grid: Nominal grid of the map, for mechanisms with parameters of fixed length.
-        attention: Name or `{name: ..., option: value}`.
-        num_heads: Heads, unless the mechanism chooses its own.
     """
 
     def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
@@ -67,16 +61,7 @@ class PositionAttention(nn.Module):
 
 
 class AttentionSkip(nn.Module):
-    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size.
-
-    Args:
-        dim: Channels C.
-        grid: Nominal grid of the map.
-        attention: The mechanism among positions.
-        num_heads: Its heads.
-        channel_attention: Attention among channels: "softmax" (the paper) or "linear" (of the same authors).
-        dropout: Fraction of the channels that are dropped before each 1 x 1 convolution in training.
-    """
+    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size."""
 
     def __init__(
         self,

@@ -20,7 +20,6 @@ class FCN(SegmentationHead):
     such as DeiT. At a reduction of 32 small things are lost; `upernet` and `semantic_fpn` join all maps.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         level: Which of these maps is read; -1 is the last.
         width: Channels of the convolutions.
         num_convs: Number of 3 x 3 convolutions, each with BatchNorm and ReLU.

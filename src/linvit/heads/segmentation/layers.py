@@ -15,11 +15,6 @@ class ConvNormReLU(nn.Sequential):
 
     Initial weights are normal, of a variance by the fan-out (He et al. 2015), as in mmsegmentation.
     So is the name `bn`: its recipes exclude LayerNorms from weight decay by `norm` in their names, and no BatchNorm.
-
-    Args:
-        in_channels: Channels C.
-        out_channels: Channels C'.
-        kernel: Side of the kernel, odd.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 3) -> None:

@@ -18,7 +18,6 @@ class SemanticFPN(SegmentationHead):
     """A feature pyramid network, then on each map a convolution per halving of its size, each followed by upsampling.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
         width: Channels of the convolutions on the maps of the pyramid.
         fpn_width: Channels of the maps of the pyramid.

@@ -18,7 +18,6 @@ class UPerNet(SegmentationHead):
     """UPerNet with an auxiliary FCN on the last map but one, which acts in training only.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
         width: Channels of all convolutions.
         pool_sizes: Sides of the grids of the pyramid pooling.
