@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
+from linvit.heads.layers import PyramidPooling, resize
 from linvit.heads.segmentation.attention_skip import AttentionSkip
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
 from linvit.heads.segmentation.fcn import FCN
-from linvit.heads.segmentation.layers import PyramidPooling, resize
 from linvit.heads.segmentation.macunet import ChannelReweighting
 from linvit.heads.segmentation.maresunet import Decoder
 from linvit.heads.segmentation.semantic_fpn import SemanticFPN

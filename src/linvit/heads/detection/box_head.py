@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss
 
 from linvit.attention.ops.functional import upcast
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.segmentation.layers import ConvNormReLU
+from linvit.heads.detection.boxes import BoxCoder
+from linvit.heads.layers import ConvNormReLU
 
 GIOU_WEIGHT = 10.0
 

@@ -19,11 +19,8 @@ from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Anchors, by_anchor
 from linvit.heads.detection.assign import IGNORED, Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.detection.fpn import TwoMoreLevels
-from linvit.heads.detection.layers import conv, tower
-from linvit.heads.detection.nms import best, check_limits, has_area, multiclass_nms, top
-from linvit.heads.fpn import FPN
+from linvit.heads.detection.boxes import BoxCoder, best, check_limits, has_area, multiclass_nms, top
+from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
 
 PRIOR = 0.01  # what the scores of all classes are at first
 

@@ -14,12 +14,10 @@ from torchvision.ops import batched_nms
 from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, by_anchor
-from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.assign import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape, Target
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.detection.layers import conv
-from linvit.heads.detection.nms import has_area, top
-from linvit.heads.detection.sample import Sampler
+from linvit.heads.detection.boxes import BoxCoder, has_area, top
+from linvit.heads.layers import conv
 
 NMS_THRESHOLD = 0.7
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from linvit.errors import UserError
 from linvit.heads.detection.base import ImageShape, Size, Target
-from linvit.heads.detection.nms import has_area
+from linvit.heads.detection.boxes import has_area
 
 
 def check_images(images: Sequence[Tensor]) -> None:

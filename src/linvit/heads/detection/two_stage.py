@@ -12,16 +12,14 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from linvit.errors import check_number
 from linvit.heads.base import rows
-from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.assign import Assigner, Sampler
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
-from linvit.heads.detection.mask_head import MaskHead
-from linvit.heads.detection.masks import paste_masks
-from linvit.heads.detection.nms import check_limits, multiclass_nms
+from linvit.heads.detection.boxes import check_limits, multiclass_nms
+from linvit.heads.detection.masks import MaskHead, paste_masks
 from linvit.heads.detection.rpn import RPN
-from linvit.heads.detection.sample import Sampler
 from linvit.heads.detection.stage import RoIStage, StageSettings
-from linvit.heads.fpn import FPN
+from linvit.heads.layers import FPN
 
 
 class TwoStage(DetectionHead):

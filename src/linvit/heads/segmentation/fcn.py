@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_number
+from linvit.heads.layers import ConvNormReLU, pixel_classifier
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import ConvNormReLU, pixel_classifier
 
 
 class FCN(SegmentationHead):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.heads.layers import resize
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import resize
 from linvit.layers.ac_block import ACBlock
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.backbones.initialise import tie_mechanisms
 from linvit.errors import UserError
+from linvit.heads.layers import resize
 from linvit.heads.segmentation.attention_skip import TAYLOR, AttentionSkip
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import resize
 from linvit.image_size import image_size
 from linvit.registry import Spec
 

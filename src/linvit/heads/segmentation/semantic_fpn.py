@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from linvit.heads.fpn import FPN
+from linvit.heads.layers import FPN, ConvNormReLU, pixel_classifier, resize
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import ConvNormReLU, pixel_classifier, resize
 
 
 class SemanticFPN(SegmentationHead):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from linvit.heads.layers import ConvNormReLU, PyramidPooling, pixel_classifier, resize
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.fcn import FCN
-from linvit.heads.segmentation.layers import ConvNormReLU, PyramidPooling, pixel_classifier, resize
 
 
 class UPerNet(SegmentationHead):
