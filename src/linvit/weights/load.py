@@ -12,13 +12,12 @@ from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.layers.hosting import ConvStem, OutputGate
+from linvit.weights.fit import fit_projections, resize_tables
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.layouts.layout import OWN
 from linvit.weights.layouts.networks import NETWORKS
-from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read, split
 from linvit.weights.report import Report, first_of
-from linvit.weights.resize import resize_tables
 
 
 def load_pretrained(

@@ -17,9 +17,9 @@ from linvit.heads.segmentation.maresunet import Decoder
 from linvit.heads.segmentation.semantic_fpn import SemanticFPN
 from linvit.heads.segmentation.upernet import UPerNet
 from linvit.layers.ac_block import ACBlock
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.layout import flat as as_linear
 from linvit.weights.layouts.networks import MACUNET, MARESUNET, MMSEG
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
 
 MAPS = ("c2", "c3", "c4", "c5")
