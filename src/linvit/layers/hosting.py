@@ -35,11 +35,6 @@ class ConvStem(nn.Module):
         return F.silu(grid.map_patches(self.conv, x))
 
 
-def input_stem(mechanism: Attention, dim: int) -> ConvStem | None:
-    """Builds what a mechanism declares as `stem`, for C = `dim` channels."""
-    return ConvStem(dim) if mechanism.stem == "conv_silu" else None
-
-
 class OutputGate(nn.Linear):
     """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that."""
 
@@ -67,43 +62,50 @@ class OutputGate(nn.Linear):
             nn.init.constant_(self.bias, self.OPEN if self.silu else 1)
 
 
-def output_norm(mechanisms: Sequence[Attention]) -> nn.LayerNorm | None:
-    """Builds what mechanisms of one spec declare as `out_norm`, over their outputs side by side."""
-    width = sum(mechanism.out_dim for mechanism in mechanisms)
-    return nn.LayerNorm(width, eps=1e-5) if mechanisms[0].out_norm == "ln" else None
+class AttentionHost(nn.Module):
+    """Base of attention layers: what lies around mechanisms of one spec that work side by side."""
 
+    proj_drop: nn.Module
 
-def output_gate(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> OutputGate | None:
-    """Builds what mechanisms of one spec declare as `gate`, from C = `dim` channels to their outputs side by side."""
-    if mechanisms[0].gate == "none":
-        return None
-    width = sum(mechanism.out_dim for mechanism in mechanisms)
-    return OutputGate(dim, width, silu=mechanisms[0].gate == "silu", bias=bias)
+    def surround(
+        self,
+        mechanisms: Sequence[Attention],
+        dim: int,
+        *,
+        bias: bool = True,
+        proj_bias: bool = True,
+        proj_drop: float = 0.0,
+        reduced: bool = False,
+    ) -> None:
+        """Adds stem, projections of the input and output, norm and gate, as the mechanisms declare them, for C = `dim`.
 
+        One projection gives q, k and v, unless keys and values come from other tokens than the queries (`reduced`).
+        """
+        first, out_dim = mechanisms[0], sum(mechanism.out_dim for mechanism in mechanisms)
+        self.projections = first.projections  # in the order of the rows of `qkv`
+        self.stem = ConvStem(dim) if first.stem == "conv_silu" else None
+        key_widths = [mechanism.key_dim * mechanism.num_heads for mechanism in mechanisms]
+        letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
+        self.widths = [width for letter in self.projections for width in letters[letter]]
+        if reduced:
+            self.q = nn.Linear(dim, self.widths[0], bias=bias)
+            self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=bias)
+        else:
+            self.qkv = nn.Linear(dim, sum(self.widths), bias=bias)
+        self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if first.out_norm == "ln" else None
+        self.gate = None if first.gate == "none" else OutputGate(dim, out_dim, silu=first.gate == "silu", bias=bias)
+        # The shift of the norm replaces the bias.
+        norm = first.proj_norm == "bn2d"
+        self.proj = BatchNormLinear(out_dim, dim) if norm else nn.Linear(out_dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
 
-def normed_and_gated(out: Tensor, x: Tensor, norm: nn.LayerNorm | None, gate: OutputGate | None) -> Tensor:
-    """Applies what there is of `output_norm` and `output_gate` to outputs (B, N, out_dim), given the layer's input."""
-    if norm is not None:
-        out = norm(out)
-    return out if gate is None else gate(out, x)
-
-
-def projection_widths(mechanism: Attention) -> list[int]:
-    """Returns the channels of each projection, one number per letter of `projections`."""
-    key_width = mechanism.key_dim * mechanism.num_heads
-    widths = {"q": key_width, "k": key_width, "v": mechanism.dim}
-    return [widths[letter] for letter in mechanism.projections]
-
-
-def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> nn.Linear:
-    """Builds the linear layer from the outputs of mechanisms of one spec, side by side, to C = `dim` channels.
-
-    The norm that they declare as `proj_norm` follows it, and its shift replaces the bias.
-    """
-    width = sum(mechanism.out_dim for mechanism in mechanisms)
-    if mechanisms[0].proj_norm == "bn2d":
-        return BatchNormLinear(width, dim)
-    return nn.Linear(width, dim, bias=bias)
+    def project(self, out: Tensor, x: Tensor) -> Tensor:
+        """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
+        if self.out_norm is not None:
+            out = self.out_norm(out)
+        if self.gate is not None:
+            out = self.gate(out, x)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
 
 def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

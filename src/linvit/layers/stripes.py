@@ -16,16 +16,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
-from linvit.layers.hosting import (
-    attend,
-    input_stem,
-    normed_and_gated,
-    output_gate,
-    output_norm,
-    output_projection,
-    projection_widths,
-    queries_keys_values,
-)
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
 
@@ -120,7 +111,7 @@ class StripeBranch(nn.Module):
         return stripes.join(out + inside.map_patches(self.lepe, v))
 
 
-class StripeAttention(nn.Module):
+class StripeAttention(AttentionHost):
     """Cross-shaped stripe attention, (B, N, C) -> (B, N, C).
 
     The first half of the channels and heads attends in vertical stripes H x w, the second in horizontal stripes w x W;
@@ -174,26 +165,14 @@ class StripeAttention(nn.Module):
                 f"vertical and horizontal stripes share heads and channels equally, so both are even; got {num_heads} "
                 f"heads and {dim} channels. Change them, or let one stripe cover the plane (width None)"
             )
-        branches = [
+        self.branches = nn.ModuleList(
             StripeBranch(dim // count, num_heads // count, grid, shape, attention=attention, key_dim=key_dim)
             for shape in shapes
-        ]
-        widths = [projection_widths(branch.mechanism) for branch in branches]
-        mechanisms = [branch.mechanism for branch in branches]
-        self.stem = input_stem(mechanisms[0], dim)
-        self.widths = [width for letter in zip(*widths, strict=True) for width in letter]  # [q | k | v], halves inside
-        self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
-        self.branches = nn.ModuleList(branches)
-        self.out_norm = output_norm(mechanisms)
-        self.gate = output_gate(mechanisms, dim, bias=qkv_bias)
-        self.proj = output_projection(mechanisms, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
+        )
+        self.surround(self._mechanisms(), dim, bias=qkv_bias, proj_drop=proj_drop)
 
-    @property
-    def projections(self) -> str:
-        """The projections in the order of the rows of `qkv`: "qkv", "qv", "kv" or "qk"."""
-        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
-        return mechanism.projections
+    def _mechanisms(self) -> list[Attention]:
+        return [branch.mechanism for branch in self.branches]  # type: ignore[misc]
 
     def forward(self, x: Tensor, grid: Grid, before_norm: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); a mechanism that takes the layer's input gets `before_norm` in its place."""
@@ -201,11 +180,9 @@ class StripeAttention(nn.Module):
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)
         parts = [list(projected[i::count]) for i in range(count)]  # of each branch
-        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
-        given = stemmed if before_norm is None or not mechanism.takes_input else before_norm
+        given = stemmed if before_norm is None or not self._mechanisms()[0].takes_input else before_norm
         mixed = [
             branch(own, part, grid)
             for branch, own, part in zip(self.branches, parts, given.chunk(count, dim=-1), strict=True)
         ]
-        out = normed_and_gated(torch.cat(mixed, dim=-1), x, self.out_norm, self.gate)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return self.project(torch.cat(mixed, dim=-1), x)

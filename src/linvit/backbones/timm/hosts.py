@@ -10,21 +10,13 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.timm.patch_grid import PatchGrid
 from linvit.errors import UserError
-from linvit.layers.hosting import (
-    attend,
-    input_stem,
-    normed_and_gated,
-    output_gate,
-    output_norm,
-    projection_widths,
-    queries_keys_values,
-)
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
 
 
-class ReplacedAttention(nn.Module):
+class ReplacedAttention(AttentionHost):
     """A mechanism between the projections of one of timm's attention modules, (B, N, C) -> (B, N, C).
 
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
@@ -48,16 +40,12 @@ class ReplacedAttention(nn.Module):
                 f"the keys of a timm model have {self.mechanism.head_dim} channels per head, and its projections are "
                 f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
             )
-        self.projections = self.mechanism.projections
-        self.widths = projection_widths(self.mechanism)
+        self.surround([self.mechanism], dim, reduced=grid.kv_size is not None)
         rows = projection_rows(source)
         if grid.kv_size is None:
             self.qkv = joined(rows, self.projections)
         else:
             self.q, self.kv = joined(rows, "q"), joined(rows, "kv")
-        self.stem = input_stem(self.mechanism, dim)
-        self.out_norm = output_norm([self.mechanism])
-        self.gate = output_gate([self.mechanism], dim)
         if self.gate is not None:
             self.gate.init_open()
         for part in (self.mechanism, self.stem, self.out_norm, self.gate):
@@ -104,8 +92,7 @@ class ReplacedAttention(nn.Module):
             own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
             bias = own if bias is None else own + bias
         out = attend(self.mechanism, q, k, v, grid, x=t, bias=bias if self.mechanism.takes_bias else None)
-        out = normed_and_gated(out, x, self.out_norm, self.gate)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return self.project(out, x)
 
     def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Applies a norm over the channels of each head, (B, N, C) -> (B, N, C)."""

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
-from linvit.layers.hosting import (
-    attend,
-    input_stem,
-    normed_and_gated,
-    output_gate,
-    output_norm,
-    output_projection,
-    projection_widths,
-    queries_keys_values,
-)
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
 CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttention}
@@ -29,7 +20,7 @@ TAYLOR: Spec = {"name": "taylor", "key_reduction": 8}
 """The mechanism of the paper: queries and keys have an eighth of the channels."""
 
 
-class PositionAttention(nn.Module):
+class PositionAttention(AttentionHost):
     """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
 
     As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
@@ -39,14 +30,9 @@ class PositionAttention(nn.Module):
     def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
         super().__init__()
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid)
-        self.projections = self.mechanism.projections
-        self.stem = input_stem(self.mechanism, dim)
-        self.widths = projection_widths(self.mechanism)
-        self.qkv = nn.Linear(dim, sum(self.widths))
-        self.out_norm = output_norm([self.mechanism])
-        self.gate = output_gate([self.mechanism], dim)
-        plain = self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none"
-        self.proj = nn.Identity() if plain else output_projection([self.mechanism], dim)
+        self.surround([self.mechanism], dim)
+        if self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none":
+            self.proj = nn.Identity()  # type: ignore[assignment]
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,8 +42,7 @@ class PositionAttention(nn.Module):
         stemmed = tokens if self.stem is None else self.stem(tokens, grid)
         q, k, v = queries_keys_values(self.mechanism, self.qkv(stemmed).split(self.widths, -1), stemmed)
         out = attend(self.mechanism, q, k, v, grid, x=stemmed)
-        out = self.proj(normed_and_gated(out, tokens, self.out_norm, self.gate))
-        return x + self.gamma * grid.plane(out)
+        return x + self.gamma * grid.plane(self.project(out, tokens))
 
 
 class AttentionSkip(nn.Module):
