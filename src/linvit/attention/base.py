@@ -155,15 +155,10 @@ class Attention(nn.Module):
         self.out_dim = dim
 
     def set_key_dim(self, width: int, *, option: str, key_dim: int | None) -> None:
-        """Sets the width of q and k by another option than `key_dim`, in a constructor.
+        """Sets the width of q and k per head by another option than `key_dim`, in a constructor.
 
-        Args:
-            width: Channels of q and k per head.
-            option: The option and its value, for messages: "key_ratio=0.5".
-            key_dim: What the constructor got.
-
-        Raises:
-            UserError: If `key_dim` was given, too, or no channel is left.
+        `option` is that option with its value, for messages, such as "key_ratio=0.5". A `UserError` says that `key_dim`
+        was given, too, or that no channel is left.
         """
         if key_dim is not None:
             raise UserError(f"key_dim={key_dim} and {option} both set the width of the keys; leave one of them out")

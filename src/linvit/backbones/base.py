@@ -146,16 +146,9 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Returns the features of chosen levels, as timm's method of this name does.
+        """Returns the features of chosen levels, as timm's method of this name does; see there for its options.
 
-        Args:
-            x: Images (B, in_chans, H, W).
-            indices: Which levels: a list, the last n, or None for all.
-            return_prefix_tokens: Return (feature, prefix tokens) pairs.
-            norm: Apply the norms that belong to the features.
-            stop_early: Stop after the last chosen level.
-            output_fmt: "NCHW" (B, C, H, W) or "NLC" (B, H * W, C).
-            intermediates_only: Return the list alone, without the final feature.
+        `norm` applies the norms that belong to the features; `output_fmt` is "NCHW" (B, C, H, W) or "NLC" (B, H W, C).
         """
         check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
         take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
