@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from linvit import AttentionLayer, Grid
-from linvit.attention.ops.softmax_free import GaussianKernels, NewtonInverse
+from linvit.attention.ops.gaussian import GaussianKernels
+from linvit.attention.ops.newton import NewtonInverse
 from tests.golden_files import Golden
 
 GRIDS = [

@@ -103,8 +103,23 @@ def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
     task = tiny_task(**STUDENT, lr=0.1, teacher=option)
     task.training_loss = None
     fit(task, tmp_path)
+    assert {n for n, own in task.network.named_parameters() if own.requires_grad} == {
+        "blocks.0.attn.qkv.weight",
+        "blocks.0.attn.qkv.bias",
+    }  # else DDP would wait for gradients of the others
     changed = {n for n, value in task.network.state_dict().items() if not torch.equal(value, before[n])}
     assert changed == {"blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias"}
+
+
+def test_a_teacher_of_whom_nothing_is_matched_is_not_run(teacher, tmp_path):
+    option = {"source": teacher, "attention_weight": 0.0, "copied": "nothing"}
+    task = tiny_task(**STUDENT, lr=0.1, teacher=option)
+    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    fit(task, tmp_path)
+    alone = tiny_task(**STUDENT, lr=0.1)
+    alone.network.load_state_dict(before)
+    fit(alone, tmp_path)
+    torch.testing.assert_close(task.network.state_dict(), alone.network.state_dict(), rtol=0, atol=0)
 
 
 def test_what_only_the_student_has_can_be_frozen(teacher, tmp_path):

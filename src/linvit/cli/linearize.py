@@ -5,15 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from linvit.cli.verify_resume import split
 from linvit.errors import UserError
+from linvit.files import LAST
 from linvit.signals import END_WITH_STDIN, STOP
 from linvit.terminal import argument_parser, reflow
 
 if TYPE_CHECKING:
+    from linvit.runs.run import Run
     from linvit.tasks import Teacher
 
 EPILOG = """examples:
@@ -62,37 +65,67 @@ def main(argv: list[str]) -> int:
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
 
-    from linvit.cli.training.command_line import hide_library_messages
+    from torch.distributed import destroy_process_group, is_initialized
+
     from linvit.experiments.linearize import write_page
     from linvit.runs.run import Run
 
-    hide_library_messages()
     with STOP.caught():
-        run, table = Run.read(["fit", *options]), None
-        teacher = run.task.teacher  # wrong options end it before a teacher is trained
-        if teacher is None:
-            raise UserError(
-                "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help"
-            )
-        if train_teacher(teacher):
-            run = Run.read(["fit", *options])
+        plan, table = Run.read(["fit", *options]).settings, None
+        stages = plan.stages or [{}]
+        root = Path(plan.trainer.default_root_dir or "checkpoints")
+        places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
+        for stage in stages:  # wrong options end it before anything is trained
+            run = Run.read(["fit", *of_stage(stage, options)])
+            teacher = run.task.teacher
+            if teacher is None:
+                raise UserError(
+                    "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help. A "
+                    "stage on labels alone has model.teacher.attention_weight: 0"
+                )
+        if teacher is not None and train_teacher(teacher):
+            run = Run.read(["fit", *of_stage(stages[-1], options)])
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
 
             blocks, table = find_kept(run, args.keep)
             options.append(f"--model.attention={json.dumps(blocks)}")
             print(f"--model.attention='{json.dumps(blocks)}'", flush=True)
-        if args.keep is not None or args.resume:
-            run = Run.read(["fit", *options, *[f"--resume={args.resume}"] * bool(args.resume)])
-        run.fit()
+        folders: list[Path] = []
+        for stage, place in zip(stages, places, strict=True):
+            here = [f"--trainer.default_root_dir={place}", *of_stage_before(run, folders)]
+            here += [f"--resume={args.resume}"] * bool(args.resume)
+            run = Run.read(["fit", *of_stage(stage, options), *here])
+            run.fit()
+            folders.append(Path(str(run.trainer.log_dir)))  # which all ranks ask for
+            if not run.finished:
+                args.resume = None  # what follows upon other weights is another run
+        if is_initialized():
+            destroy_process_group()  # one rank measures
         saved = run.trainer.loggers and not run.trainer.fast_dev_run  # type: ignore[attr-defined]
         if run.trainer.is_global_zero and saved:
             if table is not None:
-                shutil.copyfile(table, Path(str(run.trainer.log_dir), TABLE))
+                shutil.copyfile(table, folders[-1] / TABLE)
             if not args.no_page:
-                page = write_page(run, " ".join(["linvit linearize", *argv]))
+                page = write_page(run, " ".join(["linvit linearize", *argv]), folders)
                 print(reflow(f"what came of it: {page}"))
     return 0
+
+
+def of_stage(stage: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """The options of one of several stages, of which those on the command line win."""
+    configs, others = split(options)
+    own = [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in stage.items()]
+    return [*configs, *own, *others, "--stages=null"]
+
+
+def of_stage_before(run: "Run", folders: Sequence[Path]) -> list[str]:
+    """The options by which a stage starts from the last weights of the one before, which `run` was."""
+    if not folders or run.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return []
+    averaged = run.task.hparams["predict_with"] == "ema"
+    source = {"source": str(folders[-1] / "checkpoints" / LAST), "ema": averaged}
+    return [f"--model.pretrained={json.dumps(source)}", "--model.teacher.copied=nothing"]
 
 
 def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:

@@ -11,7 +11,13 @@ from linvit.errors import UserError
 
 
 class Pyramid(NamedTuple):
-    """Which feature maps of a backbone a head gets."""
+    """Which feature maps of a backbone a head gets.
+
+    Attributes:
+        indices: Their positions among the backbone's features.
+        channels: Their channels.
+        reductions: Image side over map side of each.
+    """
 
     indices: tuple[int, ...]
     channels: tuple[int, ...]
@@ -19,7 +25,15 @@ class Pyramid(NamedTuple):
 
 
 def pyramid(backbone: nn.Module, choose: Callable[[Sequence[int]], Sequence[int]]) -> Pyramid:
-    """Returns what a head gets of the features of a backbone: `choose` has positions, given all reductions."""
+    """Returns what a head gets of the features of a backbone.
+
+    Args:
+        backbone: A backbone of linvit, or a timm model, with `features_only=True` or without.
+        choose: The positions that the head wants, given the reductions of all features.
+
+    Raises:
+        UserError: If the backbone has no features, or none that the head wants.
+    """
     levels = feature_levels(backbone)
     reductions = [level["reduction"] for level in levels]
     indices = tuple(choose(reductions)) if levels else ()

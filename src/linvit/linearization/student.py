@@ -24,8 +24,7 @@ def linearize(
             any size.
 
     Returns:
-        The student, in the mode (training or evaluation) of the model. All its parameters are trainable, also those of
-        a frozen model.
+        The student, in the mode (training or evaluation) of the model.
 
     Raises:
         UserError: If the attention of the model cannot be replaced; see `linvit.replace_attention`.
@@ -34,6 +33,6 @@ def linearize(
         >>> teacher = timm.create_model("vit_small_patch14_dinov2", pretrained=True)
         >>> student = linvit.linearize(teacher, "focused")
     """
-    student = copy.deepcopy(model).requires_grad_(True)
+    student = copy.deepcopy(model)
     replace_attention(getattr(student, "backbone", student), attention, img_size)
     return student

@@ -124,6 +124,11 @@ class CommandLine(LightningCLI):
             help="Of fit: auto resumes the newest run of this configuration, or starts one.",
         )
         parser.add_argument(
+            "--stages",
+            type=list[dict[str, Any]] | None,
+            help="Of linearize: options of each of several runs, which start from the weights of the one before.",
+        )
+        parser.add_argument(
             "--requeue_exit_code",
             type=int,
             default=STOP.requeue_exit_code,

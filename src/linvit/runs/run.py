@@ -291,6 +291,8 @@ class Run:
         """Checks what would fail after data and task are built; settles the precision."""
         settings = self.settings
         settings.weights_only = True
+        if settings.stages:
+            raise UserError("these are several runs, one for each of the stages: train them with linvit linearize")
         check_number("requeue_exit_code", settings.requeue_exit_code, at_least=1, at_most=255, whole=True)
         STOP.requeue_exit_code = settings.requeue_exit_code
         check_loggers(settings.trainer.logger)

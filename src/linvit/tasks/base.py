@@ -85,6 +85,7 @@ class Task(LightningModule):
     Attributes:
         network: What is trained: images (B, C, H, W) in, the prediction out.
         ema: Its moving average, or None.
+        frozen: Modules that are not trained, which stay in evaluation mode.
         distillation: Compares the network with its teacher while it is trained; None without one.
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
@@ -131,7 +132,7 @@ class Task(LightningModule):
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
-        self._frozen = freeze_parameters(self.network, freeze or [])
+        self.frozen = freeze_parameters(self.network, freeze or [])
         self.ema = None if ema_decay is None else ModelEma(self.network, ema_decay)
         if grad_checkpointing:
             enable_grad_checkpointing(self.network)
@@ -292,6 +293,11 @@ class Task(LightningModule):
             if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
                 self.trainer.num_sanity_val_steps = float("inf")
 
+    def on_fit_start(self) -> None:
+        """Moves the teacher to the device, in the precision of the weights."""
+        if self.distillation is not None:
+            self.distillation.teacher.to(next(self.network.parameters()))
+
     def teardown(self, stage: str) -> None:
         """Lets the teacher go."""
         if stage == "fit" and self.distillation is not None:
@@ -301,7 +307,7 @@ class Task(LightningModule):
     def train(self, mode: bool = True) -> Self:
         """Switches to training or evaluation mode; modules that are frozen whole stay in evaluation mode."""
         super().train(mode)
-        for module in self._frozen:
+        for module in self.frozen:
             module.eval()
         return self
 

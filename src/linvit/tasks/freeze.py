@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from linvit.backbones.initialise import classifiers
-from linvit.errors import UserError
+from linvit.backbones.classifier import classifiers
+from linvit.errors import UserError, quote_first
 
 
 def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
@@ -39,10 +39,10 @@ def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Mo
             raise UserError(f"freeze: no parameter of the network is called {pattern!r}. Names are like {some}")
         for name in matched:
             parameters[name].requires_grad_(False)
-    left = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    if not left:
+    frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
+    if len(frozen) == len(parameters):
         raise UserError(f"freeze: {list(patterns)} leave no parameter to train")
-    rank_zero_info(f"frozen: {len(parameters) - len(left)} of {len(parameters)} tensors of parameters")
+    rank_zero_info(f"frozen: {len(frozen)} of {len(parameters)} tensors of parameters: {quote_first(frozen)}")
     whole = [
         module
         for module in network.modules()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError, check_choice, check_number, quote_first
 from linvit.linearization.distillation import Distillation, Matching, means
 from linvit.linearization.student import linearize
+from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.safe_loading import opened
 from linvit.weights import torch_file
 
@@ -106,10 +107,15 @@ class TaskDistillation(Distillation):
             f"matched. {len(self.new)} tensors of the student are not its teacher's"
             f"{': ' * bool(self.new)}{quote_first(self.new)}"
         )
+        if not option.task_weight and (unreached := self.unreached(task.example_input_array)):
+            rank_zero_info("parameters that nothing depends on that is matched are frozen")
+            task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """The weighted sum of the task's loss for a batch and of what is matched, which the task logs."""
         weight, task = self.option.task_weight, self.task
+        if not any(self.matching.weights.values()):
+            return weight * task.training_loss(batch)
         if not weight:
             self.run(batch["image"])
         own = weight * task.training_loss(batch) if weight else 0.0

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.sampler import EpochProgress, TrainSampler
+from linvit.data.loading.progress import EpochProgress
+from linvit.data.loading.sampler import TrainSampler
 
 
 class Epoch:

@@ -8,6 +8,9 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class MaskRCNN(TwoStage):
-    """Proposals of boxes, then class, box and mask of each, on the maps at a reduction of 4 or more."""
+    """Proposals of boxes, then class, box and mask of each, on the maps at a reduction of 4 or more.
+
+    Its options are described at `linvit.heads.detection.two_stage.TwoStage`.
+    """
 
     with_masks = True
