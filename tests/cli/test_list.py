@@ -6,7 +6,6 @@ import pytest
 
 import linvit
 from linvit.cli.list import main
-from linvit.registry import heads
 from tests.plugin.distributions import python, write_distribution
 
 
@@ -83,15 +82,6 @@ def test_a_plugin_backbone_shows_its_owner_and_summary(tmp_path, wide):
     done = linvit_list("backbones", path=tmp_path)
     line = next(line for line in done.stdout.splitlines() if line.startswith("  mine "))
     assert line.split(maxsplit=3) == ["mine", "linvit-mine", "1.0", "A net of mine."]
-
-
-def test_an_empty_section_says_how_to_fill_it(capsys, monkeypatch):
-    monkeypatch.setattr(heads, "entries", dict)
-    assert main(["heads"]) == 0
-    out = capsys.readouterr().out
-    assert "none yet" in out
-    assert "@linvit.register_head" in out
-    assert '[project.entry-points."linvit.heads"]' in out
 
 
 def test_heads(wide, capsys):

@@ -40,7 +40,7 @@ def read(page, folder):
 
 def test_whatever_is_given_is_text(tmp_path):
     page = Page(HOSTILE)
-    page.heading(HOSTILE, 3)
+    page.heading(HOSTILE)
     page.paragraph(HOSTILE)
     page.code(HOSTILE)
     page.table([HOSTILE], [[HOSTILE]], HOSTILE)

@@ -55,7 +55,7 @@ def test_few_or_strange_values_are_drawn_within_the_picture(draw, points, log):
 def test_the_front_joins_what_nothing_beats():
     points = {"slow and good": (9, 80), "fast and bad": (1, 70), "beaten": (9.5, 75), "between": (5, 76)}
     series = [Series(name, (point,)) for name, point in points.items()]
-    svg = scatter_plot("T", series, Axis("ms"), Axis("top-1, %"), front=True)
+    svg = scatter_plot("T", series, Axis("ms"), Axis("top-1, %"))
     (front,) = re.findall(r'd="([^"]+)"[^>]*style="fill: none; stroke: #cccccc', svg)
     assert front.count("L") == 2
     assert set(points) <= set(texts(svg))
@@ -69,7 +69,7 @@ def test_ticks_of_a_logarithmic_axis_within_a_decade_are_numbers():
 
 def test_a_plot_follows_the_readers_choice_of_dark():
     points = Series("a", ((1, 2), (2, 3)))
-    style, drawn = scatter_plot("T", [points], Axis("x"), Axis("y"), "note", front=True).split("</style>")
+    style, drawn = scatter_plot("T", [points], Axis("x"), Axis("y"), "note").split("</style>")
     replaced = re.findall(r'\[style\*="(.*?)"\]', style.partition("prefers-color-scheme: dark")[2])
     assert len(replaced) == 5
     assert [colour for colour in replaced if colour not in drawn] == []

@@ -41,8 +41,8 @@ def attention_matrix(
         k: Keys (B, h, M, dk).
         grid: Their grid.
         v: Values (B, h, M, d); needed only by a mechanism whose matrix depends on them (`linear_in_values = False`).
-        bias: Position bias (B or 1, h, N, M) for a mechanism that takes one.
-        x: The layer's input (B, N, C) for a mechanism that takes it.
+        bias: Position bias (B or 1, h, N, M); left out where the mechanism takes none.
+        x: The layer's input (B, N, C); likewise.
         channel: Of a `channelwise` mechanism the index of one channel, or "mean" for the mean over them; the others
             take no memory. None is all of them.
 
@@ -72,7 +72,8 @@ def attention_matrix(
         )
     copied = copy_without_hooks(mechanism).double().eval()
     q, k = q.double(), k.double()
-    extra = {name: tensor.double() for name, tensor in (("bias", bias), ("x", x)) if tensor is not None}
+    given = (("bias", bias, mechanism.takes_bias), ("x", x, mechanism.takes_input))
+    extra = {name: tensor.double() for name, tensor, taken in given if taken and tensor is not None}
     if not mechanism.linear_in_values:
         own: Tensor = copied.attention_matrix(q, k, None if v is None else v.double(), grid, **extra)  # type: ignore[operator]
         return of_channel(own, channel, 2) if mechanism.channelwise else own
@@ -113,16 +114,10 @@ def attention_factors(
 ) -> tuple[Tensor, Tensor] | None:
     """Thin factors of `attention_matrix` in float64, or None if the mechanism has none or a bias adds to its logits.
 
-    Like the matrix they are those of a float64 copy in evaluation mode.
-
-    Returns:
-        (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise` and no
-        `channel` is chosen. Those of the mean over d channels have d r columns.
-
-    Raises:
-        UserError: If the mechanism's factors are of other shapes.
+    They are (B, h, N, r) and (B, h, M, r), or (B, h, d, N, r) and (B, h, d, M, r) if the mechanism is `channelwise` and
+    no `channel` is chosen. Those of the mean over d channels have d r columns.
     """
-    if bias is not None:
+    if bias is not None and mechanism.takes_bias:
         return None
     factors = copy_without_hooks(mechanism).double().eval().factors(q.double(), k.double(), grid)
     if factors is None:
@@ -157,28 +152,22 @@ def formed_matrix(
     k: Tensor,
     grid: Grid,
     *,
-    v: Tensor | None = None,
     bias: Tensor | None = None,
-    x: Tensor | None = None,
     channel: Channel | None = None,
+    **given: Tensor | None,
 ) -> Tensor:
-    """The same as `attention_matrix`, by the sum of its parts where the mechanism declares some.
+    """The same as `attention_matrix`, by the sum of its parts where the mechanism declares some; it takes the same.
 
     Thin factors of a part are multiplied, and a depthwise convolution is written down; only what is left is probed. For
     focused attention at N = 197, d = 64 this takes milliseconds, where probing its convolution takes 15 seconds.
     """
-
-    def of(part: Attention) -> Tensor:
-        extra = {"bias": bias if part.takes_bias else None, "x": x if part.takes_input else None}
-        return attention_matrix(part, q, k, grid, v=v, channel=channel, **extra)
-
-    parts = matrix_parts(mechanism) if mechanism.linear_in_values else {}
-    if not parts:
-        return of(mechanism)
     found = []
-    for part in parts.values():
-        factors = attention_factors(part, q, k, grid, bias=bias, channel=channel)
-        matrix = of(part) if factors is None else factors[0] @ factors[1].mT
+    parts = matrix_parts(mechanism) if mechanism.linear_in_values else {}
+    for part in parts.values() or [mechanism]:
+        if parts and (factors := attention_factors(part, q, k, grid, bias=bias, channel=channel)) is not None:
+            matrix = factors[0] @ factors[1].mT
+        else:
+            matrix = attention_matrix(part, q, k, grid, bias=bias, channel=channel, **given)
         each = mechanism.channelwise and channel is None and not part.channelwise
         found.append(matrix.unsqueeze(2) if each else matrix)  # the same for all channels
     return torch.stack(torch.broadcast_tensors(*found)).sum(0)

@@ -1,6 +1,7 @@
 """Numbers of a mechanism's equivalent matrix, computed in the cheapest way that it offers, and those of a layer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def attention_statistics(
     O(N M min(N, M)), where not (`formed_matrix`). The rows are formed from the factors, or are those of the matrix.
 
     Args:
-        mechanism: The mechanism; it and the next seven are as in `attention_matrix`.
+        mechanism: The mechanism; it and all up to `channel` are as in `attention_matrix`.
         q: Queries.
         k: Keys.
         grid: Their grid.
@@ -137,12 +138,7 @@ def spectral_statistics(spectrum: Tensor, rtol: float) -> dict[str, Tensor]:
 
 
 def channel_statistics(matrix: Tensor, rtol: float | None = None) -> dict[str, Tensor]:
-    """Those of `attention_statistics`, (B, h) each, of channel matrices (B, h, d, d); distances in the image are NaN.
-
-    Args:
-        matrix: The matrices.
-        rtol: Fraction of the largest singular value up to which another counts as 0; None means `rank_tolerance(d, d)`.
-    """
+    """Those of `attention_statistics`, (B, h) each, of channel matrices (B, h, d, d); there are no distances."""
     channels = matrix.shape[-1]
     rtol = rank_tolerance(channels, channels) if rtol is None else rtol
     rows = row_statistics(matrix, torch.arange(channels, device=matrix.device), Grid((1, channels)))
@@ -176,18 +172,9 @@ def layer_statistics(
                 found.setdefault(CHANNELS, {}).setdefault(name, []).append(value.cpu())
             continue
         for part, mechanism in {"": call.mechanism, **matrix_parts(call.mechanism)}.items():
-            numbers = attention_statistics(
-                mechanism,
-                call.q,
-                call.k,
-                call.grid,
-                v=call.v,
-                bias=call.bias if mechanism.takes_bias else None,
-                x=call.x if mechanism.takes_input else None,
-                channel=channel,
-                rtol=rtol,
-                max_tokens=max_tokens,
-            )
+            given: dict[str, Any] = {"v": call.v, "bias": call.bias, "x": call.x}
+            choice: dict[str, Any] = {"channel": channel, "rtol": rtol, "max_tokens": max_tokens}
+            numbers = attention_statistics(mechanism, call.q, call.k, call.grid, **given, **choice)
             for name, value in numbers.items():
                 found.setdefault(part, {}).setdefault(name, []).append(value.cpu())
     return {part: {name: torch.cat(each) for name, each in numbers.items()} for part, numbers in found.items()}

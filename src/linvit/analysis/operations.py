@@ -6,15 +6,17 @@ multiply-accumulates of the usual algorithms (Golub & Van Loan, "Matrix Computat
 Section 8.6), those of singular values an estimate, since they are found by iteration.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from linvit.attention.base import Attention, Grid
@@ -117,21 +119,31 @@ def attention_cost(attention: Spec, grid: Grid, *, dim: int, num_heads: int, key
         >>> attention_cost("linear", Grid((14, 14)), dim=192, num_heads=3).matmul  # 2 N C d + N C
         4854528
     """
+    mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, key_dim=key_dim)
+    inputs, extra = make_inputs(mechanism, grid, partial(torch.zeros, 1))
+    return count_on_meta(mechanism, *inputs, **extra)
 
-    def count(device: str) -> Operations:
-        context = {"dim": dim, "num_heads": num_heads, "grid": grid, "key_dim": key_dim}
-        mechanism: Attention = attentions.create(attention, **context).to(device)
-        heads, keys, width = mechanism.num_heads, mechanism.key_dim, mechanism.head_dim
-        q = torch.zeros(1, heads, grid.num_queries, keys, device=device)
-        k = q if mechanism.projections == "qv" else torch.zeros(1, heads, grid.num_keys, keys, device=device)
-        v = torch.zeros(1, heads, grid.num_keys, width, device=device)
-        x = torch.zeros(1, grid.num_queries, mechanism.dim, device=device)
-        return count_operations(mechanism, q, k, v, grid, **({"x": x} if mechanism.takes_input else {}))
+
+def make_inputs(
+    mechanism: Attention, grid: Grid, make: Callable[..., Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """Returns q, k, v and the grid, and by name what else a mechanism takes; `make` adds the dimension of the batch."""
+    q = make(mechanism.num_heads, grid.num_queries, mechanism.key_dim)
+    k = q if mechanism.projections == "qv" else make(mechanism.num_heads, grid.num_keys, mechanism.key_dim)
+    v = make(mechanism.num_heads, grid.num_keys, mechanism.head_dim)
+    return (q, k, v, grid), ({"x": make(grid.num_queries, mechanism.dim)} if mechanism.takes_input else {})
+
+
+def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations:
+    """As `count_operations`, but on the meta device, without arithmetic, if the module can run there."""
+
+    def moved(tree: Any) -> Any:
+        return tree_map_only(Tensor, lambda x: x.detach().to("meta"), tree)
 
     try:
-        return count("meta")
+        return count_operations(copy.deepcopy(module).to("meta"), *moved(inputs), **moved(options))
     except (NotImplementedError, RuntimeError):  # such as a test of a number's value
-        return count("cpu")
+        return count_operations(module, *inputs, **options)
 
 
 def macs(model: nn.Module, img_size: int | Sequence[int] = 224, in_chans: int = 3) -> int:

@@ -60,11 +60,7 @@ IMAGE_SIDE = 224
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit analyze`; prints a table and where the page is, and returns 0.
-
-    Raises:
-        UserError: If a model cannot be built or has no attention that can be measured, or there are no images.
-    """
+    """Runs `linvit analyze`; prints a table and where the page is, and returns 0."""
     args = _arguments(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, subjects = _backbone(args) if args.backbone is not None else _checkpoints(args)
@@ -76,7 +72,7 @@ def main(argv: list[str]) -> int:
     found = []
     for subject in subjects:
         subject.network.to(device)
-        found.append(analyze(subject, photos, query, args.max_tokens, args.max_seconds))
+        found.append(analyze(subject, photos, query, args.max_tokens))
     pictures = write_files(found, photos, folder)
     heat_maps = []
     for name in HEAT_MAPS:
@@ -115,14 +111,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         metavar="N",
         help="no matrix is formed of more (default: %(default)s); thin factors have no limit",
     )
-    parser.add_argument(
-        "--max_seconds", type=float, default=120.0, metavar="S", help="of a model's statistics (default: %(default)g)"
-    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/analysis, or analysis)")
     args = parser.parse_args(argv)
     check_number("--count", args.count, at_least=1, whole=True)
     check_number("--max_tokens", args.max_tokens, at_least=1, whole=True)
-    check_number("--max_seconds", args.max_seconds, above=0)
     for fraction in args.query or ():
         check_number("--query: a fraction", fraction, at_least=0, at_most=1)
     if (args.backbone is None) == (not args.ckpt_path):

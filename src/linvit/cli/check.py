@@ -43,11 +43,7 @@ KINDS: dict[str, tuple[Registry, Callable[..., Report]]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit check`; prints a table per mechanism, or of a backbone or head; returns 1 if a line failed, else 0.
-
-    Raises:
-        UserError: If the mechanism, backbone or head is unknown, cannot be imported, or refuses its options.
-    """
+    """Runs `linvit check`; prints a table for each that is checked; returns 1 if a line failed, else 0."""
     parser = argument_parser("linvit check", __doc__, EPILOG)
     parser.add_argument(
         "name",

@@ -44,11 +44,7 @@ CLASSIFIERS = ("head.weight", "head.fc.weight", "fc.weight", "classifier.weight"
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit import-weights`; prints what became of every tensor.
-
-    Raises:
-        UserError: If SOURCE cannot be read or does not fit the backbone, or OUT is there already.
-    """
+    """Runs `linvit import-weights`; prints what became of every tensor."""
     parser = argument_parser("linvit import-weights", __doc__, EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a file, or a repository of the hub (hf-hub:owner/name)")
     parser.add_argument("--backbone", metavar="NAME", required=True, help="see linvit list backbones")

@@ -39,11 +39,7 @@ EPILOG = """examples:
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0.
-
-    Raises:
-        UserError: If the kind or the name is unknown, the named plug-in cannot be imported, or there is no time to.
-    """
+    """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0."""
     parser = argument_parser("linvit list", __doc__, EPILOG)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; all but configs if left out")
     parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
@@ -84,14 +80,6 @@ def main(argv: list[str]) -> int:
 def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
     """A table with one row per name: name, owner if somebody else has any, facts, summary."""
     entries = registry.entries()
-    if not entries:
-        return [
-            kind,
-            f"  none yet. Add one by @linvit.register_{registry.kind}('NAME') in your code,",
-            "  or in pyproject.toml:",
-            f'    [project.entry-points."{registry.group}"]',
-            '    NAME = "package.module:Class"',
-        ]
     rows = [
         (f"  {name}", _owners(entries[name]), *_facts(kind, name, entries[name]), _remark(entries[name]))
         for name in registry.names(pattern)

@@ -36,9 +36,6 @@ def one(name: str, output: Path | None) -> str:
     """A configuration with all that its bases say; with `output` its text is written there.
 
     Where there are bases, a comment behind each value says which file it is from, if not from the configuration itself.
-
-    Raises:
-        UserError: If there is no such configuration, or the file cannot be written.
     """
     path = shipped(name) or config_file(name)
     text = path.read_text(encoding="utf-8")

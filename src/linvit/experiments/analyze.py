@@ -1,7 +1,6 @@
 """The attention of one or several models on the same images: statistics of each layer, maps, predictions, a page."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,74 +27,49 @@ EXPLAINED = {
 TABLE = (
     "Rank: singular values above max(N, M) times the float64 epsilon of the largest. Effective rank: exp of the "
     "entropy of the singular values (Roy & Vetterli 2007). Entropy: of the rows' magnitudes over log M, so that 1 is "
-    "uniform attention. Top 5: share of the five largest weights. Distance: mean distance of the keys from the "
-    "query's patch, in patches. Negative: share of the magnitudes that is negative. All are means over heads and "
+    "uniform attention. Top share: of the five largest weights. Attention distance: mean distance of the keys from the "
+    "query's patch, in patches. Negative share: of the magnitudes. All are means over heads and "
     "images; where matrices differ per channel, of channel 0; of windows, of the first one. The part 'channels' is not "
     "a matrix over tokens: the mechanism (xca) mixes the channels of a head, and these are the numbers of that matrix."
 )
+COLUMNS = {"rank": ".1f", "effective_rank": ".1f", "stable_rank": ".2f", "spectral_norm": ".3g", "entropy": ".3f"}
+COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": ".3f"}
+"""Statistics of the table, and their digits."""
 MOST_NAMED = 3  # classes of a mask, in words
 
 
 class Subject(NamedTuple):
-    """A model that is analysed.
-
-    Attributes:
-        name: Of the model, as tables have it.
-        network: Images (1, 3, H, W) in.
-        predict: What it predicts for a batch, as `Task.predict_batch`; None for a model without predictions.
-        class_names: Of the classes, or their numbers.
-        about: What is said of it, by title.
-        colours: Of the classes (K, 3), uint8, if it predicts masks.
-    """
+    """A model that is analysed."""
 
     name: str
-    network: nn.Module
-    predict: Callable[[dict[str, Any]], dict[str, Any]] | None
-    class_names: Sequence[str]
-    about: dict[str, str]
-    colours: np.ndarray | None = None
+    network: nn.Module  # images (1, 3, H, W) in
+    predict: Callable[[dict[str, Any]], dict[str, Any]] | None  # for a batch, as `Task.predict_batch`
+    class_names: Sequence[str]  # or numbers
+    about: dict[str, str]  # what is said of it, by title
+    colours: np.ndarray | None = None  # of the classes (K, 3), uint8, if it predicts masks
 
 
 class Photo(NamedTuple):
-    """An image.
+    """An image."""
 
-    Attributes:
-        name: Of the file, or its place in the set.
-        batch: A batch of this image alone, as the data module finishes it.
-        pixels: (H, W, 3), uint8, as the model sees it.
-        truth: Its true class, or the largest ones of its mask, in words; "" if they are not known.
-        mask: Its true mask (H, W), if it has one.
-    """
-
-    name: str
-    batch: dict[str, Any]
-    pixels: np.ndarray
-    truth: str = ""
-    mask: np.ndarray | None = None
+    name: str  # of the file, or its place in the set
+    batch: dict[str, Any]  # of this image alone, as the data module finishes it
+    pixels: np.ndarray  # (H, W, 3), uint8, as the model sees it
+    truth: str = ""  # the true class, or the largest ones of the mask, in words
+    mask: np.ndarray | None = None  # the true one (H, W)
 
 
 class Analysis(NamedTuple):
-    """What was found of a model.
-
-    Attributes:
-        subject: The model.
-        rows: Layer, part, head, and the numbers in the order of `STATISTICS`.
-        tokens: Queries of each layer.
-        columns: Of each layer's matrix: its keys, or the channels of a head that its mechanism mixes.
-        maps: Of each image.
-        predictions: Of each image, in words.
-        left_out: What could not be measured or drawn, with the reason.
-        drawn: Numbers of the classes in the masks that are drawn.
-    """
+    """What was found of a model."""
 
     subject: Subject
-    rows: list[tuple[str, str, int, list[float]]]
-    tokens: dict[str, int]
-    columns: dict[str, int]
-    maps: list[Maps]
-    predictions: list[str]
-    left_out: dict[str, str]
-    drawn: Sequence[int] = ()
+    rows: list[tuple[str, str, int, list[float]]]  # layer, part, head, and the numbers in the order of `STATISTICS`
+    tokens: dict[str, int]  # queries of each layer
+    columns: dict[str, int]  # of each layer's matrix: its keys, or the channels of a head that its mechanism mixes
+    maps: list[Maps]  # of each image
+    predictions: list[str]  # of each image, in words
+    left_out: dict[str, str]  # what could not be measured or drawn, and why
+    drawn: Sequence[int] = ()  # numbers of the classes in the masks that are drawn
 
     def layers(self, part: str = "") -> dict[str, list[float]]:
         """The numbers of each layer, means over its heads."""
@@ -107,26 +81,14 @@ class Analysis(NamedTuple):
 
 
 @torch.no_grad()
-def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens: int, max_seconds: float) -> Analysis:
+def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens: int) -> Analysis:
     """Measures and draws a model's attention on images.
 
-    Args:
-        subject: The model.
-        photos: The images.
-        query: The token that looks.
-        max_tokens: No matrix is formed of more tokens; see `attention_statistics` and `rollout`.
-        max_seconds: The statistics end after so many seconds; the layers that are left are named.
-
-    Raises:
-        UserError: If the model has no attention that can be measured.
+    No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
     """
     calls = [observe(subject.network, _one(photo.batch["image"])) for photo in photos]
     rows, left_out = [], {}
-    until = time.monotonic() + max_seconds
     for layer in calls[0]:
-        if time.monotonic() > until:
-            left_out[layer] = f"the statistics of the layers before it took {max_seconds:g} s; see --max_seconds"
-            continue
         try:
             found = layer_statistics([of_image[layer] for of_image in calls], channel=0, max_tokens=max_tokens)
         except Exception as error:  # a third party's mechanism may fail in any way
@@ -255,16 +217,7 @@ def write_page(
     heat_maps: Sequence[tuple[Either, str]],
     command: str,
 ) -> None:
-    """Writes the page of an analysis.
-
-    Args:
-        path: Of the file.
-        found: What was found of each model.
-        photos: The images.
-        pictures: The galleries of each model, with their kinds.
-        heat_maps: Heat maps of statistics, with captions.
-        command: The command that gives this page.
-    """
+    """Writes the page of an analysis, with the galleries of each model, heat maps of statistics, and the command."""
     page = Page("Attention of " + ", ".join(one.subject.name for one in found))
     page.code(command)
     titles = list(dict.fromkeys(title for one in found for title in one.subject.about))
@@ -290,31 +243,12 @@ def write_page(
 
 
 def _statistics(page: Page, one: Analysis) -> None:
-    parts = dict.fromkeys(part for _, part, _, _ in one.rows)
     rows = []
-    for part in parts:
+    for part in dict.fromkeys(part for _, part, _, _ in one.rows):
         for layer, values in one.layers(part).items():
             number = dict(zip(STATISTICS, values, strict=True))
-            rows.append(
-                [
-                    layer,
-                    part or "whole",
-                    one.tokens[layer],
-                    f"{number['rank']:.1f}",
-                    f"{number['effective_rank']:.1f}",
-                    f"{number['stable_rank']:.2f}",
-                    f"{number['spectral_norm']:.3g}",
-                    f"{number['entropy'] / math.log(max(one.columns[layer], 2)):.3f}",
-                    f"{number['top_share']:.3f}",
-                    f"{number['attention_distance']:.2f}",
-                    f"{number['negative_share']:.3f}",
-                ]
-            )
+            number["entropy"] /= math.log(max(one.columns[layer], 2))
+            cells = (f"{number[name]:{digits}}" for name, digits in COLUMNS.items())
+            rows.append([layer, part or "whole", one.tokens[layer], *cells])
     rows.sort(key=lambda row: list(one.tokens).index(str(row[0])))
-    names = ["rank", "effective rank", "stable rank", "spectral norm", "entropy", "top 5", "distance", "negative"]
-    page.table(["layer", "part", "tokens", *names], rows, TABLE)
-    with page.folded("Each head"):
-        cells = (
-            [layer, part or "whole", str(head), *(f"{v:.4g}" for v in values)] for layer, part, head, values in one.rows
-        )
-        page.table(["layer", "part", "head", *(name.replace("_", " ") for name in STATISTICS)], cells)
+    page.table(["layer", "part", "tokens", *(name.replace("_", " ") for name in COLUMNS)], rows, TABLE)

@@ -32,7 +32,7 @@ HEAD = """<!doctype html>
 * {{ box-sizing: border-box }}
 body {{ margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 75rem; color: var(--ink); background: var(--back);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere }}
-h1, h2, h3, h4 {{ line-height: 1.25; margin: 2rem 0 .6rem }}
+h1, h2 {{ line-height: 1.25; margin: 2rem 0 .6rem }}
 h1 {{ margin-top: 0 }}
 p {{ max-width: 48rem; margin: .6rem 0 }}
 .scroll {{ overflow-x: auto; margin: 1rem 0 }}
@@ -47,7 +47,6 @@ figure {{ margin: 0; max-width: 100% }}
 .pictures figure {{ display: table }}
 .pictures figcaption {{ display: table-caption; caption-side: bottom }}
 img {{ display: block; max-width: 100%; height: auto; background: #fff }}
-img.pixels {{ image-rendering: pixelated }}
 details {{ margin: 1rem 0; border: 1px solid var(--line); border-radius: 5px; padding: .4rem .9rem }}
 summary {{ cursor: pointer; font-weight: 600 }}
 pre {{ background: var(--stripe); padding: .7rem .9rem; overflow-x: auto; border-radius: 5px; font-size: .88rem }}
@@ -75,9 +74,9 @@ class Page:
     def __init__(self, title: str) -> None:
         self._parts = [HEAD.format(title=_text(title)), f"<h1>{_text(title)}</h1>\n"]
 
-    def heading(self, text: str, level: int = 2) -> None:
-        """A heading, of level 2 to 4."""
-        self._parts.append(f"<h{level}>{_text(text)}</h{level}>\n")
+    def heading(self, text: str) -> None:
+        """A heading below the title."""
+        self._parts.append(f"<h2>{_text(text)}</h2>\n")
 
     def paragraph(self, text: str) -> None:
         """A paragraph."""
@@ -109,20 +108,16 @@ class Page:
             "</table></div>\n"
         )
 
-    def pictures(
-        self, pictures: Iterable[tuple[Picture | Either, str]], width: int | None = None, pixels: bool = False
-    ) -> None:
+    def pictures(self, pictures: Iterable[tuple[Picture | Either, str]], width: int | None = None) -> None:
         """Pictures beside one another, as many as the screen is wide, each with its caption beneath.
 
         Args:
             pictures: Pictures with captions, which also stand for the pictures where these cannot be seen.
             width: Of each, in CSS pixels; None is a picture's own, or less where the screen is narrower.
-            pixels: Enlarge pixels to squares instead of smoothing them.
         """
         size = "" if width is None else f' width="{width}"'
-        kind = ' class="pixels"' if pixels else ""
         figures = (
-            f'<figure><picture>{_dark(picture)}<img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}{kind}>'
+            f'<figure><picture>{_dark(picture)}<img src="{_data_uri(picture)}" alt="{_text(caption)}"{size}>'
             f"</picture><figcaption>{_text(caption)}</figcaption></figure>\n"
             for picture, caption in pictures
         )

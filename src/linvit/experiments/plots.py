@@ -75,7 +75,7 @@ LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further column
 
 
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
-    """Draws a curve per series; the legend has them in the order of their right ends.
+    """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
     Args:
         title: Written above.
@@ -83,9 +83,6 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         x: The horizontal axis.
         y: The vertical one.
         note: What the reader must know, such as the machine; written below the title.
-
-    Returns:
-        The text of an SVG file.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -98,22 +95,10 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         return _svg(figure, [drawn for *_, drawn in ends], [name for _, name, _ in ends])
 
 
-def scatter_plot(
-    title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, front: bool = False, lines: bool = False
-) -> str:
-    """Draws points, with labels beside them where there are some.
+def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
+    """Draws points with labels, as `line_plot`; a grey line joins those that no other one beats (the Pareto front).
 
-    Args:
-        title: Written above.
-        series: Points that look alike.
-        x: The horizontal axis; the smaller the better, for the front.
-        y: The vertical one; the larger the better.
-        note: Written below the title.
-        front: Join the points that no other one beats in both (the Pareto front) by a grey line.
-        lines: Join the points of each series.
-
-    Returns:
-        The text of an SVG file.
+    The smaller `x` and the larger `y`, the better.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -123,11 +108,11 @@ def scatter_plot(
             if points := _drawable(one, x, y):
                 drawn += points
                 names.append(one.name)
-                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="-" if lines else "none"))
+                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="none"))
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
-        if front:
-            best = [bar[:2] for bar in sorted(drawn) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in drawn)]
+        best = [bar[:2] for bar in sorted(drawn) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in drawn)]
+        if best:
             axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
         return _svg(figure, handles, names)
 

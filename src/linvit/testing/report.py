@@ -94,26 +94,17 @@ class Report:
 
 
 class Check(NamedTuple):
-    """One clause of a contract.
-
-    Attributes:
-        name: What the clause is called in reports.
-        run: Looks at the subject.
-        quick: Whether a quick run has it.
-        measures: Whether it only measures, and so cannot fail.
-    """
+    """One clause of a contract."""
 
     name: str
     run: Callable[[Any], Line]
-    quick: bool = True
-    measures: bool = False
+    quick: bool = True  # whether a quick run has it
+    measures: bool = False  # whether it only measures, and so cannot fail
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
-        """Looks at the subject. The caller's random numbers and warning filters stay as they are.
+        """Looks at the subject, and leaves random numbers and warning filters as they are.
 
-        Args:
-            subject: What it looks at.
-            first: Whether a `UserError` is the caller's mistake, and raised.
+        A `UserError` of one of the `first` clauses is the caller's mistake, and raised.
         """
         start = time.perf_counter()
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

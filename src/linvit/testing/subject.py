@@ -58,41 +58,18 @@ class Subject(abc.ABC):
     """An attention, backbone or head under test, of which it builds instances with changed initial values.
 
     The clauses that all three share ask it for what differs.
-
-    Args:
-        spec: A name, a mapping with `name` and options, or a class or function.
-        registry: Where names are looked up.
-        quick: Whether checks leave out their largest sizes.
-
-    Attributes:
-        constructor: The class or function that builds it.
-        options: The options that the spec sets.
-        parameters: Names and defaults of the constructor's arguments.
-        arguments: What the constructor must take, and what for.
-        supplied: Those without which `create` cannot call it.
-        defaults: Values that arguments must have by default, where the constructor has them.
-        attributes: What an instance must have, and what for.
-        methods: What the class must have, and what for.
-        base: The class that has all of these.
-        picklable: Whether its class can be found by its path.
-        independent_in_training: Whether a sample's output in training, too, must not depend on others of the batch.
-        compilations: Backend, sizes and whether gradients are compared, for each way in which it is compiled.
-        exported_sizes: Numbers of samples and sizes that one exported program takes; the first is exported.
-
-    Raises:
-        UserError: If there is no such name or class.
     """
 
-    arguments: ClassVar[Mapping[str, str]] = {}
-    supplied: ClassVar[tuple[str, ...]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    attributes: ClassVar[Mapping[str, str]] = {}
-    methods: ClassVar[Mapping[str, str]] = {}
-    base = "linvit.Attention"
+    arguments: ClassVar[Mapping[str, str]] = {}  # that the constructor must take, and what for
+    supplied: ClassVar[tuple[str, ...]] = ()  # those without which `create` cannot call it
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of arguments, where the constructor has them
+    attributes: ClassVar[Mapping[str, str]] = {}  # that an instance must have, and what for
+    methods: ClassVar[Mapping[str, str]] = {}  # that the class must have, and what for
+    base = "linvit.Attention"  # which has all of these
     picklable = True
-    independent_in_training = False
-    compilations: tuple[tuple[str, tuple[Any, ...], bool], ...] = ()
-    exported_sizes: tuple[tuple[int, Any], ...] = ()
+    independent_in_training = False  # whether a sample's output in training, too, is that of the sample alone
+    compilations: tuple[tuple[str, tuple[Any, ...], bool], ...] = ()  # backend, sizes, whether gradients are compared
+    exported_sizes: tuple[tuple[int, Any], ...] = ()  # numbers of samples, and sizes; the first is exported
 
     def __init__(self, spec: Any, registry: Registry, quick: bool) -> None:
         self.spec, self.quick, self._registry = spec, quick, registry

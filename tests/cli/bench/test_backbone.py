@@ -17,10 +17,8 @@ def _own_memory(monkeypatch):
     monkeypatch.setattr("linvit.cli.bench.options.keep_memory", lambda: None)
 
 
-def test_sizes_crossover_and_own_scores(tmp_path, capsys):
-    scores = tmp_path / "scores.yaml"
-    scores.write_text("deit_nano: 97.5\n", encoding="utf-8")
-    given = ["deit_nano", "{name: deit_nano, attention: linear}", *QUICK, "--scores", str(scores)]
+def test_sizes_and_crossover(tmp_path, capsys):
+    given = ["deit_nano", "{name: deit_nano, attention: linear}", *QUICK]
     assert bench.main(["backbone", *given, "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "32x32" in printed
@@ -33,8 +31,6 @@ def test_sizes_crossover_and_own_scores(tmp_path, capsys):
     assert rows[0]["forward_backward_seconds"] == ""
     info = model_info()["deit_nano"]
     assert (int(rows[0]["parameters"]), int(rows[0]["macs"])) == (info.parameters, info.macs)
-    svg = (tmp_path / "accuracy.svg").read_text(encoding="utf-8")
-    assert "score (scores.yaml)" in svg
 
 
 def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(tmp_path, monkeypatch, capsys):
@@ -55,7 +51,6 @@ def test_published_accuracy_is_labelled_and_not_of_backbones_that_were_changed(t
     [
         (["swin_tinny"], r"no backbone is called 'swin_tinny'. Did you mean 'swin_tiny'"),
         (["{name: deit_nano, depht: 3}"], "takes no option 'depht'"),
-        (["deit_nano", "--scores=nothing.yaml"], "--scores nothing.yaml cannot be read: No such file"),
     ],
     ids=str,
 )

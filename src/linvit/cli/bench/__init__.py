@@ -17,11 +17,7 @@ WHAT = ("data", "attention", "backbone")
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit bench`; returns the exit code.
-
-    Raises:
-        UserError: If it cannot measure what was named.
-    """
+    """Runs `linvit bench`; returns the exit code."""
     what = argv[0] if argv else "--help"
     if what in ("-h", "--help"):
         print(HELP, end="")

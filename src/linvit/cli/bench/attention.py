@@ -41,11 +41,7 @@ what is measured.
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit bench attention`; prints the tables, returns 0, or 130 after Ctrl-C.
-
-    Raises:
-        UserError: If a mechanism is unknown, or nothing can be measured.
-    """
+    """Runs `linvit bench attention`; prints the tables, returns 0, or 130 after Ctrl-C."""
     parser = argument_parser("linvit bench attention", __doc__, EPILOG)
     parser.add_argument("names", nargs="*", help="names, package.module:Class, or {name: ..., option: value}; all")
     parser.add_argument("--grids", default=GRIDS, help="patch grids, a side or HxW, with commas (%(default)s)")

@@ -1,12 +1,7 @@
 """`linvit bench backbone`: time, memory and operations of backbones over the image size, beside their accuracy."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from linvit import yaml_text
 from linvit.cli.bench.options import add_options, finish, measured, parse_sizes, settings
 from linvit.cli.spec import read_spec, read_value
-from linvit.errors import UserError
 from linvit.experiments.bench.backbone import accuracy_plot, backbone_costs, backbone_label, published
 from linvit.experiments.bench.report import CostReport
 from linvit.registry import backbones
@@ -22,7 +17,7 @@ EPILOG = """examples:
   linvit bench backbone pvt_v2_b0 --attention hydra --forward_only --budget 20
   linvit bench backbone deit_tiny hydra_deit_base --device cuda --batch 64
   linvit bench backbone swin_tiny --img_sizes 224 --batch 8 --compile
-  linvit bench backbone my_package.my_module:MyBackbone --scores mine.yaml
+  linvit bench backbone my_package.my_module:MyBackbone
 
 A training step is forward, cross entropy, backward and AdamW. Tables and plots
 are those of linvit bench attention, over the image size; the crossover is with
@@ -31,47 +26,24 @@ in that mode, in the same rounds, with ratios to the same backbone eager.
 
 accuracy.svg shows ImageNet-1K top-1 as published by the authors (linvit
 measured none of it) over the time measured here, of those backbones that have
-one; or your own scores, from a file such as
-  deit_tiny: 72.2
-  flatten_deit_tiny: 74.1
+one.
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit bench backbone`; prints the tables, returns 0, or 130 after Ctrl-C.
-
-    Raises:
-        UserError: If a backbone is unknown, or nothing can be measured.
-    """
+    """Runs `linvit bench backbone`; prints the tables, returns 0, or 130 after Ctrl-C."""
     parser = argument_parser("linvit bench backbone", __doc__, EPILOG)
     parser.add_argument("names", nargs="*", help="names, package.module:Class, or {name: ..., option: value}")
     parser.add_argument("--img_sizes", default=SIZES, help="image sizes, a side or HxW, with commas (%(default)s)")
     parser.add_argument("--attention", metavar="SPEC", help="another attention in all: NAME, {name: ...}, or a list")
-    parser.add_argument("--scores", type=Path, metavar="FILE", help="YAML or JSON: scores to plot, by name")
     add_options(parser, batch=1, budget=60)
     args = parser.parse_intermixed_args(argv)
     specs = [read_spec(backbones, name, None) for name in args.names or NAMES]
     attention = None if args.attention is None else read_value("--attention", args.attention)
     sizes = parse_sizes("--img_sizes", args.img_sizes)
-    scores = None if args.scores is None else _scores(args.scores)
     how = settings(args)._replace(optimizer=True)
     what = "backbones with classifier" + ("" if args.attention is None else f", attention {args.attention}")
     costs, known = measured(args, what, backbone_costs, specs, sizes, how, attention=attention)
     report = CostReport("Backbones", "pixels", costs, known, [backbone_label(specs[0])])
-    plots = {}
-    if scores is not None:
-        plots["accuracy.svg"] = accuracy_plot(report, scores, f"score ({args.scores.name})")
-    elif attention is None and (top1 := published(report)):
-        plots["accuracy.svg"] = accuracy_plot(report, top1, "published ImageNet-1K top-1, %")
-    return finish(report, args.output, plots)
-
-
-def _scores(file: Path) -> dict[str, float]:
-    """Scores by the name of a backbone."""
-    try:
-        found = yaml_text.load(file.read_text(encoding="utf-8"), str(file))
-    except OSError as error:
-        raise UserError(f"--scores {file} cannot be read: {error.strerror}") from error
-    if not isinstance(found, Mapping) or not all(isinstance(score, int | float) for score in found.values()):
-        raise UserError(f"--scores {file} must map names of backbones to numbers, such as deit_tiny: 72.2")
-    return {str(name): float(score) for name, score in found.items()}
+    top1 = published(report) if attention is None else {}
+    return finish(report, args.output, {"accuracy.svg": accuracy_plot(report, top1)} if top1 else {})

@@ -60,11 +60,7 @@ def add_options(parser: argparse.ArgumentParser, *, batch: int, budget: int) -> 
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """How modules run.
-
-    Raises:
-        UserError: If there is no such device, or a number is out of its bounds.
-    """
+    """How modules run."""
     check_number("--batch", args.batch, at_least=1, whole=True)
     check_number("--budget", args.budget, above=0)
     if args.threads is not None:
@@ -155,11 +151,7 @@ class ProgressLine:
 
 
 def finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:
-    """Prints the tables, writes the files, `plots` besides, and returns the exit code.
-
-    Raises:
-        UserError: If nothing at all could be measured.
-    """
+    """Prints the tables, writes the files, `plots` besides, and returns the exit code."""
     interrupted = INTERRUPTED in report.conditions
     if not interrupted and not any(cost.peak for cost in report.costs):
         raise UserError("nothing could be measured:\n  " + "\n  ".join(report.notes()))

@@ -102,11 +102,7 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it.
-
-    Raises:
-        UserError: If a run cannot be started, or there is nothing to compare.
-    """
+    """Runs `linvit compare`; returns 0, or 1 if runs are incomplete, or the exit code of the signal that ended it."""
     own, options = _sorted(argv)
     args = _parser().parse_args(own)
     for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes"):

@@ -18,10 +18,9 @@ from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
 from linvit.experiments.compare import report as written
-from linvit.experiments.compare.engines import run_here, run_on_ray, run_on_slurm, slots
+from linvit.experiments.compare.engines import Progress, run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
-from linvit.experiments.compare.progress import Progress
 from linvit.experiments.compare.results import Results, check_comparable, differing, group, with_published
 from linvit.runs.folder import check_writable, find, shown
 from linvit.runs.parser import build_task
@@ -37,11 +36,7 @@ Config = dict[str, Any]
 
 
 def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
-    """Runs an experiment in a folder of this title; `command` resumes it. Returns the exit code.
-
-    Raises:
-        UserError: If a run cannot be started, or there is only one.
-    """
+    """Runs an experiment in a folder of this title; `command` resumes it. Returns the exit code."""
     grid = spec.grid()
     if len(grid.variants) == len(grid.all_seeds) == 1:
         raise UserError(
@@ -79,11 +74,7 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
 
 
 def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
-    """Makes the table of the runs in folders; returns the exit code.
-
-    Raises:
-        UserError: If there are no runs, or they cannot be compared.
-    """
+    """Makes the table of the runs in folders; returns the exit code."""
     experiment = Experiment.of(folders[0]) if len(folders) == 1 else None
     if experiment is not None:
         root, results = folders[0], experiment.results()
@@ -169,12 +160,7 @@ def _words(settings: Any) -> str:
 
 
 def resolve(grid: Sweep) -> dict[str, Config]:
-    """The complete configuration of each variant; the model of each is built, without memory for its weights.
-
-    Raises:
-        UserError: If an option does not exist or a value is not allowed, or if two variants are the same. It names
-            the variant.
-    """
+    """The complete configuration of each variant; the model of each is built, without memory for its weights."""
     base = Run("fit", [part for config in grid.config for part in ("--config", config)]).config
     for key, value in grid.set.items():
         place(base, key, value)

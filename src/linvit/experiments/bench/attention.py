@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.analysis.operations import make_inputs
 from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
@@ -68,9 +69,6 @@ def attention_costs(
 
     Returns:
         The costs, baselines last and not without recomputing, and whether Ctrl-C ended the measurement.
-
-    Raises:
-        UserError: If a mechanism is unknown or refuses its options; or all grids.
     """
     named = {spec_label(spec): spec for spec in specs} | dict(BASELINES)
     build = _layer if layer else _mechanism
@@ -115,14 +113,12 @@ def _mechanism(
     grid = Grid(size)
     mechanism: Attention = attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid, key_dim=None)
 
-    def tokens(width: int) -> Tensor:
-        x = torch.randn(settings.batch, mechanism.num_heads, grid.num_queries, width)
-        return x.to(settings.device, settings.dtype).requires_grad_()
+    def make(*shape: int) -> Tensor:
+        # (B, N, C) is the layer's input, in the precision of the weights
+        dtype = settings.dtype if len(shape) == 3 else settings.weights
+        return torch.randn(settings.batch, *shape).to(settings.device, dtype).requires_grad_()
 
-    q = tokens(mechanism.key_dim)
-    k = q if mechanism.projections == "qv" else tokens(mechanism.key_dim)
-    extra = {"x": _input(mechanism.dim, settings, grid)} if mechanism.takes_input else {}
-    return mechanism, (q, k, tokens(mechanism.head_dim), grid), extra
+    return mechanism, *make_inputs(mechanism, grid, make)
 
 
 def _layer(
@@ -130,10 +126,5 @@ def _layer(
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """An attention layer with tokens (B, N, C)."""
     grid = Grid(size)
-    return AttentionLayer(dim, num_heads, grid, attention=spec), (_input(dim, settings, grid), grid), {}
-
-
-def _input(dim: int, settings: Settings, grid: Grid) -> Tensor:
-    """Tokens (B, N, C) in the precision of the weights."""
-    x = torch.randn(settings.batch, grid.num_queries, dim)
-    return x.to(settings.device, settings.weights).requires_grad_()
+    x = torch.randn(settings.batch, grid.num_queries, dim).to(settings.device, settings.weights)
+    return AttentionLayer(dim, num_heads, grid, attention=spec), (x.requires_grad_(), grid), {}

@@ -42,9 +42,6 @@ def backbone_costs(
 
     Returns:
         The costs, and whether Ctrl-C ended the measurement.
-
-    Raises:
-        UserError: If a backbone is unknown or refuses its options; or all sizes.
     """
     builders = {backbone_label(spec): partial(_backbone, spec, attention, settings) for spec in specs}
     for builder in builders.values():
@@ -75,28 +72,21 @@ def published(report: CostReport) -> dict[str, float]:
     return {name: top1 for name in report.names if name in known for top1 in [known[name].top1] if top1 is not None}
 
 
-def accuracy_plot(report: CostReport, scores: Mapping[str, float], what: str) -> str:
-    """Draws scores over the time of a forward pass per image: Figure 7 of the FLatten paper.
+def accuracy_plot(report: CostReport, top1: Mapping[str, float]) -> str:
+    """Draws published accuracies over the time of a forward pass per image, as SVG: Figure 7 of the FLatten paper.
 
-    Args:
-        report: The costs. A backbone that was measured at several sizes stands at its published one, or the smallest.
-        scores: By the name of the backbone.
-        what: The label of the scores.
-
-    Returns:
-        The text of an SVG file.
+    A backbone that was measured at several sizes stands at its published one, or the smallest.
     """
     series = []
     batch = int(report.conditions["batch"])
-    for name, score in scores.items():
+    for name, score in top1.items():
+        side = model_info()[name].img_size
         timed = [cost for cost in report.costs if cost.name == name and "forward" in cost.seconds]
-        if timed:
-            side = model_info()[name].img_size if name in model_info() else 0
-            cost = min(timed, key=lambda cost: (cost.size != (side, side), cost.amount))
+        for cost in sorted(timed, key=lambda cost: (cost.size != (side, side), cost.amount))[:1]:
             point = (cost.seconds["forward"].median / batch * 1e3, score)
             series.append(Series(name, (point,), labels=(name,)))
-    axis = Axis("time of a forward pass per image, ms", log=True)
-    return scatter_plot(f"{what} over time", series, axis, Axis(what), report.footnote(), front=True)
+    what, time = "published ImageNet-1K top-1, %", "time of a forward pass per image, ms"
+    return scatter_plot(f"{what} over time", series, Axis(time, log=True), Axis(what), report.footnote())
 
 
 def backbone_label(spec: Spec) -> str:

@@ -1,6 +1,5 @@
 """What modules cost: time, memory and operations of passes and training steps, side by side at several sizes."""
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -8,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from linvit import machine
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.analysis.operations import count_operations
+from linvit.analysis.operations import count_on_meta
 from linvit.errors import UserError
 from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory
@@ -32,15 +30,11 @@ class Cost:
     Attributes:
         name: Of the module.
         size: Patch grid or image, (H, W).
-        amount: What costs are compared over: tokens N, or pixels.
-        parameters: Learnable parameters.
-        macs: Multiply-accumulates of the forward pass on one image, of matrix products and convolutions.
-        flops: Floating-point operations of it: two per multiply-accumulate, one per operation on single elements.
+        amount: Tokens or pixels.
+        macs: Of the forward pass on one image, as `flops`; see `Operations`.
         seconds: Time of each of the passes, of the whole batch.
         peak: Most bytes that these allocate at one time, beyond inputs, weights and what an optimizer keeps.
         kept: Bytes kept for backward, without weights.
-        note: Why something is None.
-        mode: How it was executed.
     """
 
     name: str
@@ -59,6 +53,14 @@ class Cost:
     def label(self) -> str:
         """The name and, unless the module ran as it is, the mode."""
         return self.name if self.mode == "eager" else f"{self.name}, {self.mode}"
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Notes why a pass, or all of them, could not be measured."""
+        first = str(error).strip().partition("\n")[0]
+        reason = first if isinstance(error, UserError) else f"failed: {type(error).__name__}: {first}"
+        if out_of_memory(error):
+            reason = f"out of memory ({first})" if isinstance(error, MemoryError) and first else "out of memory"
+        self.note = "; ".join(filter(None, [self.note, f"{PASSES[name][0]}: {reason}" if name else reason]))
 
 
 def measure_costs(
@@ -101,7 +103,7 @@ def measure_costs(
                 _memory(costs[i], runners[i])
                 _count(costs[i], runners[i])
             except Exception as error:
-                costs[i].note += f"{'; ' * bool(costs[i].note)}{_reason(error)}"
+                costs[i].failed("", error)
             for name in costs[i].peak:
                 works[f"{i} {name}"] = _guarded(costs[i], name, getattr(runners[i], name))
 
@@ -123,20 +125,9 @@ def format_size(size: tuple[int, int]) -> str:
 
 
 def _count(cost: Cost, runner: Runner) -> None:
-    """The operations of a forward pass on one image, counted on the meta device, or where the module is."""
-    batch = runner.settings.batch
-
-    def on(device: str) -> tuple[int, int, int]:
-        module = runner.evaluated if device != "meta" else copy.deepcopy(runner.evaluated).to("meta")
-        inputs = [x.detach().to(device) if isinstance(x, Tensor) else x for x in runner.inputs]
-        options = {k: x.detach().to(device) if isinstance(x, Tensor) else x for k, x in runner.options.items()}
-        found = count_operations(module, *inputs, **options)
-        return found.parameters, found.matmul // batch, found.flops // batch
-
-    try:
-        cost.parameters, cost.macs, cost.flops = on("meta")
-    except (NotImplementedError, RuntimeError):  # such as a test of a number's value
-        cost.parameters, cost.macs, cost.flops = on(runner.settings.device)
+    """The operations of a forward pass on one image."""
+    found, batch = count_on_meta(runner.evaluated, *runner.inputs, **runner.options), runner.settings.batch
+    cost.parameters, cost.macs, cost.flops = found.parameters, found.matmul // batch, found.flops // batch
 
 
 def _memory(cost: Cost, runner: Runner) -> None:
@@ -152,7 +143,7 @@ def _memory(cost: Cost, runner: Runner) -> None:
             if name != "forward":
                 cost.kept = kept
         except Exception as error:
-            cost.note += f"{'; ' * bool(cost.note)}{PASSES[name][0]}: {_reason(error)}"
+            cost.failed(name, error)
 
 
 def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], None]:
@@ -164,14 +155,6 @@ def _guarded(cost: Cost, name: str, work: Callable[[], Any]) -> Callable[[], Non
                 work()
             except Exception as error:
                 del cost.peak[name]
-                cost.note += f"{'; ' * bool(cost.note)}{PASSES[name][0]}: {_reason(error)}"
+                cost.failed(name, error)
 
     return run
-
-
-def _reason(error: Exception) -> str:
-    """Why something was not measured, in a line."""
-    first = str(error).strip().partition("\n")[0]
-    if out_of_memory(error):
-        return f"out of memory ({first})" if isinstance(error, MemoryError) and first else "out of memory"
-    return first if isinstance(error, UserError) else f"failed: {type(error).__name__}: {first}"

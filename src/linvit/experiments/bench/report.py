@@ -1,11 +1,12 @@
 """The costs of modules as tables, files and plots."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any, NamedTuple
 
 from linvit.experiments.bench.costs import PASSES, Cost, format_size
-from linvit.experiments.bench.growth import crossover, crossover_text, growth_exponent
 from linvit.experiments.bench.runner import Mode
 from linvit.experiments.measure import Timing
 from linvit.experiments.plots import Axis, Series, line_plot
@@ -32,21 +33,13 @@ TIMES = (
 
 
 class Metric(NamedTuple):
-    """One of the costs that are compared.
-
-    Attributes:
-        key: Its name in files.
-        title: Its name.
-        short: Its name as the head of a narrow column.
-        unit: Its unit.
-        measured: What was measured: a timing, or bytes; None if it was not.
-    """
+    """One of the costs that are compared; `key` names it in files, `short` heads a narrow column."""
 
     key: str
     title: str
     short: str
     unit: str
-    measured: Callable[[Cost], Timing | int | None]
+    measured: Callable[[Cost], Timing | int | None]  # a timing, or bytes; None if it was not
 
     def value(self, cost: Cost) -> float | None:
         """The cost in its unit; None if it was not measured."""
@@ -72,11 +65,8 @@ def _of_pass(attribute: str, key: str) -> Callable[[Cost], Timing | int | None]:
 
 METRICS = (
     *(
-        Metric(f"{key}_time", f"time of a {title}", f"{short} time", "ms", _of_pass("seconds", key))
-        for key, (title, short) in PASSES.items()
-    ),
-    *(
-        Metric(f"{key}_peak", f"peak memory of a {title}", f"{short} peak", "MiB", _of_pass("peak", key))
+        Metric(f"{key}_{kind}", f"{what} of a {title}", f"{short} {kind}", unit, _of_pass(attribute, key))
+        for kind, what, unit, attribute in (("time", "time", "ms", "seconds"), ("peak", "peak memory", "MiB", "peak"))
         for key, (title, short) in PASSES.items()
     ),
     Metric("kept", "memory kept for backward", "kept", "MiB", lambda cost: cost.kept),
@@ -93,14 +83,9 @@ class Section(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """Costs, and under which conditions they were measured.
+    """Costs over what `axis` names, such as "tokens N", and under which conditions they were measured.
 
-    Attributes:
-        title: Of the whole.
-        axis: What costs are compared over: "tokens N".
-        costs: The costs.
-        conditions: Machine, versions, date, settings, in the order in which they are printed.
-        baselines: Names of the modules that the others are compared with.
+    `baselines` are names of modules that the others are compared with.
     """
 
     title: str
@@ -268,3 +253,53 @@ def _entry(cost: Cost | None, metric: Metric, spread: bool) -> str:
 def _number(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def growth_exponent(costs: Mapping[float, float]) -> float | None:
+    """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
+
+    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there
+    are but two sizes.
+
+    Args:
+        costs: The cost at each size; those that are not positive or not finite are left out.
+
+    Returns:
+        b; None if the upper half of more than two sizes has but one, or there is but one size.
+    """
+    known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
+    middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
+    upper = {x: y for x, y in known.items() if x >= middle}
+    return linear_regression([*upper], [*upper.values()]).slope if len(upper) > 1 else None
+
+
+def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> float | None:
+    """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
+
+    Between the last size at which it is above and the next one, the ratio of the two is taken for a straight line on
+    log axes, and the size at which that line passes 1 is returned. A cost of infinity stands for what could not run.
+
+    Args:
+        costs: The cost at each size.
+        baseline: That of the baseline.
+
+    Returns:
+        The size: 0 where it is so at all sizes, infinity where it never is; None if no size has both.
+    """
+    both = costs.keys() & baseline.keys()
+    sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)
+    above = [k for k, size in enumerate(sizes) if costs[size] > baseline[size]]
+    if not above:
+        return 0.0 if sizes else None
+    if above[-1] == len(sizes) - 1:
+        return math.inf
+    low, high = sizes[above[-1]], sizes[above[-1] + 1]
+    if math.inf in (costs[low], baseline[high]):
+        return high
+    before, after = (math.log(costs[size] / baseline[size]) for size in (low, high))
+    return float(low * (high / low) ** (before / (before - after)))
+
+
+def crossover_text(size: float | None) -> str:
+    """A crossover as tables have it: "1,432", "always", "never", or "-" if it is not known."""
+    return "-" if size is None else {0.0: "always", math.inf: "never"}.get(size, f"{size:,.0f}")

@@ -50,14 +50,9 @@ class Settings(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A module at one size.
+    """A module at one size (H, W), of patches or pixels, whose number is `amount`.
 
-    Attributes:
-        name: Of the module.
-        size: Patch grid or image, (H, W).
-        amount: Tokens or pixels.
-        build: Makes the module, its inputs and keyword arguments for any size. May raise `UserError`.
-        mode: How it is executed.
+    `build` makes the module, its inputs and keyword arguments for any size, and may raise a `UserError`.
     """
 
     name: str
@@ -70,12 +65,7 @@ class Candidate(NamedTuple):
 class Runner:
     """A module with its inputs, ready to run: forward in evaluation mode, all else in training mode.
 
-    Args:
-        module: Its weights are moved to the device.
-        inputs: What it is called with; tensors of floating point are moved to the device.
-        options: Keyword arguments of the call.
-        settings: How it runs.
-        mode: How it is executed.
+    The inputs are on the device; the module is moved there.
     """
 
     def __init__(

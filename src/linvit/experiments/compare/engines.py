@@ -1,12 +1,16 @@
 """What starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
 
+import math
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
+
+from tqdm import tqdm
 
 from linvit import machine
 from linvit.errors import UserError
@@ -15,6 +19,7 @@ from linvit.experiments.compare.process import ProcessJob, run_process, start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
+EVERY = 2.0  # seconds between two readings of the curves of runs
 SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the run, too, which saves. submitit's USR2 would kill it
 BEFORE = 120  # seconds
 TIMEOUTS = 1000  # a run resumes in another job when its time is over
@@ -36,6 +41,49 @@ class Job(Protocol):
 
     def cancel(self) -> None:
         """Lets it save and end, or not start at all."""
+
+
+class Progress:
+    """A bar in a terminal, and a line for each run that has ended.
+
+    Args:
+        runs: All runs, those that are finished included.
+        say: Prints a line.
+    """
+
+    def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
+        self._runs, self._say = runs, say
+        self._read = time.monotonic()
+        self._parts = {run.name: run.fraction() for run in runs}
+        self._bar = tqdm(
+            total=len(runs), initial=math.fsum(self._parts.values()), unit="run", disable=None, dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs, {remaining} left",
+        )  # fmt: skip
+
+    def __call__(self, ended: SweepRun | None) -> None:
+        """Reads how far the runs are; says how a run has ended."""
+        if ended is None and time.monotonic() - self._read < EVERY:
+            return
+        self._read = time.monotonic()
+        self._parts |= {run.name: run.fraction() for run in self._runs if self._parts[run.name] < 1}
+        if ended is not None:
+            self._say(self._line(ended))
+        self._bar.n = math.fsum(self._parts.values())
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+    def _line(self, run: SweepRun) -> str:
+        finished = sum(other.state == "finished" for other in self._runs)
+        how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
+        score = begun.score(begun.score_tag()) if begun is not None else None
+        if run.state == "failed":
+            how += f": {run.last_words()} ({run.log})"
+        elif begun is not None and score is not None:
+            how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
+        return f"{run.name} {how}; {finished} of {len(self._runs)} runs"
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
@@ -144,9 +192,6 @@ def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: i
         cpus: Processors of each run, and its threads.
         gpus: Devices of each run, if the cluster has any.
         watch: Is told what has ended.
-
-    Raises:
-        UserError: If Ray is not installed, or the cluster cannot be reached.
     """
     try:
         import ray
@@ -177,9 +222,6 @@ def run_on_slurm(
         cpus_per_task: Processors, and threads, of each.
         demands: What else each asks for, as parameters of submitit's executor. A run that is not finished within
             `timeout_min` saves, and its job is queued again.
-
-    Raises:
-        UserError: If submitit is not installed, or SLURM is not there or refuses the jobs.
     """
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = SIGNAL  # which jobs read
     try:

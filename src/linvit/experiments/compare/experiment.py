@@ -25,13 +25,7 @@ State = Literal["waiting", "stopped", "failed", "finished"]
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of an experiment. Its folder `VARIANT-seedN` has its configuration, its log, and the run `version_N`.
-
-    Attributes:
-        root: Folder of the experiment.
-        variant: Name of the variant.
-        seed: Of the run.
-    """
+    """One run of the experiment in `root`: a folder `VARIANT-seedN` with its configuration, log, and `version_N`."""
 
     root: Path
     variant: str
@@ -87,11 +81,7 @@ class SweepRun:
         return 0.0 if begun is None else begun.fraction
 
     def prepare(self, config: dict[str, Any]) -> None:
-        """Writes its configuration.
-
-        Raises:
-            UserError: If there is one of this name with another configuration.
-        """
+        """Writes its configuration."""
         config = {**config, "seed_everything": self.seed}
         if self.config.exists():
             different = differing([flat(read_yaml(self.config)), flat(config)])
@@ -108,12 +98,7 @@ class SweepRun:
             file.write(yaml.safe_dump(config, sort_keys=False).encode())
 
     def ended(self, code: int, seconds: float) -> State:
-        """Writes down how a process has ended.
-
-        Args:
-            code: Exit code of the process.
-            seconds: That it has taken.
-        """
+        """Writes down with which exit code a process has ended, and how many seconds it has taken."""
         stopped = STOP.received is not None or STOP.is_exit_code(code)
         state: State = "finished" if code == 0 else "stopped" if stopped else "failed"
         outcome = {"state": state, "exit_code": code, "seconds": round(self.seconds + seconds, 1)}
@@ -141,12 +126,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A grid and the folder of its runs.
-
-    Attributes:
-        root: The folder, whose name is the experiment's.
-        grid: What is compared.
-    """
+    """A grid, and the folder of its runs, whose name is the experiment's."""
 
     root: Path
     grid: Sweep
@@ -167,9 +147,6 @@ class Experiment:
 
         Args:
             configs: The complete configuration of each variant.
-
-        Raises:
-            UserError: If runs of other configurations are there, or processes that train them.
         """
         try:
             lock(self.root)

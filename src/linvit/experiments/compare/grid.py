@@ -53,11 +53,7 @@ class Sweep:
 
     @classmethod
     def read(cls, content: Any, what: str) -> "Sweep":
-        """The content of a file.
-
-        Raises:
-            UserError: If it has unknown keys, or values of another kind.
-        """
+        """The content of a file."""
         keys = [one.name for one in fields(cls)]
         if not isinstance(content, dict):
             raise UserError(f"{what} is not a grid: it must be a mapping with {', '.join(keys)}")
@@ -77,11 +73,7 @@ class Sweep:
         return spec
 
     def grid(self) -> "Sweep":
-        """The same with all variants and seeds named: all combinations of `variants` and the values of `vary`.
-
-        Raises:
-            UserError: If nothing differs, or names and seeds do not go together.
-        """
+        """The same with all variants and seeds named: all combinations of `variants` and the values of `vary`."""
         seeds = self.all_seeds
         for seed in seeds:
             check_number("seeds", seed, at_least=0, whole=True)
@@ -148,11 +140,7 @@ def _words(kinds: Any) -> str:
 
 
 def expand_names(key: str, values: Sequence[Any]) -> list[Any]:
-    """Values of an option with the registered names in the place of a pattern: `model.attention: ["*"]` is all of them.
-
-    Raises:
-        UserError: If no name fits a pattern.
-    """
+    """Values of an option, with registered names in the place of a pattern: `model.attention: ["*"]` is all of them."""
     registry = REGISTRIES.get(key.rpartition(".")[2])
     found: list[Any] = []
     for value in values:

@@ -83,9 +83,7 @@ def costs_plots(results: Results, where: str) -> dict[str, str]:
         if series:
             title = f"{results.title}: {name.replace('_', ' ')}"
             note = f"grey: the Pareto front; bars: one standard deviation over seeds\n{where}"
-            plots[name] = scatter_plot(
-                title, series, Axis(label, log=_wide(series)), Axis(results.tag), note, front=True
-            )
+            plots[name] = scatter_plot(title, series, Axis(label, log=_wide(series)), Axis(results.tag), note)
     return plots
 
 

@@ -19,21 +19,13 @@ MOST_UNTRAINED = 0.1
 
 @dataclass
 class Variant:
-    """The runs of one variant.
-
-    Attributes:
-        name: Of the variant.
-        runs: By seed.
-        trouble: What is said of a seed whose run failed, or has not been finished.
-        published: What a paper reports, in its unit.
-        costs: What the model costs; None if that was not measured.
-    """
+    """The runs of one variant."""
 
     name: str
-    runs: dict[int, RunFolder] = field(default_factory=dict)
-    trouble: dict[int, str] = field(default_factory=dict)
-    published: float | None = None
-    costs: Costs | str | None = None
+    runs: dict[int, RunFolder] = field(default_factory=dict)  # by seed
+    trouble: dict[int, str] = field(default_factory=dict)  # of a seed whose run failed, or has not been finished
+    published: float | None = None  # what a paper reports, in its unit
+    costs: Costs | str | None = None  # or why they could not be measured
 
     @property
     def finished(self) -> dict[int, RunFolder]:
@@ -62,23 +54,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment that has been run.
-
-    Attributes:
-        title: Its name.
-        variants: In the order of the table.
-        baseline: The variant that the others are compared with.
-        score: The curve that is compared, if it was chosen.
-        keys: The options that are said to differ.
-        source: Of the published scores, or "".
-    """
+    """An experiment that has been run."""
 
     title: str
-    variants: Sequence[Variant]
-    baseline: str
-    score: str | None
-    keys: Sequence[str]
-    source: str = ""
+    variants: Sequence[Variant]  # in the order of the table
+    baseline: str  # the variant that the others are compared with
+    score: str | None  # the curve that is compared, if it was chosen
+    keys: Sequence[str]  # the options that are said to differ
+    source: str = ""  # of the published scores
 
     @property
     def tag(self) -> str:
@@ -141,11 +124,7 @@ def is_rank(tag: str) -> bool:
 
 
 def group(runs: Iterable[RunFolder]) -> list[Variant]:
-    """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs.
-
-    Raises:
-        UserError: If the runs score different things.
-    """
+    """Puts runs that differ in their seed alone together; names each variant by its folder or by what differs."""
     every = sorted(runs, key=lambda run: str(run.folder))
     options = [run.options() for run in every]
     keys = outermost(differing(options))

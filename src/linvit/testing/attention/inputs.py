@@ -87,20 +87,7 @@ def inputs(mechanism: Attention, grid: Grid, *, batch: int = 2, dtype: torch.dty
 
 
 class AttentionSubject(Subject):
-    """A mechanism under test.
-
-    Args:
-        spec: A name, a mapping with `name` and options, or a class.
-        dim: Channels C of the instances.
-        num_heads: Heads h.
-        quick: Whether checks leave out their largest sizes.
-
-    Attributes:
-        hosted: The spec under which `AttentionLayer` finds the mechanism; None for a class that no path leads to.
-
-    Raises:
-        UserError: If there is no such mechanism.
-    """
+    """A mechanism under test of C = `dim` channels; `hosted` is the spec that leads `AttentionLayer` to it, if any."""
 
     arguments: ClassVar = {"dim": "channels", "num_heads": "heads", "grid": "where the tokens lie"}
     supplied = ("dim", "num_heads", "grid")

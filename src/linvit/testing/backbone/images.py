@@ -25,21 +25,7 @@ def images(
 
 
 class BackboneSubject(Subject):
-    """A backbone under test.
-
-    Args:
-        spec: A name, a mapping with `name` and options, or a callable that builds the backbone.
-        attention: Spec or specs of the backbone's attention; None leaves its own.
-        img_size: Side, or (H, W), of most instances and images.
-        quick: Whether checks leave out their largest sizes.
-        registry: Where names are looked up.
-
-    Attributes:
-        size: Of the instances and images, (H, W).
-
-    Raises:
-        UserError: If there is no such backbone, or it takes no attention and is given one.
-    """
+    """A backbone under test; `attention` is what its constructor takes, and None leaves its own."""
 
     arguments: ClassVar = {
         "in_chans": "channels of the images",

@@ -22,13 +22,7 @@ TRIES = 8
 
 
 class HeadSubject(BackboneSubject):
-    """A head of semantic segmentation under test; what it builds is a network of a small backbone and the head.
-
-    Args:
-        spec: A name, a mapping with `name` and options, or the class itself.
-        img_size: Side, or (H, W), of most images.
-        quick: Whether checks leave out their slowest parts.
-    """
+    """A head of semantic segmentation under test; what it builds is a network of a small backbone and the head."""
 
     arguments: ClassVar = {
         "channels": "of the feature maps",
