@@ -25,12 +25,7 @@ LIST = "sha256sums.txt"
 
 
 def append(file: BinaryIO, digest: str) -> None:
-    """Writes the checksum to the end of an archive that has no comment.
-
-    Args:
-        file: The archive, open for writing.
-        digest: SHA-256 of its bytes, in 64 hexadecimal digits.
-    """
+    """Writes the checksum to the end of an archive that has no comment."""
     file.seek(-2, os.SEEK_END)
     file.write(struct.pack("<H", COMMENT) + LABEL + digest.encode())
 
@@ -46,9 +41,6 @@ def verify(path: Path) -> None:
     """Reads a file and compares it with its checksum, or with the CRC-32 of its entries; other formats have neither.
 
     Of a folder, it reads the files that its list names.
-
-    Raises:
-        UserError: If a byte is missing or another one than was written.
     """
     if path.is_dir():
         _verify_folder(path)

@@ -88,16 +88,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
-    """What a class path `package.module:Class` means.
-
-    Args:
-        kind: What it is the class of, for the message.
-        path: The path.
-        known: All registered entries.
-
-    Raises:
-        UserError: If a checkpoint alone names it; see `restrict_imports_to`.
-    """
+    """What a class path `package.module:Class` means."""
     named = _named.get()
     registered = (entry.target for entries in known.values() for entry in entries)
     if named is not None and path not in named and path not in registered:

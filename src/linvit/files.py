@@ -25,11 +25,7 @@ def temporary(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails.
-
-    Raises:
-        OSError: If it cannot be written, with the reason. What lay at `path` is then as it was.
-    """
+    """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails."""
     prepared = temporary(path)
     try:
         with prepared.open("w+b") as file:
@@ -82,11 +78,7 @@ def sync(path: Path) -> None:
 
 
 def link(path: Path, other: Path) -> None:
-    """Makes `other` the same file as `path`, in one operation; where a file system has no links, a copy.
-
-    Raises:
-        OSError: If there is no room for it; what lay there is as it was.
-    """
+    """Makes `other` the same file as `path`, in one operation; where a file system has no links, a copy."""
     prepared = temporary(other)
     prepared.unlink(missing_ok=True)
     try:
@@ -130,9 +122,6 @@ def lock(folder: Path) -> None:
 
     The lock is the operating system's, on an empty file in the folder: it needs no clearing up after a kill, and a
     child process does not inherit it. Where a file system has no locks, nothing is reserved.
-
-    Raises:
-        UserError: If a living process, on whichever machine, has the folder.
     """
     folder = folder.resolve()
     if folder in _locked:

@@ -103,16 +103,7 @@ def _read(path: Path) -> str:
 
 
 def let_open(files: int, what: str, way_out: str) -> None:
-    """Raises this process's limit of open files to what is needed.
-
-    Args:
-        files: How many may be open at once.
-        what: What needs them, for the message.
-        way_out: What else to do, for the message.
-
-    Raises:
-        UserError: If the system does not allow so many.
-    """
+    """Raises this process's limit of open files to what is needed."""
     if resource is None:
         return
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)

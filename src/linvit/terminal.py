@@ -60,12 +60,7 @@ def entry(start: str, text: str, column: int = 40) -> list[str]:
 
 
 def reflow(text: str, width: int | None = None) -> str:
-    """Prose of a docstring, wrapped again where its lines are longer than `width`; lines that were not full stay.
-
-    Args:
-        text: Lines of at most 120 characters, entries such as `name: text` continued with a deeper indentation.
-        width: Characters; None is the width of the terminal.
-    """
+    """Prose of a docstring, wrapped again where its lines are longer than `width`; lines that were not full stay."""
     width = terminal_width() if width is None else width
     return "\n".join(line for lines in _paragraphs(text) for line in _wrapped(lines, width))
 

@@ -4,10 +4,12 @@ import inspect
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from torch.nn.parallel import DistributedDataParallel
 
+from linvit.callbacks import SaveCheckpoints
 from linvit.optim import adamw
 from tests.training import trainer
 
@@ -29,7 +31,7 @@ def test_the_progress_of_the_loops_has_the_names_that_are_changed(tmp_path):
         "epoch_loop.val_loop.batch_progress",
         "epoch_loop.state_dict",
     }
-    assert names <= fit.keys(), "loop_state.py and checkpoint_content.py have to read another layout of checkpoints"
+    assert names <= fit.keys(), "exact_resume.py and safe_loading.py have to read another layout of checkpoints"
     assert hasattr(_FitLoop, "restarted_mid_epoch"), (
         "exact_resume.py has to ask another name whether an epoch is resumed"
     )
@@ -45,6 +47,14 @@ def test_a_fused_optimiser_skips_a_step_on_the_device():
     assert torch.equal(weight.detach(), torch.ones(3)), said
 
 
-def test_ddp_can_be_kept_from_broadcasting():
-    source = inspect.getsource(DistributedDataParallel)
-    assert "require_forward_param_sync" in source, "execution.py has to pause DDP's broadcasts by another name"
+def test_lightning_reads_a_checkpoint_by_the_method_that_is_guarded():
+    source = inspect.getsource(_CheckpointConnector.resume_start)
+    said = "safe_loading.py has to guard what Lightning calls now in place of strategy.load_checkpoint"
+    assert "strategy.load_checkpoint(checkpoint_path, weights_only=" in source, said
+
+
+def test_a_parser_lists_its_options():
+    parser = ArgumentParser()
+    parser.add_class_arguments(SaveCheckpoints)
+    names = {action.dest for action in getattr(parser, "_actions", ())}
+    assert "save_top_k" in names, "options_of of parse_errors.py has to ask jsonargparse for its options in another way"

@@ -273,7 +273,7 @@ def test_a_damaged_one_leads_to_the_one_before(run, tmp_path):
     path.with_name("previous.ckpt").touch()
     text = error_of(path)
     assert f"'{path}' is damaged" in text
-    assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto goes on" in text
+    assert f"the one before is '{path.with_name('previous.ckpt')}'. linvit fit --resume=auto continues" in text
 
 
 @pytest.mark.parametrize("names", [["run"], ["runs/version_9", "runs/version_10"]])

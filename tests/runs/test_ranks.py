@@ -54,10 +54,10 @@ def start(root, *options, launcher="torchrun"):
 
 
 def said(text):
-    """The one line that says why the run has ended, and no traceback; the command that goes on is below."""
+    """The one line that says why the run has ended, and no traceback; the command that continues is below."""
     assert "Traceback" not in text
     (line,) = re.findall(r"^linvit: error: (.*)$", text, re.MULTILINE)
-    assert "go on with\n  linvit fit --config checkpoints/quickstart/version_0/config.yaml --resume=auto\n" in text
+    assert "continue with\n  linvit fit --config checkpoints/quickstart/version_0/config.yaml --resume=auto\n" in text
     return line
 
 

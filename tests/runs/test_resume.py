@@ -58,7 +58,7 @@ def test_it_starts_goes_on_and_is_finished(tmp_path):
     assert "there is no such run of 'quickstart' in out yet, a new one starts" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0, done.err
-    assert "out/quickstart/version_0 goes on from last.ckpt, step 2" in done.log
+    assert "out/quickstart/version_0 continues from last.ckpt, step 2" in done.log
     done = fit(tmp_path, AUTO, **options, trainer__max_epochs=2)
     assert done.code == 0
     assert "is finished already, at step 4, 2 epochs" in done.log
@@ -95,7 +95,7 @@ def test_a_run_that_has_no_checkpoint_yet_starts_anew_in_its_folder(tmp_path):
     (run / "config.yaml").write_text("killed: early\n", encoding="utf-8")
     done = fit(tmp_path, AUTO, trainer__max_epochs=1)
     assert done.code == 0, done.err
-    assert "checkpoints/quickstart/version_0 has no checkpoint yet, it starts anew" in done.log
+    assert "checkpoints/quickstart/version_0 has no checkpoint yet, it starts from the beginning" in done.log
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     assert "killed" not in (run / "config.yaml").read_text(encoding="utf-8")
     assert step_of(run / "checkpoints" / "last.ckpt") == 2
@@ -193,7 +193,7 @@ def test_the_command_at_the_end_goes_on(tmp_path):
     printed = next(line for line in done.log.splitlines() if "--resume=auto" in line).partition("linvit fit ")[2]
     again = linvit("fit", *printed.replace("MORE", "2").split(), cwd=tmp_path)
     assert again.code == 0, again.err
-    assert "goes on from last.ckpt, step 2" in again.log
+    assert "continues from last.ckpt, step 2" in again.log
     printed = next(line for line in again.log.splitlines() if "MORE" in line).partition("linvit fit ")[2]
     assert "config_from_step_2.yaml" in printed
     counted = linvit("fit", *printed.replace("MORE", "9").split(), "--trainer.max_steps=5", cwd=tmp_path)

@@ -1,6 +1,6 @@
 """What `validate` and `test` print."""
 
-from linvit.runs.summary import score_table
+from linvit.runs.endings import score_table
 from linvit.tasks.published import PublishedScores
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from linvit.callbacks import SaveCheckpoints
 from linvit.callbacks.save_checkpoints import Best
-from linvit.runs.summary import run_summary
+from linvit.runs.endings import run_summary
 
 
 @pytest.mark.parametrize(("weights", "name"), [("raw", "best.ckpt"), ("ema", "best_ema.ckpt")])

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, default_collate
 
 import linvit
-from linvit.tasks.mixup import Mixup
+from linvit.tasks.classification import Mixup
 from tests.training import CLASSES, SIDE, TINY, RandomImages, batches, fit, tiny_task, trainer
 
 

@@ -6,7 +6,7 @@ import torch
 from timm.data import mixup as timms
 from torch.nn import functional as F
 
-from linvit.tasks.mixup import Mixup, cutmix, mixup
+from linvit.tasks.classification import Mixup, cutmix, mixup
 from tests.data.distributions import alike, even
 
 CLASSES, SIDE = 7, 20

@@ -24,11 +24,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-            OSError: If it cannot be written, with the file and the reason. What lay there is as it was.
-        """
+        """Writes a checkpoint."""
         if is_remote(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -51,11 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Reads a checkpoint.
-
-        Raises:
-            UserError: If it is incomplete or damaged.
-        """
+        """Reads a checkpoint."""
         if not is_remote(path) and Path(path).is_file():
             checksum.verify(Path(path))
         return super().load_checkpoint(path, map_location, weights_only)

@@ -29,15 +29,7 @@ def rgb(images: Tensor) -> Tensor:
 
 
 def pixels(images: Tensor, of: Any) -> np.ndarray:
-    """Normalised images as pictures.
-
-    Args:
-        images: (..., C, H, W).
-        of: The data module that normalised them, or its trainer.
-
-    Returns:
-        (..., H, W, 3), uint8; see `rgb`.
-    """
+    """Images (..., C, H, W) that a data module, or that of a trainer, has normalised, as (..., H, W, 3), uint8."""
     data = getattr(of, "datamodule", of)
     mean, std = (torch.tensor(statistic).view(-1, 1, 1) for statistic in (data.mean, data.std))
     shown = rgb(images.float().cpu() * std + mean)

@@ -79,16 +79,7 @@ def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper =
 
 
 class PicturePaths:
-    """Paths in a folder of a data source, such as `predictions_photos`. Images in folders below the source keep these.
-
-    Args:
-        folder: In which that folder is.
-        source: Path or name of the data source, if it has one.
-
-    Attributes:
-        folder: Of the data source.
-        count: Images so far.
-    """
+    """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these."""
 
     def __init__(self, folder: Path, source: str | None) -> None:
         self.folder = folder / Path(file_of(source)).stem
@@ -132,14 +123,7 @@ class ValidationPictures(Callback):
     def rows(
         self, trainer: Trainer, pl_module: LightningModule, batch: dict[str, Any], predicted: Any
     ) -> Iterable[np.ndarray]:
-        """The rows of the images of a batch, each (H, columns x width, 3), uint8; only those that are shown are made.
-
-        Args:
-            trainer: Of the run.
-            pl_module: The task.
-            batch: Of validation.
-            predicted: What `score_batch` of the task returned for it.
-        """
+        """The rows of a batch's images, each (H, columns x width, 3), uint8, from what `score_batch` has returned."""
         raise NotImplementedError
 
     def below(self, trainer: Trainer, pl_module: LightningModule) -> list[np.ndarray]:

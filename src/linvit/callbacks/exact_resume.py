@@ -96,13 +96,7 @@ class ExactResume(Callback):
 
 
 def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:
-    """Changes the state of the fit loop, as a checkpoint has it, in place.
-
-    Args:
-        loops: Progress of the loops by name, `checkpoint["loops"]["fit_loop"]`.
-        trainer: That writes the checkpoint.
-        resumable: Whether the loader continues where it was; another one would start the epoch again at its end.
-    """
+    """Changes the state of the fit loop, as a checkpoint has it, in place."""
     epoch, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     validation = loops["epoch_loop.val_loop.batch_progress"]
     if epoch["current"]["started"] == epoch["current"]["processed"]:  # between two epochs, or in the hooks of an end
@@ -164,11 +158,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Sets every global generator to a state that `random_state` returned; another device's keeps its own.
-
-    Raises:
-        UserError: If it is not such a state.
-    """
+    """Sets every global generator to a state that `random_state` returned; another device's keeps its own."""
     try:
         numbers = state["numpy"]["state"]
         if not 0 <= numbers["pos"] <= len(numbers["key"]):  # numpy does not check

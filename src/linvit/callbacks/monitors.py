@@ -149,11 +149,7 @@ class BadImageCount(Callback):
 
 
 class ImageCount(Callback):
-    """Counts the images of the last validation or test.
-
-    Attributes:
-        images: How many there were, over all devices.
-    """
+    """Counts the images of the last validation or test."""
 
     def __init__(self) -> None:
         self.images = 0

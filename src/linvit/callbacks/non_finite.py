@@ -1,39 +1,34 @@
 """Steps whose loss or gradient is not finite are skipped, and a run in which they persist is ended."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from linvit.callbacks.non_finite_report import Report, report
-from linvit.errors import UserError, check_number
-from linvit.finite import is_running_statistic
+from linvit.analysis.non_finite import bad_samples, find_non_finite
+from linvit.callbacks.common import gather
+from linvit.errors import UserError, check_number, quote_first
+from linvit.finite import is_running_statistic, not_finite
 
 REPORTS = 20  # per run; each computes a batch once more
 
 
-@dataclass
-class _Batch:
-    """A batch that was computed, and what becomes known of it when the device has done its work.
-
-    Attributes:
-        batch: The batch.
-        flags: Whether gradient and loss are not finite, bool (2,), on the CPU.
-        ready: When `flags` may be read; None is now.
-        step: Number of the optimiser step that followed; None if gradients are accumulated further.
-    """
+class _Batch(NamedTuple):
+    """A batch that was computed, and what becomes known of it when the device has done its work."""
 
     batch: Any
-    flags: Tensor
-    ready: torch.cuda.Event | None
-    step: int | None
+    flags: Tensor  # whether gradient and loss are not finite, bool (2,), on the CPU
+    ready: torch.cuda.Event | None  # when they may be read; None is now
+    step: int | None  # number of the optimiser step that followed; None if gradients are accumulated further
 
 
 class NonFiniteGuard(Callback):
@@ -111,11 +106,7 @@ class NonFiniteGuard(Callback):
             optimizer.zero_grad()  # without a gradient the optimiser has nothing to do
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Counts and reports a skipped step, on a GPU that of the batch before, and logs their number.
-
-        Raises:
-            UserError: If too many were skipped in a row, or the weights themselves are not finite.
-        """
+        """Counts and reports a skipped step, on a GPU that of the batch before, and logs their number."""
         _, batch, *_ = args
         if not self.enabled:
             return
@@ -141,7 +132,7 @@ class NonFiniteGuard(Callback):
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting."""
+        """Continues to count."""
         self.skipped = state_dict["skipped"]
 
     def _restore_statistics(self) -> None:
@@ -202,3 +193,74 @@ def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record()
     return event
+
+
+class Report(NamedTuple):
+    """What a batch was found to hold."""
+
+    text: str
+    weights: bool
+
+
+def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> Report:
+    """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples.
+
+    Weights, gradients, buffers and random generators stay as they are. It is called on all devices, and returns the
+    same on all of them.
+    """
+    weights = not_finite(task, {"state_dict": dict(task.named_parameters())})
+    found = [_layer(trainer, task, batch)] if layers else []
+    if weights:
+        found.append(f"the weights {quote_first(weights, 3)} are not finite")
+    mine = Report("; ".join(part for part in found if part), bool(weights))
+    everyone = gather(mine, trainer)
+    on = "On rank {}: " if len(everyone) > 1 else ""
+    texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
+    return Report(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
+
+
+NOTHING = "Computed once more, the batch was finite"
+
+
+def _layer(trainer: Trainer, task: LightningModule, batch: dict[str, Any]) -> str:
+    """Names the first layer and the samples; empty if all is finite."""
+    size = len(batch["image"])
+    inputs = {
+        name: rows
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and (rows := bad_samples(value, size))
+    }
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+
+    def loss() -> Tensor:
+        with trainer.precision_plugin.train_step_context():
+            value: Tensor = task.training_loss(batch)  # type: ignore[operator]
+        return value if scaler is None else value * scaler.get_scale()
+
+    try:
+        with isolate_rng(), _buffers_kept(task), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+            first = find_non_finite(task.network, loss, size)  # type: ignore[arg-type]
+    except Exception as error:  # out of memory, for one: what is known is said
+        return f"The batch could not be computed once more ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if first is None:
+        return ""
+    rows = next(iter(inputs.values()), first.samples) or list(range(size))
+    given = f"; the data itself is not finite there ({', '.join(inputs)})" if inputs else ""
+    return f"The first is {first.where}, for {len(rows)} of {size} samples: {quote_first(_names(batch, rows))}{given}"
+
+
+def _names(batch: dict[str, Any], rows: list[int]) -> list[str]:
+    """What the data calls samples of a batch: `id`, `index`, or else their numbers in the batch."""
+    names = batch.get("id", batch.get("index"))
+    return [str(row) if names is None else str(names[row]) for row in rows]
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)

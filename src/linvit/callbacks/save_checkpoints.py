@@ -42,9 +42,6 @@ class Best:
         """Takes the present state for one of the best if it is: the name of its file, and the names to delete.
 
         Of the states with the same value the last one is kept where only one is: it has learnt more at a lower rate.
-
-        Args:
-            values: All metrics, and `epoch` and `step`.
         """
         value, sign = values[self.monitor], 1 if self.mode == "max" else -1
         if not math.isfinite(value) or self.save_top_k == 0:
@@ -117,11 +114,7 @@ class SaveCheckpoints(Checkpoint):
             best.kept = {name: value for name, value in pairs if _is_other(name) and isinstance(value, float)}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reserves the folder and tidies it up, before training starts.
-
-        Raises:
-            UserError: If another process has the folder.
-        """
+        """Reserves the folder and tidies it up, before training starts."""
         if getattr(pl_module, "ema", None) is not None and len(self.best) == 1:
             raw = self.best[0]
             if raw.monitor.startswith("val/"):

@@ -26,13 +26,7 @@ DONE = "linvit: done"  # the last line of a program that has come to its end
 
 
 def run_apart(program: str, *arguments: str, timeout: float) -> tuple[list[str], str]:
-    """The lines that a program of Python prints in a fresh process, and why it failed, in words, or "".
-
-    Args:
-        program: Its text.
-        arguments: Of the program.
-        timeout: Seconds after which it is ended.
-    """
+    """The lines that a program of Python prints in a fresh process, and why it failed, in words, or ""."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", f"{program}\nprint('\\n{DONE}', flush=True)", *arguments],

@@ -48,11 +48,7 @@ COMPARED = {
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit verify-resume`; prints the verdict and returns 0 if the runs are bit-equal, else 1.
-
-    Raises:
-        UserError: If the configuration cannot be run.
-    """
+    """Runs `linvit verify-resume`; prints the verdict and returns 0 if the runs are bit-equal, else 1."""
     parser = argument_parser("linvit verify-resume", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of fit
     parser.add_argument("--interruptions", type=int, default=2, metavar="N", help="how many (default: %(default)s)")
@@ -95,12 +91,7 @@ def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> i
 
 
 class Run:
-    """A run that continues where it was each time.
-
-    Args:
-        folder: Where it writes.
-        options: Those of `linvit fit`.
-    """
+    """A run that continues where it was each time."""
 
     def __init__(self, folder: Path, options: Sequence[str]) -> None:
         folder.mkdir()
@@ -114,11 +105,7 @@ class Run:
         return next(self.folder.glob("*/version_0"), self.folder)
 
     def train(self, step: int) -> None:
-        """Trains up to a step, in a new process.
-
-        Raises:
-            UserError: If it fails; with its last words.
-        """
+        """Trains up to a step, in a new process."""
         from linvit.files import LAST  # imports torch, which takes seconds
         from linvit.weights import torch_file
 
@@ -143,7 +130,7 @@ class Run:
 def files(run: Path) -> dict[str, Any]:
     """What a user reads in the folder of a run, in a form that can be compared: by the names of files.
 
-    Measured times and memory are left out, as is what lasts as long as there is time for it (attention_rank.png).
+    Measured times and memory are left out.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
@@ -161,7 +148,7 @@ def files(run: Path) -> dict[str, Any]:
             with path.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
             found[path.name] = [{tag: cell for tag, cell in row.items() if cell and not _measured(tag)} for row in rows]
-        elif path.suffix in (".csv", ".png") and path.name != "attention_rank.png":
+        elif path.suffix in (".csv", ".png"):
             found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it says what it purges
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()

@@ -18,32 +18,15 @@ from linvit.finite import not_finite
 from linvit.runs.folder import CHECKPOINTS, run_of_checkpoint
 from linvit.signatures import equal_options
 from linvit.tasks.base import SET_BY_DATA, SET_BY_RUN
-from linvit.tasks.checkpoint_content import epochs_done, problems, stopped_early
 from linvit.tasks.pretrained import skip_pretrained
-from linvit.tasks.safe_loading import check_content, no_larger_than
+from linvit.tasks.safe_loading import check_content, epochs_done, no_larger_than, problems, stopped_early
 from linvit.weights import torch_file
 from linvit.weights.read import model_named
 from linvit.weights.sharded import is_sharded, outline
 
 
 class Checkpoint:
-    """The checkpoint of a linvit run that the command line names.
-
-    Args:
-        path: The file.
-        resumed: Whether a run goes on from it, rather than being scored.
-
-    Attributes:
-        path: The file.
-        step: Optimiser steps that the run had done.
-        purge_step: From which step on a run that goes on from it logs.
-        epochs: Epochs that it had finished.
-        stopped_early: Whether `EarlyStopping` had ended it.
-        run: The run folder that the file lies in, or None if it lies elsewhere.
-
-    Raises:
-        UserError: If the file cannot be read; see `read_checkpoint`.
-    """
+    """The checkpoint of a linvit run that the command line names."""
 
     def __init__(self, path: str | Path, resumed: bool = False) -> None:
         content = read_checkpoint(path, resumed)
@@ -86,16 +69,7 @@ class Checkpoint:
             given[name] = value
 
     def from_data(self, name: str, num_classes: int | None, in_chans: int | None = None) -> Any:
-        """The checkpoint's value of an argument that the data sets otherwise.
-
-        Args:
-            name: One of `SET_BY_DATA`.
-            num_classes: How many classes the data has, if it must agree.
-            in_chans: How many channels its images have, if they must agree.
-
-        Raises:
-            UserError: If the data has another number of classes or channels.
-        """
+        """The checkpoint's value of an argument that the data sets otherwise."""
         value = self._options.get(name, 3) if name == "in_chans" else self._options[name]
         if name == "in_chans" and in_chans is not None and in_chans != value:
             raise UserError(
@@ -108,14 +82,7 @@ class Checkpoint:
 
     @contextmanager
     def building(self, named: object) -> Iterator[None]:
-        """Where the model of the checkpoint is built: no larger than its weights, and without other weights.
-
-        Args:
-            named: The user's own options; class paths that stand in them may be imported.
-
-        Raises:
-            UserError: If the checkpoint's options build no such model.
-        """
+        """Where the model of the checkpoint is built: no larger than its weights, and without other weights."""
         try:
             with skip_pretrained(), restrict_imports_to(named), no_larger_than(self._weights, self.path):
                 yield
@@ -139,16 +106,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
-    """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed.
-
-    Args:
-        path: The file, or the folder of a sharded strategy, whose weights are then given by empty tensors.
-        resumed: Whether a run goes on from it, which needs more than its weights.
-
-    Raises:
-        UserError: If the file is missing, incomplete, damaged, not loadable without running code, not one of linvit's,
-            or lacks something.
-    """
+    """A checkpoint's content, with `hyper_parameters` and `state_dict`. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file() and not is_sharded(path):
         others = (
@@ -165,7 +123,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
         before = path.with_name(PREVIOUS)
         other = f"the one before is '{before}'" if before.is_file() else f"others may lie in {path.parent}"
         raise UserError(
-            f"checkpoint {error}; {other}. linvit fit --resume=auto goes on from the newest that is whole{start}"
+            f"checkpoint {error}; {other}. linvit fit --resume=auto continues from the newest that is whole{start}"
         ) from error
     if wrong := list(problems(checkpoint, resumed)):
         use = "resumed" if resumed else "used"
@@ -176,15 +134,7 @@ def read_checkpoint(path: str | Path, resumed: bool = False) -> dict[str, Any]:
 def check_same_model(
     path: str | Path, weights: dict[str, Tensor], model: nn.Module, of: str = "", asked: str = ""
 ) -> None:
-    """Raises a `UserError` that names both models and the first differences if weights do not fit the model.
-
-    Args:
-        path: The checkpoint.
-        weights: Those in it.
-        model: What is built from its options.
-        of: The model that these name.
-        asked: The model that the command line names.
-    """
+    """Raises a `UserError` that names both models and the first differences if weights do not fit the model."""
     own = model.state_dict()
     wrong = [f"{name} is missing" for name in own if name not in weights]
     wrong += [f"{name} is unknown" for name in weights if name not in own]
@@ -200,16 +150,7 @@ def check_same_model(
 
 
 def checkpoint_in(path: str | Path, names: Sequence[str], option: str = "--ckpt_path") -> Path:
-    """The first of these checkpoints that there is in a run's folder, which is said; a path of another kind as it is.
-
-    Args:
-        path: What an option names.
-        names: Of checkpoints.
-        option: The option.
-
-    Raises:
-        UserError: If the run has none of them.
-    """
+    """The first of these checkpoints that a run's folder has, which is said; a path of another kind as it is."""
     folder = Path(path) / CHECKPOINTS
     if not folder.is_dir():
         return Path(path)

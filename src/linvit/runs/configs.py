@@ -28,22 +28,13 @@ def shipped(name: str) -> Path | None:
 
 
 def find(given: str, folder: Path | None = None) -> Path | None:
-    """The file that a path or a name means: the file at the path, else one that comes with linvit, else None.
-
-    Args:
-        given: A path, or a name such as `imagenet/swin_tiny`.
-        folder: What a relative path is relative to; None is the current folder.
-    """
+    """The file that a path or a name means: the file at the path, else one that comes with linvit, else None."""
     path = Path(given) if folder is None else folder / given
     return path if path.is_file() else shipped(given)
 
 
 def config_file(given: str) -> Path:
-    """The same as `find`.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """The same as `find`."""
     path = find(given)
     if path is None:
         raise UserError(f"no configuration is called '{given}', and there is no such file.{near(given)}")
@@ -67,9 +58,6 @@ def with_bases(argv: Sequence[str]) -> list[str]:
     Bases may have bases, too. Later files win, key by key, so that a file need only hold what differs. A base of
     several files is read once, before the first of them. At the end `base` itself is set to null: the merged
     configuration is complete, wherever it is saved.
-
-    Raises:
-        UserError: If a configuration or a base is missing or unreadable.
     """
     expanded: list[str] = []
     for argument, config in _arguments(argv):
@@ -83,15 +71,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
 
 
 def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
-    """The bases of a file, with theirs, and then itself; each once, at its first place.
-
-    Args:
-        path: The file.
-        seen: Files that are left out, to which these are added.
-
-    Raises:
-        UserError: If a base is missing or unreadable.
-    """
+    """The bases of a file, with theirs, and then itself; each once, at its first place."""
     seen = set() if seen is None else seen
     if (own := path.resolve()) in seen:
         return []
@@ -133,7 +113,7 @@ def _bases(path: Path) -> list[Path]:
     for base, file in found.items():
         if file is None:
             raise UserError(
-                f"configuration '{path}' starts from '{path.parent / base}', which does not exist; mend its 'base:'."
+                f"configuration '{path}' starts from '{path.parent / base}', which does not exist; correct its 'base:'."
                 f"{near(base)}"
             )
     return [file for file in found.values() if file is not None]

@@ -1,22 +1,23 @@
-"""How a run ends that a signal or an error ends: its last words and its exit code."""
+"""How a run ends: its scores, or the last words of one that a signal or an error ends, and its exit code."""
 
 import errno
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.errors import UserError, find_user_error
-from linvit.runs.folder import shown
+from linvit.runs.folder import how_to_resume, run_config, shown
 from linvit.runs.ranks import Ranks, lost_contact
-from linvit.runs.summary import how_to_go_on
 from linvit.signals import STOP, Stopped, name
+from linvit.tasks.published import PublishedScores
 
 REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPERM, errno.EACCES)
 LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: (\w+)|exited unexpectedly)")
@@ -31,7 +32,7 @@ def in_words(trainer: Trainer, ranks: Ranks) -> Iterator[None]:
     except Stopped as stop:
         STOP.ended_by = stop.by
         ranks.finish()
-        rank_zero_info(f"{stop}\n{how_to_go_on(ranks.run)}" if ranks.run is not None else str(stop))
+        rank_zero_info(f"{stop}\n{how_to_resume(ranks.run)}" if ranks.run is not None else str(stop))
         with suppress(RuntimeError):  # another rank is gone
             trainer.strategy.barrier()  # launchers end the others when one has ended, and loggers are to be closed
         raise SystemExit(STOP.exit_code(stop.by)) from None
@@ -60,8 +61,8 @@ def unsaved(trainer: Trainer) -> str | None:
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, SaveCheckpoints) and callback.failure is not None:
             return (
-                f"the run has ended, but {callback.failure}. What lay there before is as it was. Mend that, then "
-                f"{how_to_go_on(Path(str(trainer.log_dir)))}"
+                f"the run has ended, but {callback.failure}. What lay there before is as it was. Correct that, then "
+                f"{how_to_resume(Path(str(trainer.log_dir)))}"
             )
     return None
 
@@ -86,3 +87,42 @@ def _written(ranks: Ranks, error: Exception) -> str:
             sys.stderr.write(text)
         return ""
     return f"; its traceback is in {shown(path)}"
+
+
+def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
+    """Best scores, their checkpoints, and the commands to continue with; "" if none is kept."""
+    found = [best for best in saves.best if best.kept]
+    if not found:
+        return ""
+    paths = [str(shown(Path(str(saves.dirpath), str(best.name)))) for best in found]
+    config = quote(str(shown(run_config(run))))
+    lines = []
+    for best, path in zip(found, paths, strict=True):
+        lines += [f"best {best.monitor}  {best.kept[str(best.name)]:.4f}", f"checkpoint      {path}"]
+    lines += [
+        f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
+        f"continue it     linvit fit --config {config} --resume=auto --trainer.{length}=MORE",
+        f"look at it      tensorboard --logdir {quote(str(shown(run.parent)))}",
+    ]
+    return "\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def score_table(scores: Mapping[str, float], images: int, known: PublishedScores | None) -> str:
+    """The scores, those of the moving average after those of the weights, and the published ones beside ours."""
+    lines = [f"{images} images" + (f"; published: {known.source}" if known else "")]
+    lines.append(f"  {'':<18} {'ours':<12} {'published' if known else ''}".rstrip())
+    for tag in sorted(scores, key=_place):
+        score = known.scores.get(_name(tag)) if known else None
+        beside = "" if score is None else f"{score:.4f}"
+        lines.append(f"  {tag:<18} {scores[tag]:<12.7g} {beside}".rstrip())
+    return "\n".join(lines)
+
+
+def _name(tag: str) -> str:
+    """The name of the metric."""
+    return tag.rpartition("/")[2].removeprefix("ema_")
+
+
+def _place(tag: str) -> tuple[bool, int]:
+    """The weights before their average; of each, the score first and the loss last."""
+    return "/ema_" in tag, {"score": 0, "loss": 2}.get(_name(tag), 1)

@@ -45,11 +45,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run that has begun to train.
-
-    Attributes:
-        folder: `.../NAME/version_N`, which has the files.
-    """
+    """A run that has begun to train."""
 
     folder: Path
 
@@ -152,7 +148,7 @@ class RunFolder:
     @property
     def command(self) -> str:
         """The command that continues it."""
-        return f"linvit fit --config {shlex.quote(str(self.folder / CONFIG))} --resume=auto"
+        return f"linvit fit --config {shlex.quote(str(shown(run_config(self.folder))))} --resume=auto"
 
     @property
     def _trainer(self) -> dict[str, Any]:
@@ -174,11 +170,7 @@ class RunFolder:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping that a run has written.
-
-    Raises:
-        UserError: If it is none.
-    """
+    """A mapping that a run has written."""
     try:
         content = yaml_text.load_with_tuples(yaml_text.read(path), f"'{path}'")
     except (yaml.YAMLError, OSError) as error:
@@ -199,11 +191,7 @@ def best_checkpoints(filename: str, predict_with: str) -> list[str]:
 
 
 def find(folders: Iterable[Path]) -> list[RunFolder]:
-    """The runs in folders: each is the folder of a run, or has such folders below it.
-
-    Raises:
-        UserError: If a folder has none.
-    """
+    """The runs in folders: each is the folder of a run, or has such folders below it."""
     found: dict[Path, RunFolder] = {}
     for folder in folders:
         configs = sorted(folder.rglob(CONFIG))
@@ -285,6 +273,11 @@ def run_of_checkpoint(checkpoint: str | Path) -> Path | None:
 def run_config(run: Path) -> Path:
     """The configuration that a run was started with, or resumed with last."""
     return max(run.glob("config*.yaml"), key=lambda path: path.stat().st_mtime_ns, default=run / CONFIG)
+
+
+def how_to_resume(run: Path) -> str:
+    """What a run prints that something has ended: how to resume it, with or without a checkpoint."""
+    return f"continue with\n  {RunFolder(run).command}" if run_config(run).exists() else ""
 
 
 def check_writable(folder: Path) -> None:

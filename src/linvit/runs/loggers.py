@@ -158,11 +158,6 @@ class RunTensorBoardLogger(TensorBoardLogger):
 
     TensorBoard sorts its groups by name, a group being what stands before the first slash. So all that is neither loss
     nor score goes to one group behind them: `watch/rank/...`, `watch/images/s`, `watch/memory/host`.
-
-    Args:
-        versions: Folder of all versions of the run.
-        resumed: Version that is resumed; None starts a new one.
-        purge_step: Step from which it is resumed.
     """
 
     _silent_until = 0.0

@@ -66,12 +66,7 @@ def readable(message: str) -> str:
 
 
 def _suggestion(given: str, owner: type | None) -> str:
-    """The option to type in place of one that does not exist, as a sentence; empty if none is near.
-
-    Args:
-        given: Without dashes. Its section is missing where a class has refused it.
-        owner: The class that has refused it, if one has.
-    """
+    """The option to type in place of one that does not exist, as a sentence; empty if none is near."""
     tasks, data = subclasses(Task), subclasses(ImageData)
     if owner is not None and issubclass(owner, Task):
         given, tasks = f"model.{given}", iter([owner])
@@ -87,14 +82,15 @@ def _suggestion(given: str, owner: type | None) -> str:
         for option in options_of(owner)
         if part != "model" or option not in SET_BY_DATA
     }
-    section, leaf = given.partition(".")[0] if "." in given else "", given.rpartition(".")[2]
-    near = difflib.get_close_matches(section, [*parts, "non_finite"], 1)
-    own = [name for option, name in known.items() if near and option.startswith(f"{near[0]}.")]
-    hits = difflib.get_close_matches(leaf, own, 1, CLOSE) or difflib.get_close_matches(leaf, known.values(), 1, CLOSE)
-    name = OTHER_NAMES.get(leaf) or (leaf if leaf in known.values() else "".join(hits))
-    options = [option for option in known if name in (option, known[option])]
-    nearest = max(options, key=lambda option: difflib.SequenceMatcher(None, option, given).ratio(), default=None)
-    return f" Did you mean --{nearest}?" if nearest else ""
+    leaf = given.rpartition(".")[2]
+    other = OTHER_NAMES.get(leaf)
+    like = {option: _likeness(name, leaf) for option, name in known.items()}
+    nearest = other or max(known, key=lambda option: like[option] + _likeness(option, given))
+    return f" Did you mean --{nearest}?" if other or like[nearest] >= CLOSE else ""
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _in_words(line: str) -> str:
@@ -108,12 +104,7 @@ def _in_words(line: str) -> str:
 
 
 class Option(NamedTuple):
-    """An option.
-
-    Attributes:
-        default: Its default value.
-        help: What the class's documentation says of it.
-    """
+    """An option."""
 
     default: Any
     help: str

@@ -83,15 +83,7 @@ def _prints(option: str) -> bool:
 
 
 class CommandLine(LightningCLI):
-    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds what they describe.
-
-    Args:
-        verb: The verb.
-        options: Of the command line, without the verb.
-
-    Raises:
-        UserError: If something is wrong with them.
-    """
+    """The options of `linvit fit`, `validate`, `test` or `predict`, read and checked; `Run` builds from them."""
 
     def __init__(self, verb: str, options: Sequence[str]) -> None:
         self.verb = verb
@@ -187,13 +179,6 @@ def build_task(model: Namespace, **facts: Any) -> Task:
 
     Its options are data, and a checkpoint may have supplied them: they reach the task as they are. The parser would
     call any function that a mapping with a `class_path` names, at any depth.
-
-    Args:
-        model: The class and its options.
-        facts: Arguments that win over the options, such as `num_classes`.
-
-    Raises:
-        UserError: If an option is no plain value, such as a mapping with a `class_path`.
     """
     task: type[Task] = pkgutil.resolve_name(model.class_path)
     given = model.clone().as_dict()

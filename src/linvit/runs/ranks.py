@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
 
-from linvit.runs.summary import how_to_go_on
+from linvit.runs.folder import how_to_resume
 from linvit.signals import STOP
 
 LAUNCHER = "LINVIT_LAUNCHER"  # variable with the process that has started the others on this machine
@@ -30,10 +30,6 @@ class Ranks(Callback):
     torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in a store that
     all share, and the others answer from a thread, even while they wait. Those
     that do not answer have been killed.
-
-    Attributes:
-        rank: Which one this is.
-        run: Folder of a run that trains, or None.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -97,8 +93,8 @@ class Ranks(Callback):
 
     def say(self, text: str) -> None:
         """Prints why the run has ended, and how to resume it."""
-        go_on = "" if self.run is None else f"{how_to_go_on(self.run)}\n"
-        os.write(2, f"\nlinvit: error: {text}\n{go_on}".encode())
+        way = "" if self.run is None else f"{how_to_resume(self.run)}\n"
+        os.write(2, f"\nlinvit: error: {text}\n{way}".encode())
 
     def _missing(self, store: Store) -> list[int]:
         """The ranks that do not answer; none if another rank has said why the run ends."""

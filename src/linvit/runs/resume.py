@@ -1,4 +1,4 @@
-"""`--resume=auto`: one command that starts a run, goes on with it, or says that it is finished."""
+"""`--resume=auto`: one command that starts a run, continues it, or says that it is finished."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +21,6 @@ def run_to_resume(configs: Sequence[str], root: Path, settings: Namespace) -> Pa
     """The run folder that the last configuration lies in, or else the newest run of its name; None if there is none.
 
     A run of another model or seed than this command's is passed over, and that is said.
-
-    Args:
-        configs: The configurations of a command line.
-        root: Where run folders go.
-        settings: What the command line amounts to.
     """
     if (own := run_of_config(configs)) is not None:
         return own
@@ -88,11 +83,7 @@ def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bo
 
 
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """The newest checkpoint of a run that is older than a given one.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """The newest checkpoint of a run that is older than a given one."""
     others = map(_whole, sorted((run / "checkpoints").glob("*.ckpt")))
     older = [other for other in others if other is not None and other.step < checkpoint.step]
     if not older:
@@ -113,13 +104,7 @@ class Found(NamedTuple):
 
 
 def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
-    """The run that a command line resumes, which is said.
-
-    Args:
-        configs: The configurations of the command line.
-        root: Where run folders go.
-        settings: What the command line amounts to.
-    """
+    """The run that a command line resumes, which is said."""
     run, trainer = run_to_resume(configs, root, settings), settings.trainer
     if run is None:
         rank_zero_info(
@@ -131,9 +116,11 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
         rank_zero_warn(f"--resume=auto: no checkpoint of {shown(run)} can be used, so a new run starts")
         return Found()
     if checkpoint is None:
-        rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts anew")
+        rank_zero_info(f"--resume=auto: {shown(run)} has no checkpoint yet, it starts from the beginning")
     elif not is_finished(checkpoint, trainer.max_epochs, trainer.max_steps):
-        rank_zero_info(f"--resume=auto: {shown(run)} goes on from {Path(checkpoint.path).name}, step {checkpoint.step}")
+        rank_zero_info(
+            f"--resume=auto: {shown(run)} continues from {Path(checkpoint.path).name}, step {checkpoint.step}"
+        )
     elif not has_last_evaluation(run, checkpoint, trainer.max_steps):
         checkpoint = before(run, checkpoint)
         rank_zero_warn(
@@ -143,7 +130,7 @@ def find(configs: Sequence[str], root: Path, settings: Namespace) -> Found:
     else:
         rank_zero_info(
             f"--resume=auto: {shown(run)} is finished already, at step {checkpoint.step}, {checkpoint.epochs} epochs. "
-            f"To train it for longer, raise --trainer.max_epochs; to start anew, leave --resume out"
+            f"To train it for longer, raise --trainer.max_epochs; to start again, leave --resume out"
         )
         return Found(run, checkpoint, finished=True)
     return Found(run, checkpoint)

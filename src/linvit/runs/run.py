@@ -21,7 +21,7 @@ from linvit.errors import UserError, check_number
 from linvit.files import LAST
 from linvit.runs.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 from linvit.runs.configs import configs
-from linvit.runs.endings import in_words, unsaved
+from linvit.runs.endings import in_words, run_summary, score_table, unsaved
 from linvit.runs.folder import (
     RunFolder,
     best_checkpoints,
@@ -37,7 +37,6 @@ from linvit.runs.loggers import check_loggers, run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
 from linvit.runs.ranks import Ranks
 from linvit.runs.resume import Found, SameCheckpoint, find
-from linvit.runs.summary import run_summary, score_table
 from linvit.runs.trainer import (
     SaveRunConfig,
     check_sync_batch_norm,
@@ -150,11 +149,7 @@ class Run:
         return task
 
     def trained(self) -> Task:
-        """The task with the weights of the checkpoint, in evaluation mode.
-
-        Raises:
-            UserError: If only the strategy that wrote the checkpoint can read it.
-        """
+        """The task with the weights of the checkpoint, in evaluation mode."""
         path = Path(self.settings.ckpt_path)
         if path.is_dir():
             raise UserError(f"'{path}' is a sharded checkpoint, which only its strategy can read; save whole weights")
@@ -165,11 +160,7 @@ class Run:
 
     @cached_property
     def trainer(self) -> Trainer:
-        """The trainer, with the callbacks and loggers of the run; data and task are built before it.
-
-        Raises:
-            UserError: If its options do not go together, or the run has no weights to score, or no place to write to.
-        """
+        """The trainer, with the callbacks and loggers of the run; data and task are built before it."""
         self._check()
         try:
             return self._trainer(self.data, self.task)

@@ -44,11 +44,7 @@ def with_progress_bar(callbacks: Any) -> list[Callback]:
 
 
 def default_precision(accelerator: Any) -> str:
-    """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line.
-
-    Args:
-        accelerator: `trainer.accelerator`.
-    """
+    """`bf16-mixed` on CUDA devices that compute in bfloat16, else `32-true`; says which, in one line."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if cuda and torch.cuda.is_bf16_supported(including_emulation=False):
         rank_zero_info("precision bf16-mixed, since the device has bfloat16; --trainer.precision names another one")

@@ -21,7 +21,7 @@ from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
-from linvit.tasks.execution import broadcast_buffers, enable_grad_checkpointing, keep_attention_features
+from linvit.tasks.execution import enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
@@ -266,7 +266,8 @@ class Task(LightningModule):
             lr_scales=self._lr_scales(),
         )
         betas = (settings.betas[0], settings.betas[1])
-        fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
+        # With 16-mixed the fused one would unscale gradients itself, and Lightning refuses to clip such.
+        fused = self.trainer.strategy.root_device.type in ("cpu", "cuda") and self.trainer.precision != "16-mixed"
         optimizer = adamw(groups, schedule.peak, betas, fused)
         if self.ema is not None:
             ema = self.ema
@@ -319,16 +320,6 @@ class Task(LightningModule):
         if self.distillation is None:
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
         return {f"network.{name}": scale for name in self.distillation.new}
-
-    def on_validation_start(self) -> None:
-        """Prepares DDP for ranks with unequal numbers of batches."""
-        broadcast_buffers(self, at_each_forward=False)
-
-    def on_validation_end(self) -> None:
-        """Prepares DDP for training again; writes down how a student starts."""
-        broadcast_buffers(self, at_each_forward=True)
-        if self.distillation is not None and self.trainer.sanity_checking:
-            self.distillation.log_start()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the total batch size, and how many updates the moving average has had.

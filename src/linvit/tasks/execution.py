@@ -1,9 +1,6 @@
-"""How a network is executed, which changes no result: compiled, with less memory, and on several devices."""
+"""How a network is executed, which changes no result: with less memory or with more."""
 
-import torch
-from lightning.pytorch import LightningModule
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from linvit.errors import UserError
 
@@ -13,9 +10,6 @@ def enable_grad_checkpointing(network: nn.Module) -> None:
 
     If the network has no `set_grad_checkpointing` of its own, that of its direct parts is called, such as a backbone's
     below a dense head.
-
-    Raises:
-        UserError: If neither the network nor one of its parts supports it.
     """
     candidates = [network] if hasattr(network, "set_grad_checkpointing") else network.children()
     parts = [part for part in candidates if hasattr(part, "set_grad_checkpointing")]
@@ -37,16 +31,3 @@ def keep_attention_features(network: nn.Module) -> None:
     for module in network.modules():
         if hasattr(module, "recompute"):
             module.recompute = False  # type: ignore[assignment]
-
-
-def broadcast_buffers(task: LightningModule, at_each_forward: bool) -> None:
-    """Broadcasts rank 0's buffers, those that its checkpoint holds; whether DDP does so at each forward from now on.
-
-    The ranks evaluate parts of the set that may differ by one image, so that one rank may have a batch more. DDP
-    broadcasts buffers in every forward pass, evaluation included: in that batch it would wait for ever.
-    """
-    wrapper = task.trainer.strategy.model
-    if isinstance(wrapper, DistributedDataParallel):
-        for buffer in task.buffers():
-            torch.distributed.broadcast(buffer, 0)
-        wrapper.require_forward_param_sync = at_each_forward  # no documented name does that

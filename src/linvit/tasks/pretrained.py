@@ -34,15 +34,7 @@ def without_download(backbone: str | Mapping[str, Any]) -> str | Mapping[str, An
 
 
 def load_initial_weights(network: nn.Module, pretrained: str | Mapping[str, Any] | None) -> None:
-    """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows.
-
-    Args:
-        network: A backbone, or a network of a `backbone` and a head, which starts from the weights of either.
-        pretrained: A source, or a mapping of `source` and options of `linvit.load_pretrained`.
-
-    Raises:
-        UserError: If `pretrained` names no source, an unknown option, or weights that cannot be loaded.
-    """
+    """Loads what `pretrained` says and prints the report; does nothing if it is None or a checkpoint follows."""
     if pretrained is None or _skipped.get():
         return
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints

@@ -12,12 +12,7 @@ from linvit.signatures import equal_options, parameters_of
 
 @dataclass(frozen=True)
 class PublishedScores:
-    """Scores of a model that its authors published, and where.
-
-    Attributes:
-        scores: Name of the metric, such as "top1", to its value, as the task logs it.
-        source: Where they were published.
-    """
+    """Scores of a model that its authors published, and where."""
 
     scores: Mapping[str, float]
     source: str

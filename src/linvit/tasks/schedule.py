@@ -15,11 +15,7 @@ from linvit.tasks.optimisation import Optimisation
 
 
 def run_schedule(settings: Optimisation, trainer: Trainer) -> Schedule:
-    """The learning-rate schedule of the run that a trainer is about to start.
-
-    Raises:
-        UserError: If the run has no end, or its length in epochs is needed and unknown.
-    """
+    """The learning-rate schedule of the run that a trainer is about to start."""
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
         raise UserError("the learning rate needs an end to decay to: set trainer.max_epochs or trainer.max_steps")
@@ -87,14 +83,7 @@ def total_batch_size(trainer: Trainer) -> int:
 
 
 def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: Schedule, before: int | None) -> str:
-    """A warning about a total batch size that the learning rate was not chosen for, with the way out; "" for none.
-
-    Args:
-        settings: Those of the task.
-        trainer: The trainer of the run that is about to start.
-        schedule: The learning-rate schedule of the run.
-        before: Total batch size of the run that is resumed, if known.
-    """
+    """A warning about a total batch size that the learning rate was not chosen for, with the way out; "" for none."""
     batch = total_batch_size(trainer)
     if not batch or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return ""

@@ -7,13 +7,12 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from PIL import Image
 
 import linvit
 from linvit.analysis import effective_rank, entropy, rank
 from linvit.analysis.recorder import Recorder
 from linvit.callbacks import AttentionRank
-from linvit.callbacks.attention.rank import rank_picture, read_table
+from linvit.callbacks.attention.rank import read_table
 from linvit.experiments.compare.results import is_rank
 from tests.training import HEAD_WIDTH, TINY, Memory, RandomImages, batches, fit, tiny_task, trainer
 
@@ -133,7 +132,6 @@ def test_a_matrix_over_channels_is_logged_by_that_name_and_is_no_rank_of_a_layer
         ("blocks.0.attn", "channels"),
         ("blocks.1.attn", ""),
     }
-    assert rank_picture(table).size[0] > 0
 
 
 class TestChannels:
@@ -314,7 +312,7 @@ class TestBudget:
 
 
 class TestFiles:
-    """The table and the picture in the folder of a run."""
+    """The table in the folder of a run."""
 
     def run(self, folder, **options):
         callback = AttentionRank(1, max_share=None)
@@ -336,9 +334,3 @@ class TestFiles:
         before = table.read_text(encoding="utf-8")
         AttentionRank(1).on_train_start(self.run(tmp_path), tiny_task())  # at step 3, with the rows of steps 0 to 2
         assert table.read_text(encoding="utf-8") == before
-
-    def test_the_picture_shows_layers_and_steps(self, tmp_path):
-        self.run(tmp_path)
-        picture = Image.open(tmp_path / "run" / "attention_rank.png")
-        assert picture.size == rank_picture(tmp_path / "run" / "attention_rank.csv").size
-        assert len(picture.convert("RGB").getcolors(10**6)) > 5

@@ -75,7 +75,7 @@ class Kills:
         code = process.wait()
         newest = newest_checkpoint(self.run)
         self.known = 0 if newest is None or code else newest.step
-        if self.known != step + 2 or (step and "goes on from" not in process.text()):
+        if self.known != step + 2 or (step and "continues from" not in process.text()):
             self.lost += 1
             print(process.text(), flush=True)
             shutil.rmtree(self.run, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A run whose last checkpoint is torn, flipped or partly zero goes on from the one before."""
+"""A run whose last checkpoint is torn, flipped or partly zero continues from the one before."""
 
 import random
 import shutil
@@ -37,5 +37,5 @@ def test_all_are_noticed_and_the_run_goes_on(run, tmp_path):
     assert found == ["previous.ckpt"] * 136
     done = linvit("fit", f"--config={folder}/config.yaml", "--resume=auto", *flags(trainer__max_epochs=2), cwd=tmp_path)
     assert done.code == 0, done.err
-    assert "goes on from previous.ckpt, step 10" in done.log
+    assert "continues from previous.ckpt, step 10" in done.log
     assert newest_checkpoint(folder).step == 20

@@ -21,18 +21,6 @@ class Measurement(Callback):
     It looks before the step, at a copy of the network in evaluation mode that shares the weights being trained. So
     neither training nor a compiled network changes by it, and only rank 0 does anything. Nothing here ends a run: what
     cannot be measured is told in a warning.
-
-    Args:
-        every_n_steps: Optimiser steps between two measurements.
-        images: How many images, spread evenly over the validation set, and the same at all steps.
-        max_seconds: A measurement ends after so many seconds; the layers that are left come first in the next one.
-        max_share: Fraction of the time since the start of training that measurements may take: each ends when it is
-            used up, but not before one layer or image is done, and while they have taken more, the next ones are left
-            out. null for no limit.
-
-    Attributes:
-        folder: Of the run, or None without one.
-        seconds: That measurements have taken since the start of training.
     """
 
     def __init__(self, every_n_steps: int, images: int, max_seconds: float, max_share: float | None) -> None:

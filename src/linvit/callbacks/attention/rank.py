@@ -2,29 +2,23 @@
 
 import csv
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL import Image
 from torch import Tensor
 
 from linvit.analysis.attention_matrix import CHANNELS
 from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.measurement import Measurement
-from linvit.callbacks.common import add_picture
-from linvit.callbacks.report import write_picture, write_table
+from linvit.callbacks.report import write_table
 from linvit.plain_text import CsvWriter
 
 CURVES = ("rank", "effective_rank", "entropy")
 TITLES = ("step", "layer", "part", "head", *STATISTICS)
-COLUMNS = 40  # of the picture
-TABLE, PICTURE = "attention_rank.csv", "attention_rank.png"
+TABLE = "attention_rank.csv"
 
 
 class AttentionRank(Measurement):
@@ -38,7 +32,7 @@ class AttentionRank(Measurement):
     rank of its matrix over the channels is logged as `rank/LAYER/channels`, and nothing else.
 
     All of `linvit.analysis.attention_statistics`, per head and part, is written to attention_rank.csv in the run's
-    folder, and the ranks of all layers over time to the picture attention_rank.png, and to TensorBoard.
+    folder.
 
     The attention of timm models is measured, too: ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 and Swin.
 
@@ -71,10 +65,9 @@ class AttentionRank(Measurement):
         self.max_tokens = max_tokens
         self._next = 0
         self._file: Path | None = None
-        self._new = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Goes on with the table of a resumed run, without the rows of steps that are done again."""
+        """Continues the table of a resumed run, without the rows of steps that are done again."""
         super().on_train_start(trainer, pl_module)
         self._next, self._file = 0, None
         if self._supported and self.folder is not None:
@@ -106,29 +99,6 @@ class AttentionRank(Measurement):
         if self._file is not None and rows:
             with self._file.open("a", encoding="utf-8", newline="") as file:
                 CsvWriter(file).writerows(rows)
-            self._new = True
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws what is new since the last picture, as far as there is time for it."""
-        if self.seconds_left() >= 0:
-            self._draw(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draws the rest."""
-        self._draw(trainer)
-
-    def _draw(self, trainer: Trainer) -> None:
-        """Draws the ranks of all layers over time."""
-        if self._file is None or not self._new:
-            return
-        started, self._new = time.monotonic(), False
-        try:
-            picture = rank_picture(self._file)
-            write_picture(self._file.with_name(PICTURE), picture)
-            add_picture(trainer, "rank", picture)
-        except Exception as error:
-            rank_zero_warn(f"{self.name}: the picture cannot be drawn: {type(error).__name__}: {error}")
-        self.seconds += time.monotonic() - started
 
     def _layer(self, layer: str, calls: list[Call]) -> dict[str, dict[str, Tensor]]:
         """The statistics of a layer's parts, (images, h) or (images, h, d) each."""
@@ -169,17 +139,3 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if None not in row.values()]
-
-
-def rank_picture(path: Path, name: str = "rank") -> Image.Image:
-    """The heat map of a table: layers by steps, mean over the heads of whole matrices, or of those over channels."""
-    cells: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for row in read_table(path):
-        if row["part"] in ("", CHANNELS):
-            cells[f"{row['layer']} {row['part']}".rstrip(), int(row["step"])].append(float(row[name]))
-    layers = list(dict.fromkeys(layer for layer, _ in cells))
-    steps = sorted({step for _, step in cells})
-    if len(steps) > COLUMNS:
-        steps = [steps[round(i * (len(steps) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
-    values = np.array([[np.mean(cells.get((layer, step), [np.nan])) for step in steps] for layer in layers])
-    return heat_map(values, layers, [str(step) for step in steps], f"{name.replace('_', ' ')} of each layer by step")

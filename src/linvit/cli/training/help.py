@@ -32,13 +32,7 @@ OPENING = {
 
 
 def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
-    """What the verb does, the options that matter with their defaults, examples.
-
-    Args:
-        verb: The verb.
-        task: Path of the task's class.
-        data: Path of the data module's class.
-    """
+    """What the verb does, the options that matter with their defaults, examples."""
     run = "--config RUN/config.yaml --ckpt_path RUN"
     start = "--config quickstart" if verb == "fit" else run
     lines = [

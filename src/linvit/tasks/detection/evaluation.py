@@ -86,11 +86,7 @@ def _annotation(number: int, given: Mapping[str, Any], kind: str, area_from: str
 
 
 def tools(evaluator: Evaluator) -> tuple[Any, Any]:
-    """The classes COCO and COCOeval of a package.
-
-    Raises:
-        UserError: If it is not installed.
-    """
+    """The classes COCO and COCOeval of a package."""
     annotations, evaluation, name = MODULES[evaluator]
     try:
         return importlib.import_module(annotations).COCO, getattr(importlib.import_module(evaluation), name)

@@ -54,12 +54,7 @@ class Objects(NamedTuple):
         return [{"size": list(self.size), "counts": counts} for counts in self.counts or []]
 
     def annotations(self, image: int, categories: Sequence[int]) -> list[dict[str, Any]]:
-        """The objects as COCO's JSON has them: boxes are x, y, width and height.
-
-        Args:
-            image: The id of the image.
-            categories: The id of each class.
-        """
+        """The objects as COCO's JSON has them: boxes are x, y, width and height."""
         boxes = self.boxes.astype(np.float64)
         boxes[:, 2:] -= boxes[:, :2]
         columns: dict[str, Sequence[Any]] = {"bbox": boxes.tolist()}
@@ -92,16 +87,6 @@ class DetectionResults:
     """True and detected objects of the images of a set, and COCO's figures of them.
 
     torchmetrics' `MeanAveragePrecision` is not used: its thresholds are float32 numbers, which changes the AP.
-
-    Args:
-        num_classes: Classes.
-        kinds: What is evaluated.
-        evaluator: The package that computes the figures.
-        area_from: See `evaluate`.
-
-    Attributes:
-        evaluations: On rank 0, once `figures` was called: what COCO's evaluation says. On others, empty.
-        objects: Likewise, the true objects of each class (K,), crowds not counted.
     """
 
     def __init__(
@@ -158,12 +143,7 @@ class DetectionResults:
 
 
 class CocoScore(Metric):
-    """One of COCO's figures of results that several scores share; whoever updates the results calls `update` of each.
-
-    Args:
-        results: Of the set.
-        name: Such as "box_AP".
-    """
+    """One of COCO's figures, such as "box_AP", of results that several scores share."""
 
     full_state_update = False
 

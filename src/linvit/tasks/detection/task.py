@@ -79,11 +79,7 @@ class DetectionTask(Task):
         return super().forward(list(images))  # type: ignore[arg-type]
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
-        """The sum of the losses.
-
-        Raises:
-            UserError: If the head needs masks and the data has none.
-        """
+        """The sum of the losses."""
         self._check_masks(batch, "masks")
         names = ["boxes", "labels", *(["masks"] if self.network.with_masks else [])]
         rows = zip(*(batch[name] for name in names), strict=True)

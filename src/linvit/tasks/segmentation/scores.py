@@ -59,11 +59,7 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
 
 
 class PixelConfusion(MulticlassConfusionMatrix):
-    """Confusion matrix (K, K) of pixels: rows are labels, columns are predictions; ignored pixels are left out.
-
-    Args:
-        num_classes: Classes K.
-    """
+    """Confusion matrix (K, K) of pixels: rows are labels, columns are predictions; ignored pixels are left out."""
 
     def __init__(self, num_classes: int, **options: Any) -> None:
         super().__init__(num_classes, ignore_index=IGNORE_INDEX, validate_args=False, **options)
@@ -104,13 +100,7 @@ def mean_scores(matrix: Tensor, exclude_from_mean: Sequence[int] = ()) -> dict[s
 
 
 class ConfusionScore(Metric):
-    """One score of a confusion matrix that several scores share; whoever updates the matrix calls `update` of each.
-
-    Args:
-        confusion: The matrix.
-        name: One of `mean_scores`.
-        exclude_from_mean: See `mean_scores`.
-    """
+    """One score of a confusion matrix that several scores share; whoever updates the matrix calls `update` of each."""
 
     full_state_update = False
 
