@@ -46,16 +46,6 @@ def test_version_2_the_tightest_of_all_levels(groups):
     assert machine.memory() == (8 * GIB, 5 * GIB)
 
 
-def test_version_1(groups):
-    groups(
-        "4:memory:/box\n1:cpu,cpuacct:/\n0::/\n",
-        **{"cpu__cpu-cfs_quota_us": 400000, "cpu__cpu-cfs_period_us": 100000},
-        **{"memory__box__memory-limit_in_bytes": 2 * GIB, "memory__box__memory-usage_in_bytes": 3 * GIB},
-    )
-    assert machine.cpus() == 4
-    assert machine.memory() == (2 * GIB, 0)
-
-
 def test_another_system(groups, monkeypatch, tmp_path):
     (tmp_path / "meminfo").unlink()
     monkeypatch.delattr(machine.os, "sched_getaffinity")

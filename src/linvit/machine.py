@@ -67,31 +67,26 @@ def free_disk(folder: Path) -> int:
 
 def _quotas() -> Iterator[tuple[float, float]]:
     """Microseconds of processor time that each control group may use, and in how many."""
-    for folder in _groups("cpu"):
-        quota, period = (*_read(folder / "cpu.max").split(), "", "")[:2]  # version 2
-        if not quota:
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    for folder in _groups():
+        quota, period = (*_read(folder / "cpu.max").split(), "", "")[:2]
         if quota.isdigit() and period.isdigit():
             yield float(quota), float(period)
 
 
 def _limits() -> Iterator[tuple[int, int]]:
     """Bytes of memory that each control group may use, and uses."""
-    for folder in _groups("memory"):
-        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most, now = _read(folder / limit), _read(folder / used)
-            if most.isdigit() and now.isdigit():
-                yield int(most), int(now)
+    for folder in _groups():
+        most, now = _read(folder / "memory.max"), _read(folder / "memory.current")
+        if most.isdigit() and now.isdigit():
+            yield int(most), int(now)
 
 
-def _groups(kind: str) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, from its own up to the root, of versions 1 and 2."""
+def _groups() -> Iterator[Path]:
+    """The folders of the control groups (version 2) that this process is in, from its own up to the root."""
     for line in _read(OWN_GROUPS).splitlines():
-        number, kinds, path = (*line.split(":", 2), "", "", "")[:3]
-        root = GROUPS if number == "0" else GROUPS / kind
-        if number == "0" or kind in kinds.split(","):
-            own = root / path.strip("/")
-            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+        if line.startswith("0::"):
+            own = GROUPS / line[3:].strip("/")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(GROUPS))
 
 
 def _read(path: Path) -> str:

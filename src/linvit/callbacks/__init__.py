@@ -12,7 +12,7 @@ _MODULES = {
     "FinalScore": "monitors",
     "GradientNorm": "monitors",
     "ImageCount": "monitors",
-    "ImageGrid": "image_grid",
+    "ImageGrid": "monitors",
     "Memory": "monitors",
     "NonFiniteGuard": "non_finite",
     "PredictionWriter": "classification",

@@ -1,7 +1,7 @@
 """A resumed run is the run that was not interrupted."""
 
 import random
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,24 +14,6 @@ from linvit.errors import UserError
 
 RANDOM_STATE = "random_state"  # in a checkpoint
 WITHIN_STEP = "within_step"  # in one that was written within an accumulation, where what is logged has the next step
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A loader that can continue in the middle of an epoch."""
-
-    @property
-    def batches_done(self) -> int:
-        """Batches of the epoch that had their turn, in the present numbers of ranks and of samples per batch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the epoch has come."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets the next pass continue there."""
-
-    def end_epoch(self) -> None:
-        """Leaves out the rest of that pass."""
 
 
 class ExactResume(Callback):
@@ -53,7 +35,7 @@ class ExactResume(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Adds the generators of all ranks, and makes the state of the loops one to resume from."""
         checkpoint[RANDOM_STATE] = gather(random_state(pl_module.device), trainer)
-        make_resumable(checkpoint["loops"]["fit_loop"], trainer, isinstance(trainer.train_dataloader, Resumable))
+        make_resumable(checkpoint["loops"]["fit_loop"], trainer, _is_resumable(trainer.train_dataloader))
         batches, window = trainer.fit_loop.batch_idx + 1, trainer.accumulate_grad_batches
         if batches % window and batches != trainer.num_training_batches:
             rank_zero_warn(
@@ -84,8 +66,8 @@ class ExactResume(Callback):
     def _place_loader(self, trainer: Trainer) -> None:
         """Lets the loader continue within the epoch, and has Lightning count the batches as it does."""
         trainer.fit_loop.setup_data()  # what trainer.reload_dataloaders_every_n_epochs asks for, while it does no harm
-        loader = trainer.train_dataloader
-        if not isinstance(loader, Resumable):
+        loader: Any = trainer.train_dataloader
+        if not _is_resumable(loader):
             return
         loader.load_state_dict(self._loader)
         progress = vars(trainer.fit_loop.epoch_loop.batch_progress.current)
@@ -93,6 +75,11 @@ class ExactResume(Callback):
         progress.update({name: value + later for name, value in progress.items()})
         if progress["processed"] >= trainer.num_training_batches:  # trainer.limit_train_batches
             loader.end_epoch()
+
+
+def _is_resumable(loader: Any) -> bool:
+    """Whether a loader can continue in the middle of an epoch, as linvit's can."""
+    return hasattr(loader, "batches_done") and hasattr(loader, "end_epoch")
 
 
 def make_resumable(loops: dict[str, Any], trainer: Trainer, resumable: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a run logs of itself: its speed, memory, gradients, images that were skipped or counted, hyper-parameters."""
+"""What a run shows of itself: images, speed, memory, gradients, what was skipped or counted, hyper-parameters."""
 
 import sys
 import time
@@ -10,9 +10,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
+from torchvision.utils import make_grid
+
+from linvit.callbacks.common import rgb, writers
 
 
 class Throughput(Callback):
@@ -196,3 +200,27 @@ def _flat(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{before}{name}/")
         else:
             yield before + name, value if isinstance(value, bool | int | float | str) else str(value)
+
+
+class ImageGrid(Callback):
+    """Writes one grid of transformed images per split at the start of a run, and leaves the random state unchanged.
+
+    The images are those of the data module's `preview`; without such a method, nothing is written.
+
+    Args:
+        images: Images per grid.
+    """
+
+    def __init__(self, images: int = 32) -> None:
+        self.images = images
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the first images of the training and the validation set, spread evenly."""
+        preview = getattr(getattr(trainer, "datamodule", None), "preview", None)
+        if not trainer.is_global_zero or not writers(trainer) or preview is None:
+            return
+        with isolate_rng():
+            shown = preview(self.images)
+        for name, images in shown.items():
+            for writer in writers(trainer):
+                writer.add_image(f"transforms/{name}", make_grid(rgb(images)), trainer.global_step)

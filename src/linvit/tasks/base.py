@@ -14,14 +14,13 @@ from torchmetrics import Metric
 
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
-from linvit.callbacks.image_grid import ImageGrid
-from linvit.callbacks.matmul_precision import MatmulPrecision
+from linvit.callbacks.monitors import ImageGrid
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
-from linvit.tasks.execution import enable_grad_checkpointing, keep_attention_features
+from linvit.tasks.execution import MatmulPrecision, enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation

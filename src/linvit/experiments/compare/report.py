@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from linvit.callbacks.attention import maps, rank
+from linvit.callbacks.attention import maps
 from linvit.callbacks.attention.heat_map import heat_map
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
@@ -160,7 +160,7 @@ def _controls(page: Page, results: Results) -> None:
 
 
 def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
-    """Each layer's rank at the end, and the pictures of layers over time that `AttentionRank` wrote into the runs."""
+    """Each layer's rank at the end."""
     last = {variant.name: variant.ranks() for variant in results.variants}
     layers = list(dict.fromkeys(layer for ranks in last.values() for layer in ranks))
     if not layers:
@@ -171,11 +171,6 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
     )
     page.heading("Ranks")
     page.pictures([(folder / RANKS, "The rank of each layer's attention when it was last measured.")])
-    runs = {variant.name: _first(variant) for variant in results.variants}
-    pictures = {name: run.folder / rank.PICTURE for name, run in runs.items() if run is not None}
-    if found := [(path, f"rank of {name}") for name, path in pictures.items() if path.exists()]:
-        page.paragraph("The same while it trained, of the first seed of each variant.")
-        page.pictures(found)
 
 
 def _pictures(page: Page, results: Results) -> None:
