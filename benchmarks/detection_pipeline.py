@@ -90,9 +90,7 @@ def main(folder: Path, images: int, rounds: int, masks: bool, multiscale: bool) 
     """Prints the images per second of both, and their ratio."""
     torch.set_num_threads(1)
     augmentation = DetectionAugmentation(0.5, SIDES, (400, 500, 600)) if multiscale else DetectionAugmentation()
-    data = DetectionData(
-        str(folder), masks=masks, resize_limits=(1333, 800), augmentation=augmentation, empty_classes=True, min_side=0
-    )
+    data = DetectionData(str(folder), masks=masks, resize_limits=(1333, 800), augmentation=augmentation)
     data.setup("fit")
     found = annotations(folder / "annotations" / "instances_train2017.json")
     names = [Path(data.splits["train"][int(row)]["image"].filename) for row in data.train_set.chosen]

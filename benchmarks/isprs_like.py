@@ -14,7 +14,7 @@ import numpy as np
 from imagenet_like import clutter
 from PIL import Image, ImageFilter
 
-from linvit.data.sources.isprs import BOUNDARY, ISPRS_COLOURS, SETS
+from linvit.data.sources.tiles import BOUNDARY, ISPRS_COLOURS, SETS
 
 STREET, BUILDING, LAWN, TREE, CAR, CLUTTER = range(6)
 INFRARED = np.array([(90, 100, 105), (120, 130, 130), (190, 95, 90), (150, 50, 60), (70, 80, 120), (60, 45, 60)])

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from linvit import AttentionLayer, Grid
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import DEIT, PVT, SWIN
 from linvit.weights.layouts.layout import Layout
-from linvit.weights.projections import fit_projections
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -11,10 +11,8 @@ from linvit.errors import UserError
 from linvit.registry import attentions, backbones, heads, preset
 
 if TYPE_CHECKING:
-    from linvit.attention.base import Attention, Grid
-    from linvit.attention.create import create_attention
-    from linvit.attention.ops.precision import full_precision
-    from linvit.attention.ops.recompute import recomputed
+    from linvit.attention.base import Attention, Grid, create_attention
+    from linvit.attention.ops.decorators import full_precision, recomputed
     from linvit.backbones.base import Backbone
     from linvit.backbones.create import create_backbone
     from linvit.backbones.replace_attention import replace_attention
@@ -43,15 +41,15 @@ _LAZY = {
     "Grid": "linvit.attention.base",
     "Matching": "linvit.linearization.distillation",
     "SegmentationHead": "linvit.heads.segmentation.base",
-    "create_attention": "linvit.attention.create",
+    "create_attention": "linvit.attention.base",
     "create_backbone": "linvit.backbones.create",
     "create_detector": "linvit.heads.detection.detector",
     "create_head": "linvit.heads.create",
     "create_segmentor": "linvit.heads.segmentation.segmentor",
-    "full_precision": "linvit.attention.ops.precision",
+    "full_precision": "linvit.attention.ops.decorators",
     "linearize": "linvit.linearization.student",
     "load_pretrained": "linvit.weights.load",
-    "recomputed": "linvit.attention.ops.recompute",
+    "recomputed": "linvit.attention.ops.decorators",
     "replace_attention": "linvit.backbones.replace_attention",
 }
 

@@ -79,14 +79,7 @@ def _classifier(module: nn.Module) -> set[int]:
 
 
 def adamw(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool) -> AdamW:
-    """AdamW. The fused one is faster, and skips a step if its `found_inf` is set on the device, without a wait for it.
-
-    Args:
-        groups: Of parameters.
-        lr: Of groups that name none.
-        betas: Of the moments.
-        fused: Whether one kernel does all; also for the state of a checkpoint that was written without, or with.
-    """
+    """AdamW. The fused one is faster, and skips a step if its `found_inf` is set, without a wait for the device."""
     optimizer = AdamW(groups, lr=lr, betas=betas, fused=fused or None)
 
     def keep_fused(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

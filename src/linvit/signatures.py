@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,3 +56,15 @@ def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parame
         if not forwards:
             break
     return found, forwards
+
+
+def descriptions(constructor: Callable[..., Any]) -> dict[str, str]:
+    """Returns what docstrings say of a constructor's arguments: that of the class first, then those of its parents."""
+    while isinstance(constructor, functools.partial):
+        constructor = constructor.func
+    found: dict[str, str] = {}
+    for owner in inspect.getmro(constructor) if isinstance(constructor, type) else [constructor]:
+        for section in re.findall(r"^Args.*:\n((?:    .*\n?)+)", inspect.cleandoc(owner.__doc__ or ""), re.MULTILINE):
+            for names, text in re.findall(r"^    ([\w, ]+): (.*(?:\n     .*)*)", section, re.MULTILINE):
+                found = {**dict.fromkeys(names.split(", "), " ".join(text.split())), **found}
+    return found

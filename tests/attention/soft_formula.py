@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from linvit import AttentionLayer, Grid
-from linvit.attention.ops.gaussian import GaussianKernels
-from linvit.attention.ops.newton import NewtonInverse
+from linvit.attention.ops.softmax_free import GaussianKernels, NewtonInverse
 from tests.golden_files import Golden
 
 GRIDS = [

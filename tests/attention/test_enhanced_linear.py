@@ -9,8 +9,7 @@ from linvit import Attention, AttentionLayer, Grid, UserError
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.enhanced_linear import EnhancedLinearAttention
 from linvit.layers.block import Block
-from linvit.layers.hosting import output_projection
-from linvit.layers.mlp import feed_forward
+from linvit.layers.mlp import BatchNormLinear, feed_forward
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism
 
@@ -66,7 +65,7 @@ def attention_layer(golden: Golden, p: dict[str, Tensor], grid: Grid) -> Attenti
     }
     layer = AttentionLayer(official["in_channels"], 1, grid, attention=spec, qkv_bias="qkv.conv.bias" in p)
     assert layer.mechanism.num_heads == official.get("heads", official["in_channels"] // width)
-    layer.proj = output_projection([layer.mechanism], official.get("out_channels", official["in_channels"]))
+    layer.proj = BatchNormLinear(layer.mechanism.out_dim, official.get("out_channels", official["in_channels"]))
     return layer.to(p["qkv.conv.weight"].dtype).eval()
 
 

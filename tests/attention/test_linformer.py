@@ -318,16 +318,6 @@ def test_matrices_begin_as_in_the_references(init: str, std: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [],
-    ids=str,
-)
-def test_bad_option_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LinformerAttention(24, 3, Grid((4, 4)), **options)
-
-
-@pytest.mark.parametrize(
     ("resize", "grid", "message"),
     [
         ("interpolate", Grid((4, 4)), r"4x4 patches and 1 prefix tokens, got 4x4 and 0; build it with num_prefix=0"),

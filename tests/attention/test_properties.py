@@ -16,7 +16,7 @@ from linvit import Attention, Grid
 from linvit.analysis import attention_matrix, rank
 from linvit.attention.hydra import KERNELS
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.gaussian import gaussian_kernel
+from linvit.attention.ops.softmax_free import gaussian_kernel
 from tests.helpers import assert_near, inputs, mechanism
 
 Spec = dict[str, Any]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import linvit
 from linvit import Attention, Grid, UserError
+from linvit.backbones.base import feature_indices
 from linvit.backbones.deit import patch_grid
-from linvit.backbones.features import feature_indices
 from linvit.backbones.initialise import init_vit
 from linvit.optim import parameter_groups
 from linvit.registry import backbones

@@ -3,7 +3,7 @@
 import pytest
 
 from linvit import UserError
-from linvit.backbones.blocks import specs_and_rates, specs_per_block
+from linvit.backbones.stage import specs_and_rates, specs_per_block
 
 FOCUSED = {"name": "focused", "focusing_factor": 4}
 

@@ -13,8 +13,8 @@ from linvit.attention.focused import FocusedAttention
 from linvit.attention.linear import LinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.cswin import CSWin
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import CSWIN as LAYOUT
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 from tests.official import fill, images

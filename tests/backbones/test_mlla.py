@@ -11,8 +11,8 @@ from linvit import AttentionLayer, Grid
 from linvit.backbones.mlla import MLLA
 from linvit.layers.block import CPEBlock
 from linvit.layers.mlp import Mlp
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import MLLA as LAYOUT
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case, our_state
 from tests.official import fill, images
 from tests.official.mlla import mlla as official

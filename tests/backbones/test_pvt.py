@@ -11,8 +11,8 @@ import linvit
 from linvit import UserError
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.pvt import PVT
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import PVT as LAYOUT
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, focused_spec, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 from tests.official import fill, images

@@ -11,8 +11,8 @@ import linvit
 from linvit import UserError
 from linvit.backbones.ravlt import RAVLT
 from linvit.optim import parameter_groups
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import RAVLT as LAYOUT
-from linvit.weights.projections import fit_projections
 from tests.official import fill, images
 from tests.official.ravlt import ravlt as official
 

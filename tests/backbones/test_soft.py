@@ -17,8 +17,8 @@ from linvit.attention.soft_norm import SoftNormAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.soft import SOFT, PostNormBlock, softmax_free
 from linvit.layers.block import Block
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.backbones import SOFT as LAYOUT
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn, relative_error
 from tests.official import fill, images

@@ -148,7 +148,7 @@ def test_other_mistakes_are_named(best, tmp_path):
 def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_classes(tmp_path, monkeypatch):
     mask = np.array([[0, 0, 2], [2, 2, 255]])
     batch = {"image": torch.zeros(1, 3, 32, 32), "mask": torch.from_numpy(mask)[None]}
-    words, true = analyze._truth(batch, ["sky", "road", "car"])
+    words, true = experiments._truth(batch, ["sky", "road", "car"])
     assert words == "car: 50%, sky: 33%"  # 255 is no class
     photo = experiments.Photo("a.png", batch, np.zeros((32, 32, 3), np.uint8), words, true)
     network = package.create_backbone("deit_nano", depth=1, img_size=32).eval()

@@ -6,6 +6,8 @@ import pytest
 
 import linvit
 from linvit.cli.list import main
+from linvit.registry import attentions, backbones, heads
+from linvit.signatures import descriptions, parameters_of
 from tests.plugin.distributions import python, write_distribution
 
 
@@ -117,6 +119,15 @@ def test_one_attention_in_full(capsys):
     assert "  focusing_factor = 3" in options
     assert "  norm_scope = 'all_heads'" in options
     assert not {"dim", "num_heads", "grid", "key_dim"} & {line.split()[0] for line in options}
+
+
+def test_every_option_is_described_by_its_class_or_a_parent(capsys):
+    for registry in (attentions, backbones, heads):
+        for name in registry.names():
+            known = descriptions(constructor := registry.get(name))
+            assert not parameters_of(constructor).keys() - known.keys() - set(registry.supplied), name
+    assert main(["heads", "mask_rcnn"]) == 0
+    assert "max_detections = 100\n      The most detections of an image." in capsys.readouterr().out
 
 
 def test_one_backbone_in_full(capsys):

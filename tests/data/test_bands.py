@@ -112,7 +112,7 @@ def test_nothing_is_degraded_without_a_word(make, fixture, stage, request):
 @pytest.mark.parametrize(
     ("make", "off"),
     [
-        (lambda **given: ClassificationData(augmentation=Augmentation(auto_augment="3-augment"), **given), "null"),
+        (lambda **given: ClassificationData(augmentation=Augmentation(auto_augment="rand-m9"), **given), "null"),
         (lambda **given: ClassificationData(augmentation=Augmentation(color_jitter=0.3), **given), "0"),
         (SegmentationData, "false"),
     ],

@@ -56,7 +56,7 @@ def data(source, **options):
     ("form", "sizes"), [("lists", True), ("structs", False), ("xyxy", True), ("words", False), ("numbers", True)]
 )
 def test_forms(tmp_path, form, sizes):
-    made = data(write(tmp_path, form, sizes), box_format="xyxy" if form == "xyxy" else "xywh", empty_classes=True)
+    made = data(write(tmp_path, form, sizes), box_format="xyxy" if form == "xyxy" else "xywh")
     expected = ["7", "8", "9"] if form == "numbers" else NAMES
     assert made.class_names == expected
     assert made.category_ids == {"words": [1, 2, 3], "numbers": [7, 8, 9]}.get(form, [0, 1, 2])
@@ -76,7 +76,7 @@ def test_forms(tmp_path, form, sizes):
 
 def test_polygons(tmp_path):
     triangles = [[[[x, y, x + w, y, x, y + h]] for x, y, w, h in own] for own in BOXES]
-    made = data(write(tmp_path, "structs", segmentation=triangles), masks=True, empty_classes=True)
+    made = data(write(tmp_path, "structs", segmentation=triangles), masks=True)
     write(tmp_path, "structs", split="test", segmentation=triangles)
     made.setup("test")
     for sample, polygons, size in zip(made.test_set, triangles, SIZES, strict=True):
@@ -111,8 +111,8 @@ def test_malformed_boxes_of_a_table_are_counted_and_may_be_skipped(tmp_path, mon
     monkeypatch.setitem(globals(), "BOXES", [[[1, 2, 3], [5.5, 6, 30, 20]], [None], [], [[4, float("nan"), 30, 30]]])
     write(tmp_path)
     with pytest.raises(UserError, match=r"3 of the 4 annotations in the train split .*3 with a box that is not four"):
-        data(tmp_path, empty_classes=True).setup("fit")
-    made = data(tmp_path, empty_classes=True, skip_bad_annotations=True, val_fraction=0.1)
+        data(tmp_path).setup("fit")
+    made = data(tmp_path, skip_bad_annotations=True, val_fraction=0.1)
     with pytest.warns(UserWarning, match="3 of the 4 annotations"):
         made.setup("fit")
     assert [sample["labels"].tolist() for sample in made.train_set] == [[2]]
@@ -123,7 +123,7 @@ def test_images_without_objects_are_only_predicted(tmp_path):
         {"image": [{"bytes": png(picture()), "path": None}]}, features=datasets.Features({"image": datasets.Image()})
     )
     rows.to_parquet(tmp_path / "test.parquet")
-    made = data(write(tmp_path), empty_classes=True)
+    made = data(write(tmp_path))
     made.setup("predict")
     assert next(iter(made.predict_dataloader()))["size"] == [(10, 12)]
     with pytest.raises(UserError, match=r"the test split of .* has no objects, so it can only be predicted"):

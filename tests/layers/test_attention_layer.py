@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid, UserError
-from linvit.layers.output_gate import output_gate
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 
 GRID = Grid((4, 6), num_prefix=1)
@@ -170,7 +169,7 @@ def test_what_no_host_knows_is_refused() -> None:
         gate = "tanh"
 
     with pytest.raises(UserError, match=r"Odd\.gate must be one of none, linear, silu; got 'tanh'"):
-        output_gate([Odd(24, 3, GRID)], 24)
+        Odd(24, 3, GRID)
 
 
 @pytest.mark.parametrize("reduction", [{"sr_ratio": 2}, {"sr_pool": 3}])

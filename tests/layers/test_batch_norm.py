@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from linvit.layers.batch_norm import BatchNormLinear
+from linvit.layers.mlp import BatchNormLinear
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 
 

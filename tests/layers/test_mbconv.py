@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Grid
-from linvit.layers.mbconv import MBConv
+from linvit.layers.mlp import MBConv
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 
 

@@ -6,8 +6,7 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.layers.block import Block
-from linvit.layers.mbconv import MBConv
-from linvit.layers.mlp import Mlp, feed_forward
+from linvit.layers.mlp import MBConv, Mlp, feed_forward
 from linvit.registry import backbones
 from linvit.signatures import parameters_of
 from tests.families import families, small

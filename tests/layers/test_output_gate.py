@@ -5,8 +5,7 @@ from torch.nn import functional as F
 
 from linvit import Grid
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.layers.conv_stem import ConvStem
-from linvit.layers.output_gate import OutputGate
+from linvit.layers.hosting import ConvStem, OutputGate
 from tests.helpers import assert_same_gradients, perturb, randn
 
 

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from linvit import Grid
-from linvit.layers.residual_conv import ResidualConv
+from linvit.layers.block import ResidualConv
 from tests.helpers import assert_near, randn
 
 

@@ -1,11 +1,14 @@
 """The distance of a student to its teacher, against LoLCATs' own functions and by what it must not touch."""
 
+import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from linvit import Attention, Grid, UserError, create_backbone, list_attentions
 from linvit.layers.attention_layer import AttentionLayer
@@ -225,14 +228,6 @@ def test_checkpointed_blocks_get_the_same_gradients(inputs: Literal["student", "
     torch.testing.assert_close(*gradients)
 
 
-def test_another_network_is_no_teacher() -> None:
-    with pytest.raises(UserError, match=r"has no attention layer blocks\.4\.attn"):
-        Distillation(
-            create_backbone("deit_nano"),
-            create_backbone({"name": "deit_nano", "depth": 5}, attention="linear"),
-        )
-
-
 @pytest.mark.parametrize("attention", list_attentions())
 def test_every_attention_can_be_a_student(attention: str) -> None:
     teacher = create_backbone("deit_nano", num_classes=10)
@@ -243,3 +238,84 @@ def test_every_attention_can_be_a_student(attention: str) -> None:
     silent = [name for name, parameter in student.named_parameters() if parameter.grad is None]
     assert not silent
     assert all(parameter.grad.isfinite().all() for parameter in student.parameters() if parameter.grad is not None)
+
+
+def test_the_student_of_a_frozen_teacher_is_trained() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10).requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in linearize(teacher, "focused").parameters())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+def test_a_copy_of_the_student_is_not_compared() -> None:
+    teacher = create_backbone("deit_nano", num_classes=10)
+    student = linearize(teacher, "linear").train()
+    distillation = Distillation(teacher, student, replace(PARTS, attention_inputs="teacher"))
+    student(images())
+    calls = []
+    teacher.register_forward_hook(lambda *_: calls.append(1))
+    copied = copy.deepcopy(student)
+    wanted = linearize(student, "linear")  # whose layers are its own
+    assert torch.equal(copied(images(4)), wanted(images(4)))
+    assert not calls
+    assert distillation.loss().isfinite()
+
+
+def test_a_module_may_have_the_teacher_as_a_part() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = create_backbone({"name": "deit_nano", "proj_drop": 0.5}, num_classes=10)
+            self.student = linearize(self.teacher, "softmax")
+            self.distillation = Distillation(self.teacher, self.student)
+
+    both = Both().train()
+    both.student.double().eval()
+    found = both.distillation.distances(images().double())
+    assert not both.teacher.training
+    assert set(found["attention"].values()) == {0.0}  # no dropout in the teacher, which is in double precision, too
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 3}, r"has no attention layer blocks\.3\.attn"),
+        ({"depth": 5}, r"has the layer blocks\.4\.attn, which its student lacks"),
+        ({"embed_dim": 48}, r"attention of blocks\.0\.attn: .*\(2, 64, 96\) and its teacher \(2, 64, 48\)"),
+        ({"num_classes": 7}, r"logits of the network: .*\(2, 10\) and its teacher \(2, 7\)"),
+    ],
+)
+def test_another_network_is_no_teacher(options: dict[str, int], message: str) -> None:
+    teacher = create_backbone({"name": "deit_nano", "num_classes": 10, **options})
+    student = create_backbone("deit_nano", attention="linear", num_classes=10).train()
+
+    def loss() -> Tensor:
+        distillation = Distillation(teacher, student, Matching(logit_weight=1.0))
+        student(images())
+        return distillation.loss()
+
+    with pytest.raises(UserError, match=message):
+        loss()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_ddp_has_the_gradients_of_the_student_alone(group: None) -> None:
+    teacher, gradients = create_backbone("deit_nano", num_classes=10), []
+    untrained = linearize(teacher, "focused").train()
+    for wrapped in ("not", "before", "after"):
+        student = copy.deepcopy(untrained)
+        called: nn.Module = DistributedDataParallel(student) if wrapped == "before" else student
+        distillation = Distillation(teacher, called)
+        called = DistributedDataParallel(student) if wrapped == "after" else called
+        for part in images(4).chunk(2):  # two steps, for DDP finds parameters without gradients in the second
+            student.zero_grad()
+            (called(part).square().mean() + distillation.loss()).backward()
+        gradients.append([parameter.grad for parameter in student.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])

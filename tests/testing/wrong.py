@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit import Attention, Grid, UserError
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import resize_tokens
-from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.tables import SizeOf, resize_table
 
 

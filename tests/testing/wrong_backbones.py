@@ -10,10 +10,8 @@ from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid, UserError
 from linvit.backbones.base import Backbone
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.classifier import classifier
-from linvit.backbones.initialise import init_vit
-from linvit.backbones.stage import Stage, run_blocks, stage_grids
+from linvit.backbones.initialise import classifier, init_vit
+from linvit.backbones.stage import Stage, run_blocks, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp

@@ -10,7 +10,7 @@ from timm.models import adapt_input_conv
 
 import linvit
 from linvit.attention.ops.tables import grid_from_count, resize_table
-from linvit.layers.output_gate import OutputGate
+from linvit.layers.hosting import OutputGate
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.load import load_pretrained
 from tests.helpers import perturb, randn

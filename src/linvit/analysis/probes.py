@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.backbones.features import feature_indices
+from linvit.backbones.base import feature_indices
 from linvit.errors import UserError, check_number
 from linvit.signatures import takes
 

@@ -15,20 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import join_heads, normalize, split_heads
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError
 
 SMALLEST = 1e-12  # norm that is divided by, as in `torch.nn.functional.normalize`
 
 
 class AdditiveAttention(Attention):
-    """Efficient additive attention, O(N d^2).
-
-    Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-    """
+    """Efficient additive attention, O(N d^2)."""
 
     projections = "qv"
     channelwise = True
@@ -37,6 +32,7 @@ class AdditiveAttention(Attention):
     linear_in_values = False
     matrix_is_exact = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
@@ -63,7 +59,3 @@ class AdditiveAttention(Attention):
         q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))
         weights = self.weights(v)[:, None, None].mT  # (B, 1, 1, 1, N)
         return split_heads(q, self.num_heads).mT.unsqueeze(-1) * weights
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import ACTIVATIONS
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
-from linvit.attention.ops.precision import full_precision
 
 
 class AFTSimpleAttention(Attention):
     """The attention-free transformer's simple variant, O(N d).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         query_act: What gates the output with the queries: "sigmoid" (the paper's default), "tanh", "relu" or
             "identity".
     """
@@ -27,6 +26,7 @@ class AFTSimpleAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
 
     def __init__(
         self,
@@ -52,7 +52,3 @@ class AFTSimpleAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The gate and the weights of the keys, one column per channel."""
         return channelwise_factors(*self.features(q, k))
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

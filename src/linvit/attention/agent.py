@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import join_heads, same_size, split_heads
+from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.functional import join_heads, same_size, split_heads, upcast
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision, upcast
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
 from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import UserError, check_number
@@ -39,7 +38,6 @@ class AgentAttention(ConvolvedAttention):
     """Two softmax attentions, of the agents over the keys and of the queries over the agents, O(N n d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the lengths of the biases of rows and columns, which are resized (linear) for another.
         agents: Agents n, a square such as 9, 16 or 49.
         position_bias: The learnable biases B1 and B2.
@@ -74,7 +72,7 @@ class AgentAttention(ConvolvedAttention):
                 f"agents must be a square, since the queries are pooled to a square grid: {side**2} and "
                 f"{(side + 1) ** 2} are the nearest; got {agents}"
             )
-        self.agents = agents
+        self.agents = self.max_rank = agents
         self.pool = nn.AdaptiveAvgPool2d(side)
         sizes: dict[str, tuple[int, ...]] = {}
         for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
@@ -132,10 +130,6 @@ class AgentAttention(ConvolvedAttention):
         """The weights of both attentions."""
         left, right = self._maps(q, k, grid)
         return left, right.mT
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """The number of agents."""
-        return self.agents
 
 
 def resized(table: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -1,13 +1,14 @@
 """The contract that every attention mechanism meets."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_choice, check_number
+from linvit.registry import Spec, attentions
 
 Stem = Literal["none", "conv_silu"]
 OutNorm = Literal["none", "ln"]
@@ -96,6 +97,7 @@ class Attention(nn.Module):
             `attention_matrix(q, k, v, grid)`.
         matrix_is_exact: Whether that method's matrix times v is the output. Not where more is done to the values before
             or to their mixture after (a norm, a linear layer).
+        max_rank: An upper bound of the matrix's rank (of each channel's, if channelwise) on any grid; None is none.
         complexity: How time and memory grow with the number of tokens: "O(N)" or "O(N^2)"; None if undeclared.
         proj_norm: Norm behind the host's output projection: "none", or "bn2d" (BatchNorm of channels over all tokens).
         out_dim: Channels of the output over all heads.
@@ -117,6 +119,7 @@ class Attention(nn.Module):
     channelwise: bool = False
     linear_in_values: bool = True
     matrix_is_exact: bool = True
+    max_rank: int | None = None
     complexity: Literal["O(N)", "O(N^2)"] | None = None
     proj_norm: ProjNorm = "none"
     stem: Stem = "none"
@@ -142,6 +145,8 @@ class Attention(nn.Module):
                 f"{type(self).__name__} multiplies keys and values entry by entry, so they are of one width; got "
                 f"key_dim={key_dim} for values of {dim // num_heads} channels per head. Leave key_dim out"
             )
+        for name, allowed in HOST_OPTIONS.items():  # those that the class sets
+            check_choice(f"{type(self).__name__}.{name}", getattr(self, name), allowed)
         self.dim = dim
         self.num_heads = num_heads
         self.grid = grid
@@ -150,15 +155,10 @@ class Attention(nn.Module):
         self.out_dim = dim
 
     def set_key_dim(self, width: int, *, option: str, key_dim: int | None) -> None:
-        """Sets the width of q and k by another option than `key_dim`, in a constructor.
+        """Sets the width of q and k per head by another option than `key_dim`, in a constructor.
 
-        Args:
-            width: Channels of q and k per head.
-            option: The option and its value, for messages: "key_ratio=0.5".
-            key_dim: What the constructor got.
-
-        Raises:
-            UserError: If `key_dim` was given, too, or no channel is left.
+        `option` is that option with its value, for messages, such as "key_ratio=0.5". A `UserError` says that `key_dim`
+        was given, too, or that no channel is left.
         """
         if key_dim is not None:
             raise UserError(f"key_dim={key_dim} and {option} both set the width of the keys; leave one of them out")
@@ -229,8 +229,9 @@ class Attention(nn.Module):
         return state
 
     def rank_bound(self, grid: Grid) -> int:
-        """An upper bound of the rank of the equivalent matrix (of each channel's, if channelwise)."""
-        return min(grid.num_queries, grid.num_keys)
+        """An upper bound of the rank of the equivalent matrix: the tokens, or `max_rank` if that is smaller."""
+        tokens = min(grid.num_queries, grid.num_keys)
+        return tokens if self.max_rank is None else min(tokens, self.max_rank)
 
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor] | None:
         """Thin factors with equivalent matrix `left @ right.mT`, or None if there are none.
@@ -258,3 +259,22 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Shows the constructor's sizes in `print(model)`."""
         return f"dim={self.dim}, num_heads={self.num_heads}, grid={tuple(self.grid)}"
+
+
+def create_attention(spec: Spec, *, dim: int, num_heads: int, grid: Grid, **options: Any) -> Attention:
+    """Builds the attention that a spec describes.
+
+    Args:
+        spec: A name, or a mapping with `name` and options of the mechanism.
+        dim: Channels of the values over all heads.
+        num_heads: Heads, which must divide `dim`.
+        grid: Where the tokens lie; of the queries, and of keys and values if they have another.
+        options: Further options of the mechanism, such as `key_dim`.
+
+    Raises:
+        UserError: If there is no such name, or it does not take an option.
+
+    Example:
+        >>> linvit.create_attention("linear", dim=192, num_heads=3, grid=Grid((14, 14)))
+    """
+    return cast("Attention", attentions.create(spec, dim=dim, num_heads=num_heads, grid=grid, **options))

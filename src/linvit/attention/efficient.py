@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.precision import full_precision
+from linvit.attention.ops.decorators import full_precision
 from linvit.errors import check_number
 
 
@@ -21,7 +21,6 @@ class EfficientAttention(Attention):
     The paper has one head, its reference code several. The queries and keys of each head are normalised separately.
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means `key_ratio` * C / h.
         key_ratio: Channels of the keys over those of the values; the product is rounded.
         normalization: "softmax": queries over the channels of a head, keys over the tokens; "scaling": both divided by
@@ -45,6 +44,7 @@ class EfficientAttention(Attention):
         if key_ratio != 1:
             self.set_key_dim(round(key_ratio * self.head_dim), option=f"key_ratio={key_ratio}", key_dim=key_dim)
         self.normalization = normalization
+        self.max_rank = self.key_dim
 
     @full_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
@@ -58,7 +58,3 @@ class EfficientAttention(Attention):
             return q.softmax(-1), k.softmax(-2)
         root = math.sqrt(k.shape[-2])
         return q / root, k / root
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The width of a head's keys, or the number of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.key_dim)

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid, ProjNorm
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import join_heads, linear_attention, linear_factors, split_heads
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import UserError, check_number, check_odd
 
 
@@ -84,6 +83,7 @@ class EnhancedLinearAttention(Attention):
         self.linear_in_values = not self.scales
         self._choose_heads(dim, head_dim, heads_ratio, key_dim)
         self.out_dim = self.dim * (1 + len(self.scales))
+        self.max_rank = self.key_dim
 
         def aggregations(width: int) -> nn.ModuleList:
             return nn.ModuleList(_aggregation(self.num_heads, width, scale, agg_bias) for scale in self.scales)
@@ -147,10 +147,6 @@ class EnhancedLinearAttention(Attention):
         """The matrices (B, h*(1+S), N, M) that act on the values v_s: head 0 at every scale first, then head 1, ..."""
         left, right = self.factors(q, k, grid)
         return left @ right.mT
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The head width, or the number of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.key_dim)
 
 
 def _aggregation(num_heads: int, head_dim: int, scale: int, bias: bool) -> nn.Sequential:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import elu_plus_one
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.errors import check_number
 
 
@@ -26,7 +25,6 @@ class FlowAttention(Attention):
     """Flow attention, O(N d^2), without parameters.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: phi, "sigmoid" (the reference) or "elu" for elu(x) + 1.
         eps: Added to both factors of each of the four products.
         eps_out: Added to the four products themselves: 1e-6 in the reference's code for images, 0 in its other code.
@@ -49,6 +47,7 @@ class FlowAttention(Attention):
         check_number("eps", eps, at_least=0)
         check_number("eps_out", eps_out, at_least=0)
         self.feature_map = feature_map
+        self.max_rank = self.key_dim
         self.eps = eps
         self.eps_out = eps_out
 
@@ -72,7 +71,3 @@ class FlowAttention(Attention):
     def _flow(self, x: Tensor, total: Tensor) -> Tensor:
         """`x . total` of each token (B, h, N, dk) with a sum over the others (B, h, dk, 1), (B, h, N, 1)."""
         return (x + self.eps) @ (total + self.eps) + self.eps_out
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The width of a head's keys, or the number of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.key_dim)

@@ -20,10 +20,9 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import focus, focus_as_written
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import linear_attention, linear_factors, resize_tokens
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.attention.ops.value_conv import depthwise_conv
 from linvit.errors import check_number, check_odd
@@ -33,7 +32,6 @@ class FocusedAttention(ConvolvedAttention):
     """Focused linear attention with a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
         focusing_factor: The power p >= 1; 1 changes nothing.
         dwc_kernel: Side k of the depthwise kernel, odd.
@@ -89,6 +87,7 @@ class FocusedAttention(ConvolvedAttention):
         self.stable_power = stable_power
         self.sr_interp = sr_interp
         self.channelwise = dwc
+        self.max_rank = self.key_dim
 
         width = self.key_dim * num_heads
         self.scale = nn.Parameter(torch.zeros(1, 1, width)) if learn_scale else None
@@ -151,7 +150,3 @@ class FocusedAttention(ConvolvedAttention):
     def kernel_factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Those of linear attention on focused features."""
         return linear_factors(*self.features(q, k, grid), self.eps, mean=self.denominator == "mean")
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """The width of a head's keys."""
-        return self.key_dim

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import ACTIVATIONS
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors, normalize
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 CHANNELS = (1, 3)  # all channels of a token in (B, h, N, d): its heads and the channels within them
@@ -59,7 +58,6 @@ class HydraAttention(Attention):
     The paper finds that the keys' kernel should be linear and admit negative values; the queries' matters little.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         kernel_q: phi_q.
         kernel_k: phi_k.
         post_norm: "ln": LayerNorm over the C channels of the output, before the output projection; "none".
@@ -70,6 +68,7 @@ class HydraAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
     eps: float
     constant: float
 
@@ -122,7 +121,3 @@ class HydraAttention(Attention):
         """The matrices before the LayerNorm, `phi_q(q)_c phi_k(k)_c^T` for every channel c, (B, h, d, N, M)."""
         left, right = self.factors(q, k, grid)
         return left @ right.mT
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

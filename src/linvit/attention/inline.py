@@ -22,11 +22,9 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.head_conv import check_side
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
-from linvit.attention.ops.value_conv import convolve_values
+from linvit.attention.ops.value_conv import check_side, convolve_values
 from linvit.errors import UserError
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,7 +41,6 @@ class InLineAttention(ConvolvedAttention):
     Weights of the map may be negative.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: Applied to q and k, entry by entry: "identity", "relu", "leaky_relu" (0.01) or "exp", exp(0.2 x).
         residual_kernel: Side k of the convolution's kernels, odd; 0 is no convolution.
     """
@@ -65,6 +62,7 @@ class InLineAttention(ConvolvedAttention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_side("residual_kernel", residual_kernel, "3 or 5")
         self.feature_map = feature_map
+        self.max_rank = self.key_dim + 1
         self.side = residual_kernel
         self.residual = (
             nn.Sequential(
@@ -108,10 +106,6 @@ class InLineAttention(ConvolvedAttention):
         q, k, mean = self._features(q, k)
         left = torch.cat([q, 1 - q @ mean.mT], dim=-1) / k.shape[-2]
         return left, torch.cat([k, torch.ones_like(k[..., :1])], dim=-1)
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """One more than the width of a head's keys."""
-        return self.key_dim + 1
 
     def convolved(self, v: Tensor, grid: Grid, x: Tensor) -> Tensor:  # type: ignore[override]
         """The convolution of the patch values, (B, h, M, d) -> (B, h, N, d); 0 for prefix tokens."""

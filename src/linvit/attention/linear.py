@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import linear_attention, linear_factors
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -22,7 +21,6 @@ class LinearAttention(Attention):
     """Linear attention with elu + 1 or relu features, O(N d^2).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         feature_map: "elu" for elu(x) + 1, or "relu".
         normalize: Divide by the denominator. Without it, both features are scaled by the fourth root of their number of
             tokens instead, and rows do not sum to 1 (the linear attention of Nystromformer's comparisons). The
@@ -51,6 +49,7 @@ class LinearAttention(Attention):
         check_number("eps", eps, at_least=0)
         check_number("relu_eps", relu_eps, at_least=0)
         self.feature_map = feature_map
+        self.max_rank = self.key_dim
         self.normalize = normalize
         self.eps = eps
         self.relu_eps = relu_eps
@@ -76,7 +75,3 @@ class LinearAttention(Attention):
         if self.normalize:
             return linear_factors(q, k, self.eps)
         return q * q.shape[-2] ** -0.25, k * k.shape[-2] ** -0.25
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The head width, or the number of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.key_dim)

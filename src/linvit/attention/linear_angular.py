@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
-from linvit.attention.ops.head_conv import convolve_heads, convolve_sequence
 from linvit.attention.ops.parts import ConvolvedValues
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
 
@@ -31,7 +30,6 @@ class LinearAngularAttention(Attention):
     Each token adds its own value, so there must be as many keys as queries: no spatial reduction.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         res_kernel_size: Length r of the convolution's kernel, odd.
         sparse_reg: Add the softmax map of q and k, its weights up to `sparse_threshold` set to 0 and the others left as
             they are. Only while training, where it makes time and memory O(N^2) (`complexity` then says so).

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import resize_tokens, same_size
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 
@@ -29,7 +28,6 @@ class LinformerAttention(Attention):
     """Softmax attention to k learned linear combinations of the tokens, O(N k d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the columns of E and F.
         k: Rows of E and F, capped at the number of keys of the nominal grid. 49 to 64 suit a ViT at 224 pixels. Weights
             for another image size need the same k, so choose one below the number of keys of both.
@@ -67,7 +65,7 @@ class LinformerAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         check_number("k", k, at_least=1, whole=True, note=", the number of projected keys")
         check_number("attn_drop", attn_drop, at_least=0, at_most=1)
-        self.k = min(k, grid.num_keys)
+        self.k = self.max_rank = min(k, grid.num_keys)
         self.share = share
         self.one_kv_head = one_kv_head
         self.resize = resize
@@ -163,10 +161,6 @@ class LinformerAttention(Attention):
         """The matrices that all heads apply to the first head's values, (B, h, N, M); for `one_kv_head`."""
         left, right = self.factors(q, k, grid)
         return left @ right.mT
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of projected keys, or of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.k)
 
 
 def _mismatch(built: Grid, given: Grid) -> str:

@@ -24,12 +24,6 @@ class MALAAttention(RotaryLinearAttention):
     """Linear attention normalised by a difference, a rotated term and a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
-        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
-        rotary: Rotate the features in the first term.
-        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
-            "none" nothing.
         eps: Added to z in the quotient.
     """
 

@@ -23,10 +23,9 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.blocks import even_blocks, initial_weights, resize_weights
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import join_heads, split_heads
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.tables import SizeOf
 from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
@@ -39,7 +38,6 @@ class MHLAttention(ConvolvedAttention):
     """Linear attention with learnt weights between blocks of the grid, O(N d^2).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; fixes the shape of W, which is resized (bilinear) for other numbers of blocks.
         blocks: Blocks per column and per row of the grid, at most; fewer where it has not as many patches.
         init: Initial W, by the distance D of blocks, whose largest is L: "linear" `1 - D / L`, "cos" `cos(pi D / 4 L)`,

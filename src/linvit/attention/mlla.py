@@ -27,14 +27,9 @@ class MLLAAttention(RotaryLinearAttention):
     """Linear attention of the layer's input with a rotated numerator and a depthwise convolution, O(N d^2).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         rotary: What the frequencies of rotation run over: "all_heads" is all channels, a multiple of 4 in heads of even
             width; "per_head" those of each head, a multiple of 4, as in RALA; "none" leaves rotation out.
-        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
         stem: What the host does to its input before it projects: "conv_silu" or "none".
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
-            "none" nothing.
-        eps: Added to the denominator.
     """
 
     complexity = "O(N)"

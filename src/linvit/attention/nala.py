@@ -31,16 +31,9 @@ class NaLaAttention(RotaryLinearAttention):
     """Linear attention whose sharpness follows the norms of the queries, with a rotated numerator, O(N d^2).
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
-        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
         power: A query's entries are raised to `power` times 1/2 to 3/2, by its norm.
         key_power: What a key's entries are raised to.
-        rotary: Rotate the features in the numerator.
-        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
         out_norm: "ln": the host normalises the output over all channels, before the gate; "none".
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
-            "none" nothing.
-        eps: Added to the denominator.
     """
 
     complexity = "O(N)"

@@ -10,25 +10,26 @@ The iteration is part of the definition: after 6 steps it is often far from the 
 all queries or all keys, plain softmax attention costs no more and takes its place.
 """
 
+import math
+import operator
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.head_conv import check_side, convolve_sequence
-from linvit.attention.ops.landmarks import Landmarks
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.value_conv import check_side, convolve_sequence
 from linvit.errors import UserError, check_number
+
+DEFAULT_NUMBER = 64  # of landmarks
 
 
 class NystromAttention(ConvolvedAttention):
     """Softmax attention through m landmarks, O(N m d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid (checked against `num_landmarks`; nothing here has a fixed length).
         num_landmarks: Landmarks m, at most the number of queries and of keys. None takes 64, or as many as the grid
             allows.
@@ -79,12 +80,7 @@ class NystromAttention(ConvolvedAttention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, mask: Tensor | None = None) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
 
-        Args:
-            q: Queries.
-            k: Keys.
-            v: Values.
-            grid: Their grid.
-            mask: (B, N), 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
+        A mask (B, N) has 1 for a token and 0 for padding, which no query sees; only for keys of the queries' grid.
         """
         if mask is not None and grid.keys_size != grid.size:
             raise UserError(
@@ -153,3 +149,82 @@ class NystromAttention(ConvolvedAttention):
     def kernel_rank(self, grid: Grid) -> int:
         """The number of landmarks."""
         return self.landmarks.count(grid)
+
+
+class Landmarks:
+    """The number of landmarks and the tokens that each is a mean of; the options are Nystrom attention's."""
+
+    def __init__(self, number: int | None, kind: str, uneven: str) -> None:
+        if number is not None:
+            check_number("num_landmarks", number, at_least=1, whole=True, note=", or null for a default")
+        self.number = number
+        self.pool = kind == "pool2d"
+        self.even = uneven == "error"
+
+    def means(self, x: Tensor, count: int, size: tuple[int, int], num_prefix: int) -> Tensor:
+        """Landmarks (B, h, m, dk) of the tokens (B, h, N, dk) of a grid."""
+        if not self.pool:
+            return segment_means(x, count, dim=2)
+        rows, columns = divisions(count, size, self.even)[0]
+        plane = x[:, :, num_prefix:].unflatten(2, size)  # (B, h, H, W, dk)
+        return segment_means(segment_means(plane, columns, dim=3), rows, dim=2).flatten(2, 3)
+
+    def count(self, grid: Grid) -> int:
+        """The number of landmarks on a grid, the same for queries and keys.
+
+        Raises:
+            UserError: If the grid has fewer tokens than `number`, or they cannot be divided as asked for.
+        """
+        most = min(DEFAULT_NUMBER, self._most(grid))
+        if self.number is not None:
+            count = self.number
+        elif self.pool and not self.even:
+            count = next(m for m in range(most, 0, -1) if self._fits(m, grid))  # 1 always fits
+        else:
+            count = most
+        if not self._fits(count, grid):
+            raise UserError(self._misfit(count, grid))
+        return count
+
+    def _most(self, grid: Grid) -> int:
+        """The largest number of landmarks: the queries or the keys, whichever are fewer."""
+        return min(grid.num_queries, grid.num_keys) - (grid.num_prefix if self.pool else 0)
+
+    def _fits(self, count: int, grid: Grid) -> bool:
+        if self.pool:
+            return all(divisions(count, size, self.even) for size in (grid.size, grid.keys_size))
+        uneven = grid.num_queries % count or grid.num_keys % count
+        return count <= self._most(grid) and not (self.even and uneven)
+
+    def _misfit(self, count: int, grid: Grid) -> str:
+        queries, keys = ("x".join(map(str, size)) for size in (grid.size, grid.keys_size))
+        where = f"a grid of {queries} (keys {keys}) patches and {grid.num_prefix} prefix tokens"
+        most = self._most(grid)
+        if count > most:
+            return f"num_landmarks {count} is more than the {most} tokens for them on {where}; use at most {most}"
+        fitting = ", ".join(str(m) for m in range(1, most + 1) if self._fits(m, grid))
+        parts = "blocks" if self.pool else "segments"
+        equal = " of equal size" if self.even else ""
+        return f"{where} cannot be divided into num_landmarks {count} {parts}{equal}; these numbers can: {fitting}"
+
+
+def segment_means(x: Tensor, count: int, dim: int) -> Tensor:
+    """Means over `count` consecutive segments of one dimension, the later ones one longer if it does not divide."""
+    length = x.shape[dim]
+    size = length // count
+    shorter = (size + 1) * count - length  # segments of `size`; the others have `size + 1`
+    first, last = x.split([shorter * size, length - shorter * size], dim)
+    means: Tensor = first.unflatten(dim, (shorter, size)).mean(dim + 1)
+    if shorter < count:
+        means = torch.cat([means, last.unflatten(dim, (count - shorter, size + 1)).mean(dim + 1)], dim)
+    return means
+
+
+def divisions(count: int, size: tuple[int, int], even: bool) -> list[tuple[int, int]]:
+    """The divisions of an H x W grid into a x b = `count` blocks, the squarest first; `even`: of one size."""
+    height, width = map(operator.index, size)  # one graph per grid: torch.compile takes minutes for symbolic sizes
+    ways = [(rows, count // rows) for rows in range(1, min(count, height) + 1) if count % rows == 0]
+    ways = [(rows, columns) for rows, columns in ways if columns <= width]
+    if even:
+        ways = [(rows, columns) for rows, columns in ways if height % rows == 0 and width % columns == 0]
+    return sorted(ways, key=lambda way: abs(math.log(height * way[1] / (width * way[0]))))

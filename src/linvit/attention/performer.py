@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -29,7 +28,6 @@ class PerformerAttention(Attention):
     """Linear attention with positive orthogonal random features, O(N m d).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         nb_features: Random features m; None means int(dk ln dk).
         kernel: "softmax": the features above. "relu" and "exp": `f(W x') + kernel_eps`, which approximates no softmax
             (the reference's generalized attention). "none": `softmax(q)` over channels and `softmax(k)` over tokens,
@@ -78,7 +76,7 @@ class PerformerAttention(Attention):
         if redraw_interval is not None:
             check_number("redraw_interval", redraw_interval, at_least=1, whole=True, note=", or null for never")
         check_number("seed", seed, at_least=0, below=2**63, whole=True, note=" (2^63), or null for one at random")
-        self.nb_features = self.key_dim if kernel == "none" else nb_features
+        self.nb_features = self.max_rank = self.key_dim if kernel == "none" else nb_features
         self.kernel = kernel
         self.kernel_eps = kernel_eps
         self.ortho_scaling = ortho_scaling
@@ -163,10 +161,6 @@ class PerformerAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`diag(1 / (Q K^T 1)) Q` and `K`."""
         return linear_factors(*self.features(q, k), eps=0.0)
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The number of features, or of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.nb_features)
 
 
 def draw(shape: tuple[int, ...], ortho_scaling: int, seed: int, number: int) -> Tensor:

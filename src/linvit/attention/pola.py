@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -31,16 +30,7 @@ class PolaAttention(FocusedAttention):
     A token whose query is 0 in all channels gets 0 from the linear attention: nothing is added to the features.
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
-        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
         alpha: The powers are `p = 1 + alpha sigmoid(power)`, one per channel of a head, `1 + alpha / 2` at first.
-        dwc_kernel: Side k of the depthwise kernel, odd.
-        dwc: Add the depthwise convolution of v, as in `focused`.
-        pos_enc: Add the learnable position encoding (1, M, C) to k. Prefix tokens get none.
-        learn_scale: Divide q and k by softplus of the learnable scale (1, 1, C).
-        eps: Added to the denominators.
-        sr_interp: How v comes back to N tokens for the convolution under spatial reduction: "linear1d" along the
-            flattened tokens (the reference) or "bilinear2d".
         gate: What the host multiplies the output by: "linear" a projection of the layer's input (the reference),
             "silu" SiLU of one, "none" nothing.
     """
@@ -82,6 +72,7 @@ class PolaAttention(FocusedAttention):
         self.alpha = alpha
         self.gate = gate
         self.channelwise = True
+        self.max_rank = 2 * self.key_dim
         self.power = nn.Parameter(torch.zeros(1, num_heads, 1, self.key_dim))
 
     @recomputed
@@ -121,7 +112,3 @@ class PolaAttention(FocusedAttention):
             for each in zip(*pairs, strict=True)
         )  # (B, h, d, N, 2 dk), (B, h, d, M, 2 dk)
         return left, right
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """Twice the width of a head's keys."""
-        return 2 * self.key_dim

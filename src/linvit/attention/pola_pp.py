@@ -30,13 +30,7 @@ class PolaPPAttention(RotaryLinearAttention):
     """Linear attention of exponential features by sign, one map per half of a head's channels, O(N d^2).
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
-        key_dim: Channels of q and k per head; None means C / h. Even, unless `rotary` is False.
-        rotary: Rotate the features in the numerators.
-        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
-            "none" nothing.
-        eps: Added to the denominators.
+        rotary: Rotate the features in the numerators, alone; `key_dim` must then be even.
     """
 
     complexity = "O(N)"

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
-from linvit.attention.ops.precision import full_precision
 
 
 class PolyNLAttention(Attention):
     """Polynomial non-local layer, O(N d). Unbounded in its input, so it needs a norm before it.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         project_q: Project the queries as other mechanisms do (`projections` is then "qkv"); False takes the layer's
             input for them (the paper).
         alpha_beta: Return `alpha q + beta o` with learnable scalars that begin at 1: the paper's own residual. There
@@ -32,6 +31,7 @@ class PolyNLAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
 
     def __init__(
         self,
@@ -66,7 +66,3 @@ class PolyNLAttention(Attention):
         """`beta q_c` and `k_c / M` for every channel c; the residual `alpha q` does not depend on v."""
         q = q if self.beta is None else self.beta.to(q.dtype) * q
         return channelwise_factors(q, self._weights(k))
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

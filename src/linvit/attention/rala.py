@@ -24,14 +24,7 @@ class RALAAttention(RotaryLinearAttention):
     """Linear attention with weighted keys, a rotated numerator and a depthwise convolution of the values, O(N d^2).
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
-        key_dim: Channels of q and k per head; None means C / h. A multiple of 4, unless `rotary` is False.
-        rotary: Rotate the features in the numerator.
         key_weights: Weigh the keys by their similarity to the mean query.
-        lepe_kernel: Side of the depthwise kernel, odd; 0 leaves the convolution out.
-        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
-            "none" nothing.
-        eps: Added to the denominator.
     """
 
     complexity = "O(N)"

@@ -15,23 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import channelwise_factors, join_heads
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 
 
 class SeparableAttention(Attention):
-    """Separable self-attention, O(N d).
-
-    Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-    """
+    """Separable self-attention, O(N d)."""
 
     projections = "kv"
     channelwise = True
     narrow_keys = False
     fewer_keys = False
     complexity = "O(N)"
+    max_rank = 1  # each channel is an outer product
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
@@ -51,7 +47,3 @@ class SeparableAttention(Attention):
     def factors(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """`relu(k)_c` and the weights c, the same for every channel."""
         return channelwise_factors(F.relu(k), self.weights(q).expand_as(q))
-
-    def rank_bound(self, grid: Grid) -> int:
-        """One: each channel is an outer product."""
-        return 1

@@ -14,17 +14,7 @@ from linvit.attention.focused import FocusedAttention
 
 
 class SimplifiedLinearAttention(FocusedAttention):
-    """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults.
-
-    Args:
-        dim, num_heads: See `linvit.Attention`.
-        grid: Nominal grid; fixes the length of the position encoding, which is resized (bicubic) for another grid.
-        focus: Apply focused attention's f_p.
-        learn_scale: Divide q and k by softplus of a learnable scale.
-        relu_eps: Added to the relu features.
-        denominator: "sum" over the keys or "mean".
-        options: The other options of `focused`, with the same defaults.
-    """
+    """Relu linear attention with a depthwise convolution of the values, O(N d^2): `focused` with other defaults."""
 
     complexity = "O(N)"
 

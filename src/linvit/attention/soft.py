@@ -2,7 +2,7 @@
 
 `G(a, b) = exp(-||a - b||^2 / (2 sqrt(d)))` is the Gaussian kernel and l are m landmarks made from the patch queries
 (Nystrom's method). Keys are the queries, so that the matrix is symmetric and positive; its rows do not sum to 1. The
-inverse is the last iterate of Newton's method, see `newton.py`.
+inverse is the last iterate of Newton's method, see `softmax_free.py`.
 
 Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
 Cost: `h m (R^2 dk^2 + (N + m) dk + (2 N + m) d + 2 (T + 1) m^2) + s^2 P C` MACs for T steps, linear in N if m is fixed.
@@ -19,19 +19,16 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.gaussian import GaussianKernels, check_tied, paper_conv_size, paper_ratio
-from linvit.attention.ops.head_conv import convolve_heads, head_conv
-from linvit.attention.ops.newton import NewtonInverse
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
+from linvit.attention.ops.softmax_free import GaussianKernels, NewtonInverse, check_tied, paper_conv_size, paper_ratio
+from linvit.attention.ops.value_conv import convolve_heads, head_conv
 
 
 class SoftAttention(ConvolvedAttention):
     """Softmax-free attention through m landmarks and Newton's inverse of their Gaussian kernel, O(N m d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
         grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
         landmarks: "conv": a convolution of R x R patch queries, shared by the heads; "avgpool": their mean; "random":
             as many patch queries, others in every training step and the same in evaluation.

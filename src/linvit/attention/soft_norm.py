@@ -26,8 +26,6 @@ class SoftNormAttention(SoftAttention):
     """Softmax-free attention with a symmetrically normalised inverse, O(N m d).
 
     Args:
-        dim, num_heads, key_dim: See `linvit.Attention`.
-        grid: Nominal grid; decides `ratio` and `conv_size` where they are None.
         newton_alpha: a in `alpha = a / max_row_sum^2`, the factor of its start `Y0 = alpha A`. With 2 an eigenvalue
             equal to the largest row sum (one or two landmarks, or all far apart) is inverted to 0, where SOFT's 1.8
             inverts it.
@@ -35,7 +33,6 @@ class SoftNormAttention(SoftAttention):
         ridge: Added to the diagonal of the landmarks' kernel before the inversion, not in D.
         inverse_backward: "autograd": the gradient of the iteration, alpha included (the reference); "analytic": the
             gradient of an exact inverse at the iterate, which stores nothing of the iteration.
-        options: The other options of `soft`, with the same defaults.
     """
 
     complexity = "O(N)"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid, OutNorm
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
@@ -22,7 +22,6 @@ class SoftmaxAttention(ConvolvedAttention):
     """Scaled dot-product attention, O(N^2), through torch's fused kernel.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         qk_scale: Factor on the logits; None means 1 / sqrt(key_dim).
         qk_norm: LayerNorm on every head's queries and keys.
         attn_drop: Dropout rate on the attention weights.

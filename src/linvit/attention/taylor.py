@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 
@@ -25,7 +24,6 @@ class TaylorAttention(Attention):
     channels and no tokens, so it is not a mechanism of this contract: it belongs with the heads of segmentation.
 
     Args:
-        dim, num_heads, grid: See `linvit.Attention`.
         key_dim: Channels of q and k per head; None means C / h // `key_reduction`.
         key_reduction: Channels of the values over those of the keys; 8 in the reference.
         eps: Added to every channel of the key sum, as the reference does, not to the denominator as a whole.
@@ -53,6 +51,7 @@ class TaylorAttention(Attention):
         check_number("key_reduction", key_reduction, at_least=1, whole=True)
         if key_reduction != 1:
             self.set_key_dim(self.head_dim // key_reduction, option=f"key_reduction={key_reduction}", key_dim=key_dim)
+        self.max_rank = self.key_dim + 1  # one for the constant term
         self.eps = eps
         self.norm_eps = norm_eps
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
@@ -77,7 +76,3 @@ class TaylorAttention(Attention):
         # All keys opposite to a query leave 0 up to rounding and the term of eps, which may be of either sign.
         denominator = denominator.clamp_min(keys * torch.finfo(q.dtype).eps)
         return 1 / denominator if self.gamma is None else self.gamma.to(q.dtype) / denominator
-
-    def rank_bound(self, grid: Grid) -> int:
-        """The width of a head's keys and one for the constant term, or the number of tokens if that is smaller."""
-        return min(super().rank_bound(grid), self.key_dim + 1)

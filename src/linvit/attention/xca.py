@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.errors import check_number
 
 TOKENS = 2  # dimension of (B, h, N, d)
@@ -23,7 +22,6 @@ class XCAttention(Attention):
     """Cross-covariance attention, O(N d^2).
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
         temperature: Initial factor tau on the logits of each head, which is learnt.
     """
 

@@ -1,8 +1,6 @@
 """Backbones: timm's contract, any attention inside. Importing this registers their names with timm."""
 
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.backbones.timm.registration import register_with_timm
 
 __all__ = ["Stage", "pyramid_info", "specs_and_rates", "stage_grids"]

@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.classifier import classifier
-from linvit.backbones.features import feature_indices
-from linvit.backbones.initialise import init_vit, tie_mechanisms
+from linvit.backbones.initialise import classifier, init_vit, tie_mechanisms
 from linvit.backbones.stage import Stage
 from linvit.errors import UserError, check_choice
 
@@ -29,6 +27,22 @@ class Backbone(nn.Module):
         num_features: Channels of the last feature.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         num_prefix_tokens: Class and register tokens before the patch tokens of the last feature.
+
+    Args of the families' constructors:
+        in_chans: Image channels.
+        img_size: Side, or (H, W), of the images that parameters of fixed length are made for.
+        attention: One spec, or a list with one per stage or per block.
+        drop_path_rate: Stochastic depth of the last block, linear from 0 at the first.
+        embed_dims: Channels C of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio, mlp_ratios: Hidden width of the feed-forward layer over C.
+        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
+        qkv_bias: Bias in the q, k, v projections.
+        proj_drop: Dropout after the output projection of each attention.
+        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
+            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
+            not see them.
 
     Attributes:
         feature_info: Per feature the name of its `module`, its channels `num_chs`, and its `reduction`, image side over
@@ -132,16 +146,9 @@ class Backbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Returns the features of chosen levels, as timm's method of this name does.
+        """Returns the features of chosen levels, as timm's method of this name does; see there for its options.
 
-        Args:
-            x: Images (B, in_chans, H, W).
-            indices: Which levels: a list, the last n, or None for all.
-            return_prefix_tokens: Return (feature, prefix tokens) pairs.
-            norm: Apply the norms that belong to the features.
-            stop_early: Stop after the last chosen level.
-            output_fmt: "NCHW" (B, C, H, W) or "NLC" (B, H * W, C).
-            intermediates_only: Return the list alone, without the final feature.
+        `norm` applies the norms that belong to the features; `output_fmt` is "NCHW" (B, C, H, W) or "NLC" (B, H W, C).
         """
         check_choice("output_fmt", output_fmt, ["NCHW", "NLC"])
         take = sorted(set(feature_indices(len(getattr(self, self.levels)), indices)))
@@ -174,12 +181,7 @@ class Backbone(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a new one; with 0 classes the model returns features.
-
-        Args:
-            num_classes: Classes.
-            global_pool: Another pooling, of those that the constructor allows; None keeps the present one.
-        """
+        """Replaces the classifier by a new one; with 0 classes the model returns features. None keeps the pooling."""
         if global_pool is not None:
             self.check_pool(global_pool)
             self.global_pool = global_pool
@@ -218,3 +220,16 @@ def check_stages(count: int, **options: Sequence[Any]) -> None:
     for name, values in options.items():
         if len(values) != count:
             raise UserError(f"{name} must list {count} values, one per stage; got {list(values)}")
+
+
+def feature_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
+    """Returns the features that timm's `indices` select of `count`: None all, n the last n, a list those in it."""
+    if indices is None:
+        return list(range(count))
+    if isinstance(indices, int):
+        indices = range(-indices, 0)
+    if not indices or not all(-count <= index < count for index in indices):
+        raise UserError(
+            f"feature indices {list(indices)} do not fit {count} features; allowed: {-count} to {count - 1}"
+        )
+    return [index % count for index in indices]

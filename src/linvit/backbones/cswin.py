@@ -14,9 +14,7 @@ from torch import nn
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
 from linvit.layers.mlp import FeedForward, feed_forward
@@ -34,22 +32,13 @@ class CSWin(Backbone):
     a side of S pixels makes (S + 1) // 4 patches; each further stage halves, rounding up.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), of the image that the mechanisms are built for. It decides which stages have one
             branch.
         embed_dim: Channels of the first stage, doubled by every next; or a list with one number per stage.
-        depths: Blocks per stage.
-        num_heads: Heads per stage.
         split_size: Width of the stripes per stage; None is the whole plane. The last stage is always on the
             whole plane.
-        mlp_ratio: Hidden width of the feed-forward layer over C.
-        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
         input_before_norm: Give mechanisms that take the layer's input that of the block, before its first norm, as the
             authors of InLine do.
-        feature_norms: A LayerNorm for the feature of every stage, which only `forward_intermediates(norm=True)` applies
-            (CSWin's dense models). The last stage's is the final norm.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf, resize_table
 from linvit.backbones.base import Backbone
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.classifier import classifier
-from linvit.backbones.stage import run_blocks
+from linvit.backbones.initialise import classifier
+from linvit.backbones.stage import run_blocks, specs_and_rates
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
@@ -41,17 +40,12 @@ class DeiT(Backbone):
     At another image size than `img_size` the position embeddings are interpolated (bicubic).
 
     Args:
-        in_chans, num_classes, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the position embeddings are made for; a multiple of `patch_size`.
         attention: One spec for all blocks, or a list with one per block.
         patch_size: Side of a patch.
         embed_dim: Channels C.
         depth: Blocks.
         num_heads: Heads per block.
-        mlp_ratio: Hidden width of the feed-forward layer over C.
-        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
         input_norm: A LayerNorm before every attention beside the block's own, as in MHLA's models.
         rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
         class_token: Prepend a learnable class token.

@@ -1,4 +1,6 @@
-"""The initial values of a backbone, and parameters that its mechanisms share."""
+"""The initial values of a backbone, parameters that its mechanisms share, and its classifier."""
+
+from typing import Any
 
 from timm.layers import trunc_normal_
 from torch import nn
@@ -23,3 +25,16 @@ def tie_mechanisms(network: nn.Module) -> None:
     mechanisms = [module for module in network.modules() if isinstance(module, Attention)]
     for i, mechanism in enumerate(mechanisms):
         mechanism.tie(mechanisms[:i])
+
+
+def classifier(num_features: int, num_classes: int) -> nn.Module:
+    """Builds a linear classifier with initial values, or the identity for 0 classes."""
+    head = nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
+    init_vit(head)
+    return head
+
+
+def classifiers(model: Any) -> tuple[nn.Module, ...]:
+    """The classifiers that `model.get_classifier()` returns: one, or both of a distilled model; none without it."""
+    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    return tuple(found) if isinstance(found, tuple | list) else (found,)

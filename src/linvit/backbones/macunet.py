@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.ac_block import ACBlock
@@ -25,12 +24,9 @@ class MACUNetEncoder(Backbone):
     Sides that 2 does not divide are rounded up. All layers have PyTorch's initial values, as in the reference.
 
     Args:
-        in_chans: Image channels (bands).
-        num_classes: Classes; 0 for features.
         img_size: Side, or (H, W), of the images. Nothing here depends on it.
         drop_path_rate: Must be 0: there is no residual branch that stochastic depth could drop.
         widths: Channels of each stage.
-        depths: Blocks of each stage.
     """
 
     def __init__(

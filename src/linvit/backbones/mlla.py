@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import CPEBlock
@@ -30,17 +28,7 @@ class MLLA(Backbone):
     for classification takes images of one size alone.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
-        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
         embed_dim: Channels C of stage 1; each further stage doubles them.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratio: Hidden width of the MLPs over C.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
-        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
-            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
-            not see them.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}
@@ -85,12 +73,7 @@ class MLLA(Backbone):
 
 
 class ResidualStem(nn.Module):
-    """Five convolutions with BatchNorm, two of them on a residual path; (B, C, H, W) -> tokens (B, N, dim) and grid.
-
-    Args:
-        in_chans: Channels C.
-        dim: Channels of the tokens.
-    """
+    """Five convolutions with BatchNorm, two of them on a residual path; (B, C, H, W) -> tokens (B, N, dim) and grid."""
 
     def __init__(self, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -111,11 +94,7 @@ def _normed(into: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2
 
 
 class ConvMerging(nn.Module):
-    """(B, C, H, W) -> tokens (B, N, 2 C) and their grid: strided depthwise convolution of 8 C channels, BatchNorm.
-
-    Args:
-        dim: Channels C.
-    """
+    """(B, C, H, W) -> tokens (B, N, 2 C) and their grid: strided depthwise convolution of 8 C channels, BatchNorm."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

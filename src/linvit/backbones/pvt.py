@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
@@ -38,17 +36,9 @@ class PVT(Backbone):
     compares its own grid.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the position embeddings are made for.
-        embed_dims: Channels C of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratios: Hidden width of the feed-forward layer over C, of each stage.
-        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
             8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
         class_token: Prepend a learnable class token in stage 4.
         global_pool: What goes to the classifier: "token" (the class token) or "avg" (the mean of the patch tokens).
         final_norm: Apply the final norm. False keeps its parameters, which checkpoints contain, without applying or

@@ -15,9 +15,7 @@ from torch import nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
@@ -34,18 +32,10 @@ class PVTv2(Backbone):
     reduction leaves out rows and columns that fill no window.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
-        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
-        embed_dims: Channels C of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratios: Hidden width of the MLP over C, of each stage.
         sr_ratios: Spatial reduction of each stage: keys and values come from patches merged R x R; 1 is none. None is
             8, 4, 2, 1, left out of blocks whose mechanism needs as many keys as queries (SOFT, Poly-NL, ...).
         linear: The linear variant (b2_li): in all stages keys and values come from patches pooled to 7 x 7, where the
             mechanism allows it, and a ReLU precedes the MLP's convolution. `sr_ratios` must then be None.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
     """
 
     def __init__(

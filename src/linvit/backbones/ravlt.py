@@ -21,15 +21,12 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.rotary_linear import RotaryLinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.batch_norm import BatchNormLinear
-from linvit.layers.block import CPEBlock
+from linvit.layers.block import CPEBlock, ResidualConv
+from linvit.layers.mlp import BatchNormLinear
 from linvit.layers.patch_embed import ConvEmbed
-from linvit.layers.residual_conv import ResidualConv
 from linvit.registry import Spec, preset
 
 SOFTMAX = {"name": "softmax", "rotary": True, "lepe_kernel": 5, "gate": "linear"}
@@ -42,19 +39,11 @@ class RAVLT(Backbone):
     Images of any size and aspect: nothing depends on the grid, and strided convolutions round sizes up.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
-        img_size: Side, or (H, W), that mechanisms with parameters of fixed length are made for.
-        embed_dims: Channels C of each stage.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
-        mlp_ratio: Hidden width of the MLPs over C.
         head_width: Channels between the last stage and the classifier: a linear layer with BatchNorm and SiLU on every
             token, before their mean.
         layer_scale: Of each stage, the initial value of the learnable factors on the branches of its blocks.
         second_cpe: A second convolution for positions in each block, before the MLP (NaLaFormer).
         torch_init: Leave the linear layers at PyTorch's initial values, as the codes of NaLaFormer and PolaFormer++ do.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
         feature_norms: Give each feature a LayerNorm (the reference for dense prediction).
             `forward_intermediates(norm=True)` applies them; the classifier does not see them.
     """
@@ -123,12 +112,7 @@ class RAVLT(Backbone):
 
 
 class ConvMlp(nn.Module):
-    """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C).
-
-    Args:
-        dim: Channels C.
-        hidden: Hidden width.
-    """
+    """`fc2(conv(GELU(fc1 x)))` with `conv(h) = h + ` a depthwise convolution of h; (B, N, C) -> (B, N, C)."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()

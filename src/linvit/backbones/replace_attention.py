@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from linvit.backbones.blocks import specs_per_layer
 from linvit.backbones.initialise import init_vit, tie_mechanisms
+from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.attention import replace_timm_attention, unwrapped
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
@@ -62,16 +60,11 @@ class SOFT(Backbone):
     in stage 1, and likewise with 4 and 5, 2 and 3 in stages 2 and 3.
 
     Args:
-        in_chans, num_classes, attention: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that the attention is made for, where it has parameters of fixed length. The default
             attention has none, so its weights are the same for any `img_size`.
         drop_path_rate: Dropout of the last block; linear from 0 at the first. In stages 1 to 3 it drops single entries
             of a branch, in stage 4 whole branches.
-        embed_dims: Channels of the stages.
-        num_heads: Heads of the stages.
-        depths: Blocks of the stages.
         mlp_ratio: Hidden width of the MLPs of stage 4 over its channels; 4 in the other stages.
-        proj_drop: Dropout after the output projection of each attention.
         stochastic_depth: Drop whole branches in stages 1 to 3 too, which the reference does not.
         torch_init: Leave the blocks of stages 1 to 3 at PyTorch's initial values, as the code of SOFT++ does.
     """
@@ -128,14 +121,7 @@ class SOFTStage(Stage):
 
 
 class PostNormBlock(nn.Module):
-    """`norm1(x + attn x)`, then `norm2(x + mlp x)`, each with dropout on the branch; (B, N, C) -> (B, N, C).
-
-    Args:
-        dim: Channels C.
-        attn: Token mixer, called with tokens and grid.
-        mlp: Feed-forward layer, called with tokens and grid.
-        drop: Dropout or stochastic depth. It has no state, so both branches use the same module.
-    """
+    """`norm1(x + attn x)`, then `norm2(x + mlp x)`, each with dropout on the branch; (B, N, C) -> (B, N, C)."""
 
     def __init__(self, dim: int, attn: nn.Module, mlp: nn.Module, drop: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""One level of a feature pyramid: embed, add positions, run the blocks."""
+"""One level of a feature pyramid: embed, add positions, run the blocks; and what of a spec each block gets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import trunc_normal_
@@ -10,6 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from linvit.attention.base import Grid
 from linvit.attention.ops.functional import resize_tokens, same_size
 from linvit.attention.ops.tables import SizeOf, resize_table
+from linvit.errors import UserError
+from linvit.registry import Spec
+
+T = TypeVar("T", bound=Spec | None)
 
 
 class Stage(nn.Module):
@@ -90,3 +96,52 @@ def stage_grids(img_size: tuple[int, int], strides: Sequence[int] = (4, 2, 2, 2)
         height, width = -(-height // stride), -(-width // stride)
         grids.append((height, width))
     return grids
+
+
+def pyramid_info(dims: Sequence[int], stride: int = 4) -> list[dict[str, str | int]]:
+    """Returns the `feature_info` of stages with these channels; the first has this stride, each next twice as much."""
+    return [{"module": f"stages.{i}", "num_chs": dim, "reduction": stride * 2**i} for i, dim in enumerate(dims)]
+
+
+def specs_per_block(attention: Spec | Sequence[T], depths: Sequence[int]) -> list[Spec | T]:
+    """Returns one attention spec per block, given one for all, one per stage, or one per block."""
+    total = sum(depths)
+    if isinstance(attention, str | Mapping) or not isinstance(attention, Sequence):
+        return [attention] * total
+    if len(attention) == total:
+        return list(attention)
+    if len(attention) == len(depths):
+        found: list[Any] = []
+        for spec, depth in zip(attention, depths, strict=True):
+            found += [spec] * depth
+        return found
+    raise UserError(
+        f"attention lists {len(attention)} specs, but this backbone has {total} block(s) in {len(depths)} stage(s). "
+        f"Give one spec for all, {len(depths)} (one per stage), or {total} (one per block)"
+    )
+
+
+def specs_per_layer(
+    attention: Spec | Sequence[Spec | None], network: nn.Module, names: Collection[str]
+) -> list[Spec | None]:
+    """Returns one spec per attention layer of a model that is already built; see `specs_per_block`.
+
+    Its stages are those of its `feature_info`, if it has one.
+    """
+    levels: Any = getattr(network, "feature_info", ())
+    depths = [sum(name.startswith(f"{level['module']}.") for name in names) for level in levels]
+    if sum(depths) != len(names) or max(depths) == 1:  # every block of a plain transformer is a level
+        depths = [len(names)]
+    return specs_per_block(attention, depths)
+
+
+def specs_and_rates(
+    attention: Spec | Sequence[Spec], drop_path_rate: float, depths: Sequence[int]
+) -> tuple[list[list[Spec]], list[list[float]]]:
+    """Returns the specs (see `specs_per_block`) and the rates of stochastic depth of the blocks of each stage.
+
+    Rates grow linearly from 0 at the first block to `drop_path_rate` at the last of all.
+    """
+    specs = iter(specs_per_block(attention, depths))
+    rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device="cpu").tolist())
+    return [list(islice(specs, depth)) for depth in depths], [list(islice(rates, depth)) for depth in depths]

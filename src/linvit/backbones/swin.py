@@ -18,9 +18,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.backbones.base import Backbone, check_stages
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.block import Block
@@ -38,25 +36,15 @@ class Swin(Backbone):
     maps that are smaller than the window.
 
     Args:
-        in_chans, num_classes, attention, drop_path_rate: See `linvit.create_backbone`.
         img_size: Side, or (H, W), that windows and tables of fixed length are made for.
         patch_size: Stride of stage 1.
         embed_dim: Channels C of stage 1; each further stage doubles them.
-        depths: Blocks of each stage.
-        num_heads: Heads of each stage.
         window_size: Side of the windows, one for all or a list with one per stage or per block. None (null) is the
             whole map of any size, for mechanisms whose cost is linear.
         window_dilation: Distance of a window's tokens in rows and columns, for all stages or as a list; see
             `WindowAttention`.
-        mlp_ratio: Hidden width of the feed-forward layer over C.
-        ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
-        qkv_bias: Bias in the q, k, v projections.
-        proj_drop: Dropout after the output projection of each attention.
         rel_pos_bias: A learnable bias of relative positions in every block whose attention takes a bias (softmax).
         norm_eps: Of all LayerNorms.
-        feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
-            (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
-            not see them.
     """
 
     dense: ClassVar[Mapping[str, Any]] = {"feature_norms": True}

@@ -3,37 +3,32 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
 from linvit.callbacks.attention.heat_map import DARK
-from linvit.callbacks.common import class_names, pixels
+from linvit.callbacks.common import class_names
 from linvit.callbacks.dense import palette
 from linvit.cli.spec import read_spec, read_value
 from linvit.data import ClassificationData
 from linvit.data.base import ImageData
-from linvit.data.sources.images import collate
 from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import (
     Analysis,
-    Photo,
     Subject,
     analyze,
-    mask_in_words,
     rank_picture,
+    read_photos,
     write_files,
     write_page,
 )
-from linvit.ignore_index import IGNORE_INDEX
-from linvit.plain_text import printable
 from linvit.registry import backbones
 from linvit.runs.folder import check_writable, run_of_checkpoint, shown
 from linvit.runs.run import Run
@@ -67,7 +62,7 @@ def main(argv: list[str]) -> int:
     run = run_of_checkpoint(args.ckpt_path[0]) if args.ckpt_path else None
     folder = args.output or (Path("analysis") if run is None else run / "analysis")
     check_writable(folder)
-    photos = _photos(data, args, device)
+    photos = read_photos(data, args.count, device, spread=args.images is None)
     query = Query(*args.query) if args.query else Query()
     found = []
     for subject in subjects:
@@ -183,40 +178,6 @@ def _name(path: Path) -> str:
 
 def _predicting(task: Any, network: nn.Module) -> Any:
     return lambda batch: task.predict_batch(network, batch)
-
-
-def _photos(data: ImageData, args: argparse.Namespace, device: torch.device) -> list[Photo]:
-    """The first images of the folder, or images spread evenly over the validation set."""
-    data.setup("validate" if args.images is None else "predict")
-    samples: Any = data.val_set if args.images is None else data.predict_set
-    if hasattr(samples, "__len__"):
-        count = min(args.count, len(samples))
-        chosen = [samples[i if args.images else i * len(samples) // count] for i in range(count)]
-    else:
-        chosen = list(islice(samples, args.count))
-    photos = []
-    for i, sample in enumerate(chosen):
-        batch = collate([sample], data.list_keys, data.list_if_ragged)
-        batch["image"] = _moved(batch["image"], device)
-        data.finish(batch)
-        name = str(batch["id"][0]) if "id" in batch else f"image {i}"
-        photos.append(Photo(name, batch, pixels(batch["image"][0], data), *_truth(batch, data.class_names)))
-    return photos
-
-
-def _truth(batch: dict[str, Any], names: Sequence[str] | None) -> tuple[str, np.ndarray | None]:
-    """The true class of a batch of one image, or the classes of its mask, in words, and the mask."""
-    if "mask" in batch:
-        mask = batch["mask"][0].cpu().numpy()
-        return mask_in_words(mask, names or [*map(str, range(IGNORE_INDEX))]), mask
-    label = batch.get("label")
-    if not isinstance(label, Tensor) or label.numel() != 1 or label.item() < 0:
-        return "", None
-    return printable(names[int(label)] if names else str(int(label)), lines=False), None
-
-
-def _moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
 def _print(found: Sequence[Analysis], folder: Path) -> None:

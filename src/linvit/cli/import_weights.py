@@ -4,18 +4,17 @@ import argparse
 import hashlib
 import importlib
 import json
-import os
 import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save
 
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
+from linvit.files import replacing
 from linvit.registry import backbones, heads
 from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
@@ -112,7 +111,8 @@ def main(argv: list[str]) -> int:
         "source_key": report.key,
         "source_sha256": "" if weights.file is None else _sha256(weights.file),
     }
-    _write(written, output, metadata)
+    with replacing(output) as file:
+        file.write(save(written, metadata))
     print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
     return 0
 
@@ -136,13 +136,3 @@ def _classes(state: Mapping[str, Any]) -> int:
 def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _write(tensors: dict[str, Tensor], output: Path, metadata: dict[str, str]) -> None:
-    """Writes all or nothing."""
-    partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
-    try:
-        save_file(tensors, partial, metadata)
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)

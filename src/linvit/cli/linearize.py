@@ -67,9 +67,11 @@ def main(argv: list[str]) -> int:
 
     from torch.distributed import destroy_process_group, is_initialized
 
+    from linvit.cli.training.command_line import hide_library_messages
     from linvit.experiments.linearize import write_page
     from linvit.runs.run import Run
 
+    hide_library_messages()
     with STOP.caught():
         plan, table = Run.read(["fit", *options]).settings, None
         stages = plan.stages or [{}]

@@ -12,7 +12,7 @@ from linvit.entries import Entry
 from linvit.errors import UserError, check_choice, check_number
 from linvit.model_info import model_info
 from linvit.registry import Registry, attentions, backbones, heads
-from linvit.signatures import parameters_of
+from linvit.signatures import descriptions, parameters_of
 from linvit.terminal import argument_parser, reflow, table
 
 REGISTRIES = {"attentions": attentions, "backbones": backbones, "heads": heads}
@@ -121,19 +121,23 @@ def _remark(owners: list[Entry]) -> str:
 def _one(kind: str, name: str) -> Iterator[str]:
     """Everything about one name. Imports it."""
     registry = REGISTRIES[kind]
-    parameters = parameters_of(registry.get(name))
+    constructor = registry.get(name)
+    parameters, inherited = parameters_of(constructor), descriptions(constructor)
     entries = registry.entries().get(name, [Entry(name, name, "a class path")])
     yield f"{name} ({registry.kind})"
     yield f"  from {entries[0].target}, {entries[0].owner}"
     if kind == "backbones" and entries[0].owner == "linvit":
         yield from _published(name)
     yield ""
-    yield reflow(source.documentation(entries[0].target) or "(no documentation)")
+    text = source.documentation(entries[0].target) or "(no documentation)"
+    yield reflow(text)
     yield ""
     options = {key: value for key, value in parameters.items() if key not in registry.supplied}
     yield "options:" if options else "options: none"
     for option, default in options.items():
         yield reflow(f"  {option} (required)" if default is inspect.Parameter.empty else f"  {option} = {default!r}")
+        if option in inherited and f" {option}: " not in text:
+            yield reflow(f"      {inherited[option]}")
 
 
 def _published(name: str) -> Iterator[str]:

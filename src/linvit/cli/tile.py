@@ -6,9 +6,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from linvit.data.sources.class_names import read_names
-from linvit.data.sources.isprs import SETS, isprs_areas, read_classes
-from linvit.data.sources.tiles import cut, find_areas, read_mask
+from linvit.data.sources.labels import read_names
+from linvit.data.sources.tiles import SETS, cut, find_areas, isprs_areas, read_classes, read_mask
 from linvit.errors import UserError
 
 EPILOG = """examples:

@@ -9,29 +9,30 @@ from typing import Any, ClassVar, get_args
 import datasets
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
 from linvit.data.loading.sampler import GroupedSampler, TrainSampler
-from linvit.data.sources.class_names import Classes, read_names
 from linvit.data.sources.coco import find_coco
 from linvit.data.sources.images import Images, Sample, Target, wrong_size
-from linvit.data.sources.labels import features_of
-from linvit.data.sources.object_check import (
+from linvit.data.sources.labels import Classes, features_of, read_names
+from linvit.data.sources.object_source import ObjectSource
+from linvit.data.sources.objects import (
+    OBJECT_COLUMNS,
+    BoxFormat,
     ObjectAudit,
+    absent_classes,
     annotation_name,
     audit_lines,
-    check_all_occur,
     class_table,
     describe_findings,
+    identity,
+    object_targets,
 )
-from linvit.data.sources.object_source import ObjectSource
-from linvit.data.sources.objects import OBJECT_COLUMNS, BoxFormat, identity, object_targets
 from linvit.data.sources.scan import ImageFinding, ScanResult
-from linvit.data.sources.scene_source import SceneSource
-from linvit.data.sources.scenes import Scenes
+from linvit.data.sources.scenes import Scenes, SceneSource
 from linvit.data.sources.splits import HUB, load_splits, source_kind
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.detection import DetectionAugmentation, EvalTransform, TrainTransform
@@ -40,6 +41,7 @@ from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
 TABLE = 100  # classes of which the log has the table
+MIN_SIDE = 32  # pixels; training leaves out images with a shorter side, and those without objects, as mmdetection does
 
 
 class DetectionData(ImageData):
@@ -60,7 +62,6 @@ class DetectionData(ImageData):
         masks: Whether objects have masks, as instance segmentation needs them.
         class_names: The classes that are used, a list or a file with a name per line; null is all. Labels count them
             in the order of their ids. Of numbered categories without names, all names.
-        empty_classes: Whether classes may have no training object.
         annotation_files: COCO's files of train, val and test, if they are not found.
         image_folders: Likewise, the folders of their images.
         object_column: Column of the objects in a table; null finds it.
@@ -68,10 +69,7 @@ class DetectionData(ImageData):
         resize_limits: Longest long side and longest short side of a resized image, which keeps its aspect, such as
             COCO's [1333, 800]; null leaves the size.
         augmentation: Random changes to training images.
-        group_by_aspect: Whether training batches are of images wider than high, or of others.
         skip_bad_annotations: Leave out malformed annotations, up to `max_bad_fraction` of a split; false refuses them.
-        drop_empty: Whether training leaves out images without any annotation.
-        min_side: Training leaves out images with a shorter side.
         scenes: What `digit_scenes` is like.
         **data: Arguments of `ImageData`: batches, splits, bad images.
 
@@ -85,8 +83,7 @@ class DetectionData(ImageData):
     list_keys: ClassVar[tuple[str, ...]] = ("image", "masks", "size", "image_id")
     cpu_keys: ClassVar[tuple[str, ...]] = ("boxes", "labels", "iscrowd", "area", "rles")
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
-        *("object_column", "box_format", "annotation_files", "image_folders", "empty_classes"),
-        *("group_by_aspect", "drop_empty", "min_side", "streaming"),
+        *("object_column", "box_format", "annotation_files", "image_folders", "streaming"),
     }
 
     check_options: ClassVar[dict[str, dict[str, Any]]] = {
@@ -101,17 +98,13 @@ class DetectionData(ImageData):
         img_size: int | Sequence[int] = 224,
         masks: bool = False,
         class_names: list[str] | str | None = None,
-        empty_classes: bool = False,
         annotation_files: dict[str, str] | None = None,
         image_folders: dict[str, str] | None = None,
         object_column: str | None = None,
         box_format: BoxFormat = "xywh",
         resize_limits: tuple[int, int] | None = None,
         augmentation: DetectionAugmentation = DetectionAugmentation(),  # noqa: B008 (frozen)
-        group_by_aspect: bool = True,
         skip_bad_annotations: bool = False,
-        drop_empty: bool = True,
-        min_side: int = 32,
         scenes: Scenes = Scenes(),  # noqa: B008
         **data: Any,
     ) -> None:
@@ -120,13 +113,9 @@ class DetectionData(ImageData):
         if self.stream_options is not None:
             raise UserError("detection does not stream, since batches go by aspect: set --data.streaming=false")
         self.masks = masks
-        self.empty_classes = empty_classes
         self.resize_limits = resize_limits
-        self.group_by_aspect = group_by_aspect
         self.skip_bad_annotations = skip_bad_annotations
         self.skipped: list[tuple[str, str, str, str]] = []
-        self.drop_empty = drop_empty
-        self.min_side = min_side
         self.train_transform = TrainTransform(resize_limits, augmentation, masks)
         self.eval_transform = EvalTransform(resize_limits, masks)
         if source == DIGIT_SCENES:
@@ -209,49 +198,42 @@ class DetectionData(ImageData):
             self.skipped += [(split, annotation_name(one, name), one.reason, one.detail) for one in found.malformed]
             rank_zero_warn(f"{said}. They are left out; bad_annotations.csv in the run's folder lists them")
             return
-        way = "leave them out by --data.skip_bad_annotations=true"
-        if self.skip_bad_annotations or bad > allowed:
-            fraction = math.ceil(1000 * bad / found.total) / 1000
-            way += (
-                f" with --data.max_bad_fraction={fraction:g} (with {self.bad_images.max_fraction:g}, {allowed} may be)"
-            )
+        way = "--data.skip_bad_annotations=true"
+        if bad > allowed:
+            way += f" --data.max_bad_fraction={math.ceil(1000 * bad / found.total) / 1000:g}"
         if self.masks and any("segmentation" in finding.reason for finding in found.malformed):
-            way += (
-                ", or train without masks: --data.masks=false together with a head without masks, such as "
-                "--model.head=faster_rcnn"
-            )
-        raise UserError(f"{said}. Repair or remove them (linvit data check lists all), {way}")
+            way += ", or train without masks by --data.masks=false --model.head=faster_rcnn"
+        raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
 
     def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the training rows without those that have no annotation, or a side of less than `min_side`."""
+        """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return chosen
         chosen = np.arange(len(rows)) if chosen is None else chosen
         shorter = source.sizes("train").min(1)
-        kept = (shorter >= self.min_side) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
-        if self.drop_empty:
-            found = source.audit("train")
-            kept &= np.bincount(found.flat.rows[found.used], minlength=len(rows)) > 0
+        kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
+        found = source.audit("train")
+        kept &= np.bincount(found.flat.rows[found.used], minlength=len(rows)) > 0
         used: np.ndarray = chosen[kept[chosen]]
         if not len(used):
             raise UserError(f"all {len(chosen)} training images of '{source.name}' are without objects or too small")
         if len(used) < len(chosen):
             rank_zero_info(
                 f"training leaves out {len(chosen) - len(used)} of {len(chosen)} images of '{source.name}', which have "
-                f"no object or a side of less than {self.min_side} pixels (--data.drop_empty, --data.min_side)"
+                f"no object or a side of less than {MIN_SIDE} pixels"
             )
         return used
 
     def train_sampler(self, samples: Images) -> TrainSampler:
         """The order of the training samples: batches of images wider than high, and others."""
-        if isinstance(self.data_source, SceneSource) or not self.group_by_aspect:
+        if isinstance(self.data_source, SceneSource):
             return super().train_sampler(samples)
         height, width = self.data_source.sizes("train")[samples.chosen].T
         return GroupedSampler((width > height).astype(int), *self.order_options)
 
     def check_training(self) -> None:
-        """Shows the classes and how many objects each has; one without a training object is a `UserError`."""
+        """Shows the classes and how many objects each has, and warns of those without a training object."""
         source = self.data_source
         if isinstance(source, SceneSource):
             return
@@ -259,21 +241,18 @@ class DetectionData(ImageData):
         lines = class_table(self.class_names, self.classes.ids, counts)
         more = [f"and {len(lines) - TABLE} more: linvit data check"] if len(lines) > TABLE else []
         rank_zero_info("\n".join([f"classes of '{self.source}'", *lines[:TABLE], *more]))
-        if not self.empty_classes:
-            check_all_occur(self.class_names, counts["train"], self.source)
+        if warning := absent_classes(self.class_names, counts["train"]):
+            rank_zero_warn(warning)
 
     def setup(self, stage: str) -> None:
         """Makes the sets that a stage needs, and lists annotations that are skipped; see `ImageData`."""
         super().setup(stage)
         folder = None if self.trainer is None else self.trainer.log_dir
-        if self.skipped and folder is not None:
-            self._write_skipped(Path(folder) / "bad_annotations.csv")
-
-    @rank_zero_only
-    def _write_skipped(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *self.skipped])
+        if self.skipped and folder is not None and self._rank_and_world[0] == 0:
+            path = Path(folder, "bad_annotations.csv")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", newline="", encoding="utf-8") as file:
+                CsvWriter(file).writerows([("split", "annotation", "reason", "detail"), *self.skipped])
 
     @classmethod
     def recognises(cls, source: str) -> bool:
@@ -302,12 +281,6 @@ class DetectionData(ImageData):
                 ImageFinding(split, annotation_name(one, name), ": ".join(filter(None, (one.reason, one.detail))))
                 for one in audit.malformed
             ]
-            if masks := source.malformed_masks(split):
-                lines.append(
-                    f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask; to train without masks, give"
-                )
-                lines.append("    --data.masks=false and a head without masks, such as --model.head=faster_rcnn")
-                lines += [f"    {line}" for line in describe_findings(masks, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             stored, said = source.header_sizes(split), source.sizes(split)
@@ -315,11 +288,8 @@ class DetectionData(ImageData):
                 reason = wrong_size("its annotations are for", said[row], stored[row])
                 bad.append(ImageFinding(split, name(row), reason))
         lines += [f"  {line}" for line in class_table(self.class_names, self.classes.ids, counts)]
-        if "train" in counts:
-            try:
-                check_all_occur(self.class_names, counts["train"], self.source)
-            except UserError as error:
-                bad.append(ImageFinding("train", "classes", str(error)))
+        if "train" in counts and (warning := absent_classes(self.class_names, counts["train"])):
+            lines.append(f"  WARNING: {warning}")
         return TargetReport(lines, bad, malformed)
 
     def drawn(self, sample: Sample) -> Sample:

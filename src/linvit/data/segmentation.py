@@ -8,16 +8,14 @@ from typing import Any, ClassVar, Self
 import datasets
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
-from linvit.data.sources.class_names import read_names
 from linvit.data.sources.data_source import Splits
 from linvit.data.sources.images import Target
-from linvit.data.sources.labels import as_images, features_of, find_column
+from linvit.data.sources.labels import as_images, features_of, find_column, read_names
 from linvit.data.sources.mask_check import Masks, check_masks, describe_masks
 from linvit.data.sources.masks import MaskReader, as_value
 from linvit.data.sources.pairs import has_masks, load_pairs
 from linvit.data.sources.scan import ScanResult
-from linvit.data.sources.scene_source import SceneSource
-from linvit.data.sources.scenes import CLASSES, Scenes
+from linvit.data.sources.scenes import CLASSES, Scenes, SceneSource
 from linvit.data.sources.splits import SCENES as DIGIT_SCENES
 from linvit.data.transforms.segmentation import (
     EvalTransform,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,12 @@ from linvit.analysis.maps import Query
 from linvit.analysis.recorder import observe
 from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
 from linvit.callbacks.attention.maps import KINDS, Maps, attention_maps, gallery
+from linvit.callbacks.common import pixels
 from linvit.callbacks.dense import legend, overlay
+from linvit.data.base import ImageData
+from linvit.data.sources.images import collate
 from linvit.experiments.page import Either, Page
+from linvit.ignore_index import IGNORE_INDEX
 from linvit.plain_text import CsvWriter, printable
 
 EXPLAINED = {
@@ -78,6 +83,41 @@ class Analysis(NamedTuple):
             if own == part:
                 heads.setdefault(layer, []).append(values)
         return {layer: np.mean(values, 0).tolist() for layer, values in heads.items()}
+
+
+def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bool = True) -> list[Photo]:
+    """Images spread evenly over the validation set, or else the first ones of the folder that is predicted."""
+    data.setup("validate" if spread else "predict")
+    samples: Any = data.val_set if spread else data.predict_set
+    if hasattr(samples, "__len__"):
+        count = min(count, len(samples))
+        chosen = [samples[i * len(samples) // count if spread else i] for i in range(count)]
+    else:
+        chosen = list(islice(samples, count))
+    photos = []
+    for i, sample in enumerate(chosen):
+        batch = collate([sample], data.list_keys, data.list_if_ragged)
+        batch["image"] = moved(batch["image"], device)
+        data.finish(batch)
+        name = str(batch["id"][0]) if "id" in batch else f"image {i}"
+        photos.append(Photo(name, batch, pixels(batch["image"][0], data), *_truth(batch, data.class_names)))
+    return photos
+
+
+def _truth(batch: dict[str, Any], names: Sequence[str] | None) -> tuple[str, np.ndarray | None]:
+    """The true class of a batch of one image, or the classes of its mask, in words, and the mask."""
+    if "mask" in batch:
+        mask = batch["mask"][0].cpu().numpy()
+        return mask_in_words(mask, names or [*map(str, range(IGNORE_INDEX))]), mask
+    label = batch.get("label")
+    if not isinstance(label, Tensor) or label.numel() != 1 or label.item() < 0:
+        return "", None
+    return printable(names[int(label)] if names else str(int(label)), lines=False), None
+
+
+def moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """Images of a batch on a device."""
+    return images.to(device) if isinstance(images, Tensor) else [image.to(device) for image in images]
 
 
 @torch.no_grad()

@@ -1,87 +1,92 @@
-"""What came of a network whose attention was replaced: scores, errors of each block, time and memory, as one page."""
+"""What came of a network whose attention was replaced: scores, errors of layers, time and memory, maps, as one page."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import copy
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from torch import nn
 
+from linvit.analysis.maps import Query
+from linvit.analysis.recorder import layer_name, observe
+from linvit.callbacks.attention.heat_map import DARK, LIGHT, heat_map
+from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
 from linvit.errors import UserError
-from linvit.experiments.keep import TABLE, add_curve, score, validation_batches
-from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
-from linvit.experiments.page import Page
+from linvit.experiments.analyze import Photo, read_photos
+from linvit.experiments.bench.conditions import conditions
+from linvit.experiments.crossover import Cost, Crossover, costs_by_size
+from linvit.experiments.keep import TABLE, add_curve
+from linvit.experiments.page import Either, Page, Picture
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
-from linvit.linearization.distillation import Distillation
 from linvit.plain_text import CsvWriter, markdown_table
 from linvit.runs.folder import RunFolder
 from linvit.runs.run import Run
 from linvit.tasks import Task, Teacher
-from linvit.tasks.teacher import copied_student, teacher_network
+from linvit.tasks.teacher import DISTANCE, START, TEACHER, teacher_network
 
-TIMES = (1, 2, 3, 4)  # the sides at which both are timed, over that of the run
-SECONDS = 8.0  # for all sizes together
-EXPLAINED = (
-    "Scores are of the validation split. Before any step the student has all weights of its teacher that it has a "
-    "place for, and new parameters at their initial values."
+SECONDS = 8.0  # for the timing of all sizes, and again for maps; one size and one image are measured in any case
+IMAGES = 2  # of which maps are drawn
+COLUMNS = 11  # of the heat map, and ticks of the plot over epochs
+INTRODUCTION = (
+    "The teacher is a trained network: {teacher}. The student is a copy of it with another attention: {student}. It "
+    "was trained beside its teacher."
+)
+SCORES = (
+    "{metric} of the validation split; higher is better. Before any step the student has the weights of its teacher "
+    "that it has a place for, and new parameters at their initial values."
 )
 ERRORS = (
-    "Mean squared error of what attention mixes, before its output projection, over the mean square of the teacher's: "
-    "0 is the same, 1 is as far as 0 would be. Of one batch of the validation split, in evaluation mode."
+    "How far what a layer's attention puts out is from what that of the teacher does, on the same images: mean squared "
+    "error over the teacher's mean square, so 0 is the same, and 1 as far off as zeros would be. Attention outputs are "
+    "taken before the output projection. Of the first batch of the validation split, in evaluation mode."
 )
 SPEED = (
-    "One image, forward pass, in turns in one process, on this machine alone. Memory is what the pass allocates at one "
-    "time, beyond weights and image."
+    "Forward pass of one image, median; teacher and student take turns. Memory is the most that the pass allocates, "
+    "beyond weights and image. Measured on {device}, so the size from which the student is faster holds for that alone."
 )
-
-
-class Cost(NamedTuple):
-    """Of a forward pass of one square image: side in pixels, seconds, bytes."""
-
-    side: int
-    seconds: float
-    bytes: int
+MAPS = (
+    "Where the token with the red ring (without a ring: the class token) looks: its row of each layer's attention "
+    "matrix, mean over heads, light is much; and what reaches it through all layers (rollout). Negative weights are "
+    "drawn as 0."
+)
 
 
 class Findings(NamedTuple):
-    """What was measured.
+    """What a run has logged of its teacher and of itself, and what both cost.
 
     Attributes:
         scores: Of the validation split, by network.
-        errors: Of each attention layer, before any step and after, relative to its teacher.
+        errors: Of each attention layer, relative to its teacher's: at the "start", and after epochs, by their numbers.
         costs: Of teacher and student, at the same sizes.
+        device: On which costs were measured.
     """
 
     scores: dict[str, float]
-    errors: dict[str, tuple[float, float]]
+    errors: dict[str, dict[str, float]]
     costs: dict[str, list[Cost]]
+    device: str
 
-    def tables(self, metric: str) -> list[tuple[str, list[list[str]]]]:
-        """Captions and rows, the titles first."""
+    def tables(self, metric: str) -> list[tuple[str, str, list[list[str]]]]:
+        """Heading, what a table shows, and its rows, the titles first."""
         scores = [["network", metric], *([name, f"{score:.4f}"] for name, score in self.scores.items())]
-        errors = [["attention", "error before", "error after"]]
-        errors += [[name, f"{before:.4f}", f"{after:.4f}"] for name, (before, after) in self.errors.items()]
-        costs = [["side", "teacher (ms)", "student (ms)", "teacher (MiB)", "student (MiB)", "student / teacher"]]
+        when = [*self.errors][:: max(len(self.errors) - 1, 1)]  # the first and the last
+        ends = [{**self.errors[name], "mean": mean(self.errors[name])} for name in when]
+        errors = [["layer", *(name if name == "start" else f"after epoch {name}" for name in when)]]
+        errors += [[layer, *(f"{end.get(layer, np.nan):.4f}" for end in ends)] for layer in (ends[0] if ends else ())]
+        costs = [["side", "teacher (ms)", "student (ms)", "student / teacher", "teacher (MiB)", "student (MiB)"]]
         for pair in zip(self.costs["teacher"], self.costs["student"], strict=True):
-            times, sizes = (
-                [f"{1e3 * cost.seconds:.2f}" for cost in pair],
-                [f"{cost.bytes / 2**20:.1f}" for cost in pair],
-            )
-            costs.append([str(pair[0].side), *times, *sizes, f"{pair[1].seconds / pair[0].seconds:.2f}"])
-        return [(EXPLAINED, scores), (ERRORS, errors), (f"{SPEED} {self.crossover}", costs)]
-
-    @property
-    def crossover(self) -> str:
-        """From which of the measured sizes on the student is faster, in words."""
-        pairs = list(zip(self.costs["teacher"], self.costs["student"], strict=True))
-        slower = [i for i, (teacher, student) in enumerate(pairs) if student.seconds >= teacher.seconds]
-        first = slower[-1] + 1 if slower else 0
-        if first == len(pairs):
-            return f"Up to {pairs[-1][0].side} pixels the student is not faster."
-        return f"The student is faster from {pairs[first][0].side} pixels on."
+            ratio = f"{pair[1].seconds / pair[0].seconds:.2f}"
+            times = [f"{1e3 * cost.seconds:.2f}" for cost in pair]
+            costs.append([str(pair[0].side), *times, ratio, *(f"{cost.bytes / 2**20:.1f}" for cost in pair)])
+        faster = Crossover.of(self.costs["teacher"], self.costs["student"]).in_words
+        return [
+            ("Scores", SCORES.format(metric=metric), scores),
+            ("Errors of attention", ERRORS, errors),
+            ("Time and memory", f"{faster} {SPEED.format(device=self.device)}", costs),
+        ]
 
     def write_csv(self, path: Path) -> None:
         """Writes all numbers: what, of which network or layer, value."""
@@ -89,15 +94,16 @@ class Findings(NamedTuple):
             writer = CsvWriter(file)
             writer.writerow(["what", "of", "value"])
             writer.writerows(["score", name, score] for name, score in self.scores.items())
-            for name, (before, after) in self.errors.items():
-                writer.writerows([["error before", name, before], ["error after", name, after]])
+            for when, errors in self.errors.items():
+                name = "error at the start" if when == "start" else f"error after epoch {when}"
+                writer.writerows([name, layer, error] for layer, error in errors.items())
             for name, costs in self.costs.items():
                 for side, seconds, size in costs:
                     writer.writerows([[f"seconds at {side}", name, seconds], [f"bytes at {side}", name, size]])
 
 
 def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
-    """Measures teacher and student of a run that has been trained; writes linearize.html, .md and .csv beside it.
+    """Writes linearize.html, .md and .csv beside a run that has been trained: what it logged, and what it costs.
 
     Args:
         run: The run, after `fit`, whose task has a teacher.
@@ -107,100 +113,167 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
     Returns:
         The page.
     """
-    *stages, folder = folders
-    task = Run.read(folder, "validate").trained()
-    found = measure(run, task, [RunFolder(stage) for stage in stages])
+    folder, device = folders[-1], run.trainer.strategy.root_device
+    task = run.trained() if run.finished else run.task  # there was nothing left to train
+    logged = [RunFolder(stage) for stage in folders]
+    networks = {
+        "teacher": teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device),
+        "student": copy.deepcopy(task.network if task.average is None else task.average.network).to(device),
+    }  # a copy is not compiled, and the teacher is not
+    photos = read_photos(run.data, IMAGES, device)
+    measurable = {name: in_place(task, network) for name, network in networks.items()}
+    machine = conditions(str(device))
+    found = Findings(
+        scores(logged),
+        errors(logged),
+        costs_by_size(measurable, photos[0].batch["image"][0], device, SECONDS),
+        machine["machine"] if device.type == "cpu" else machine["device"],
+    )
     tables = found.tables(task.score_metric)
-    captions = [(f"{caption}\n\n{markdown_table(rows)}") for caption, rows in tables]
+    source = Teacher.of(task.hparams["teacher"]).source or "the weights that the backbone brings"
+    introduction = INTRODUCTION.format(teacher=source, student=task.hparams["attention"])
+    parts = [f"## {heading}\n\n{caption}\n\n{markdown_table(rows)}" for heading, caption, rows in tables]
     with replacing(folder / "linearize.md") as file:
-        file.write("\n\n".join([f"`{command}`", *captions, ""]).encode())
+        file.write("\n\n".join([f"`{command}`", introduction, *parts, ""]).encode())
     found.write_csv(folder / "linearize.csv")
     page = Page(f"linearize: {task.hparams['attention']}")
     page.code(command)
-    for caption, (titles, *rows) in tables:
+    page.paragraph(introduction)
+    pictures: list[Sequence[tuple[Picture | Either, str]]]
+    pictures = [score_plot(logged), error_picture(found.errors), time_plot(found.costs)]
+    for (heading, caption, (titles, *rows)), picture in zip(tables, pictures, strict=True):
+        page.heading(heading)
         page.table(titles, rows, caption)
-    curves: dict[str, list[tuple[float, float]]] = {}
-    steps = 0  # of the stages before
-    for stage in folders:
-        found_curves = RunFolder(stage).curves
-        for tag, points in found_curves.items():
-            if tag.startswith("teacher_attention/"):
-                curves.setdefault(tag.partition("/")[2], []).extend((steps + step, error) for step, error in points)
-        steps += 1 + max((step for points in found_curves.values() for step, _ in points), default=-1)
-    if curves:
-        series = [Series(name, tuple(points)) for name, points in curves.items()]
-        plot = line_plot("Attention", series, Axis("step"), Axis("mean squared error", log=True))
-        page.pictures([(plot, "Error of each block's attention in training")])
-    times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in found.costs.items()]
-    plot = line_plot("Forward pass", times, Axis("side of the image (pixels)"), Axis("ms", log=True))
-    page.pictures([(plot, "Time of one image")])
+        page.pictures(picture, width=None if heading == "Errors of attention" else 560)
     if (folder / TABLE).exists():
+        page.heading("Blocks that were kept")
         add_curve(page, folder / TABLE)
-    page.paragraph(f"Their attention maps beside one another: linvit analyze --ckpt_path {folder} TEACHER")
+    page.heading("Attention maps")
+    drawn, left_out = maps(networks, photos, SECONDS)
+    if drawn:
+        page.pictures([((gallery(drawn, "weights", LIGHT), gallery(drawn, "weights", DARK)), MAPS)])
+    if left_out:
+        page.table(["left out", "why"], left_out.items())
     page.write(folder / "linearize.html")
     return folder / "linearize.html"
 
 
-def measure(run: Run, task: Task, stages: Sequence[RunFolder]) -> Findings:
-    """Measures the teacher of a trained task, a student before any step and after stages, and the task's network."""
-    device = run.trainer.strategy.root_device
-    teacher = teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device)
-    start = copied_student(task, teacher)
-    student = (task.network if task.average is None else task.average.network).to(device)
-    networks = {"teacher": teacher, "student before any step": start, "student": student}
-    images = next(validation_batches(run, 1, device))["image"]
-    before, after = (attention_errors(teacher, network, images) for network in (start, student))
-    scores = {
-        name: score(task, network, validation_batches(run, None, device))[0] for name, network in networks.items()
-    }
-    after_stages = {f"student after stage {i}": stage.score(stage.score_tag()) for i, stage in enumerate(stages, 1)}
-    scores |= {name: last.value for name, last in after_stages.items() if last is not None}
-    scores["student"] = scores.pop("student")  # the last row
-    return Findings(
-        scores,
-        {name: (before[name], after[name]) for name in before},
-        costs(task, {"teacher": teacher, "student": student}, images[0], device),
-    )
-
-
-def attention_errors(teacher: nn.Module, student: nn.Module, images: Any) -> dict[str, float]:
-    """The relative error of each matched attention layer on a batch of images."""
-    distillation = Distillation(teacher, student)
-    errors = distillation.distances(images)["attention"]
-    distillation.close()
-    return errors
-
-
-@contextmanager
-def in_place(task: Task, network: nn.Module) -> Iterator[None]:
-    """In this context a task has another network, and no moving average."""
-    kept = task.network, task.ema
-    task.network, task.ema = network.eval(), None
-    try:
-        yield
-    finally:
-        task.network, task.ema = kept
-
-
-@torch.no_grad()
-def costs(
-    task: Task, networks: dict[str, nn.Module], image: torch.Tensor, device: torch.device
-) -> dict[str, list[Cost]]:
-    """Time and memory of networks at the size of an image (C, H, W) and at multiples of it, as far as they take it."""
-    found: dict[str, list[Cost]] = {name: [] for name in networks}
-    for times in TIMES:
-        images = image[None].repeat(1, 1, times, times).to(device)
-        works = {}
-        for name, network in networks.items():
-            with in_place(task, network.to(device)):
-                works[name] = partial(task.measurable_network().eval(), images)
-        try:
-            timing = interleaved(works, budget=SECONDS / len(TIMES), device=device)
-            memory = {name: peak_memory(work, device) for name, work in works.items()}
-        except Exception as error:
-            if times > 1 and (out_of_memory(error) or isinstance(error, AssertionError | UserError)):
-                break  # a network that takes one size alone
-            raise
-        for name in networks:
-            found[name].append(Cost(images.shape[-1], timing[name].median, memory[name]))
+def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:
+    """A curve of validations, of one run after the other, by the number of epochs that had been trained."""
+    found, before = {}, 1
+    for run in runs:
+        epochs = dict(run.curves.get("epoch", []))
+        found |= {before + int(epochs[step]): value for step, value in run.curves.get(tag, []) if step in epochs}
+        before += 1 + int(max(epochs.values(), default=-1))
     return found
+
+
+def scores(runs: Sequence[RunFolder]) -> dict[str, float]:
+    """What the teacher scores, and the student before any step, after stages, after its last epoch and its best one."""
+    starts = {"teacher": f"{TEACHER}score", "student before any step": f"{START}score"}
+    found = {name: runs[0].curves[tag][0][1] for name, tag in starts.items() if tag in runs[0].curves}
+    *stages, run = runs
+    ends = {f"student after stage {i}": stage.score(stage.score_tag()) for i, stage in enumerate(stages, 1)}
+    found |= {name: end.value for name, end in ends.items() if end is not None}
+    later = by_epoch([run], run.score_tag())
+    if later:
+        last, best = max(later), max(later, key=lambda epoch: later[epoch])
+        found[f"student after epoch {last}, the last"] = later[last]
+        found |= {f"student after epoch {best}, the best": later[best]} if later[best] > later[last] else {}
+    return found
+
+
+def errors(runs: Sequence[RunFolder]) -> dict[str, dict[str, float]]:
+    """The relative error of each attention layer, at the start and after epochs."""
+    found: dict[str, dict[str, float]] = {}
+    for tag, curve in runs[0].curves.items():
+        if tag.startswith(f"{START}{DISTANCE}"):
+            found.setdefault("start", {})[layer_name(tag.removeprefix(f"{START}{DISTANCE}"))] = curve[0][1]
+    for tag in runs[-1].curves:
+        if tag.startswith(DISTANCE):
+            for epoch, error in by_epoch(runs, tag).items():
+                found.setdefault(str(epoch), {})[layer_name(tag.removeprefix(DISTANCE))] = error
+    return found
+
+
+def mean(errors: Mapping[str, float]) -> float:
+    """Of the errors of layers."""
+    return float(np.mean([*errors.values()]))
+
+
+def score_plot(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+    """The student's score over the epochs, and the teacher's, with what they are; nothing without scores."""
+    tag = runs[-1].score_tag()
+    points = [(0, score) for _, score in runs[0].curves.get(f"{START}score", [])]
+    points += sorted(by_epoch(runs, tag).items())
+    if not points:
+        return []
+    ends = points[0][0], points[-1][0]
+    series = [
+        Series("teacher", tuple((end, score) for end in ends)) for _, score in runs[0].curves.get(f"{TEACHER}score", [])
+    ]
+    ticks = tuple(float(epoch) for epoch in spread([epoch for epoch, _ in points]))
+    plot = line_plot("Score", [*series, Series("student", tuple(points))], Axis("epochs", ticks=ticks), Axis(tag))
+    return [(plot, "The score after each epoch; 0 is before any step.")]
+
+
+def spread(values: Sequence[Any]) -> list[Any]:
+    """All values, or as many as are shown, evenly spread."""
+    count = min(len(values), COLUMNS)
+    return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def error_picture(errors: Mapping[str, Mapping[str, float]]) -> list[tuple[Either, str]]:
+    """A heat map of the errors of layers over the epochs, with what it is; nothing without errors."""
+    if not errors:
+        return []
+    when = spread([*errors])
+    layers = [*errors[when[0]]]
+    values = np.array([[float(f"{errors[name].get(layer, np.nan):.3g}") for name in when] for layer in layers])
+    light, dark = (
+        heat_map(values, layers, when, "error by epoch, yellow: large", paper=paper) for paper in (LIGHT, DARK)
+    )
+    return [((light, dark), "The errors after each epoch.")]
+
+
+def time_plot(costs: Mapping[str, Sequence[Cost]]) -> list[tuple[str, str]]:
+    """The time of both over the side of the image, with what it is."""
+    times = [Series(name, tuple((cost.side, 1e3 * cost.seconds) for cost in own)) for name, own in costs.items()]
+    sides = tuple(float(cost.side) for cost in costs["teacher"])
+    plot = line_plot("Forward pass", times, Axis("side of the image (pixels)", ticks=sides), Axis("ms", log=True))
+    return [(plot, "The time of one image over its side.")]
+
+
+def maps(
+    networks: Mapping[str, nn.Module], photos: Sequence[Photo], seconds: float
+) -> tuple[list[Maps], dict[str, str]]:
+    """The attention maps of each image, of one network below the other, and what is left out, with the reason.
+
+    Args:
+        networks: By name.
+        photos: The images; the first is drawn in any case.
+        seconds: After which no other image is begun.
+    """
+    drawn, left_out, until = [], {}, time.monotonic() + seconds
+    for photo in photos:
+        for name, network in networks.items():
+            try:
+                found = attention_maps(photo.pixels, observe(network, photo.batch["image"][0][None]), Query())
+            except UserError as error:
+                left_out[name] = str(error)
+                continue
+            left_out |= {f"{what}, {name}": why for what, why in found.left_out.items()}
+            drawn += [found._replace(caption=name)] * ("weights" in found.maps)
+        if time.monotonic() > until:
+            break
+    return drawn, left_out
+
+
+def in_place(task: Task, network: nn.Module) -> nn.Module:
+    """The network as `Task.measurable_network` makes it of a task's own."""
+    kept = task.network
+    try:
+        task.network = network
+        return task.measurable_network().eval()
+    finally:
+        task.network = kept

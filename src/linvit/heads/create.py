@@ -45,12 +45,7 @@ def backbone_and_head(
     drop_path_rate: float,
     in_chans: int = 3,
 ) -> tuple[nn.Module, Any]:
-    """Builds a backbone in the form of its dense models, and a head for those of its feature maps that the head wants.
-
-    Raises:
-        UserError: If a name or option is unknown, the head is for another task than `task`, or the backbone has no
-            feature maps that the head can use.
-    """
+    """Builds a backbone in the form of its dense models, and a head for the feature maps that the head wants."""
     head_name, _ = heads.parse(head)
     head_class: Any = heads.get(head_name)
     if head_class.task != task:

@@ -11,13 +11,7 @@ from linvit.errors import UserError
 
 
 class Pyramid(NamedTuple):
-    """Which feature maps of a backbone a head gets.
-
-    Attributes:
-        indices: Their positions among the backbone's features.
-        channels: Their channels.
-        reductions: Image side over map side of each.
-    """
+    """Which feature maps of a backbone a head gets."""
 
     indices: tuple[int, ...]
     channels: tuple[int, ...]
@@ -25,15 +19,7 @@ class Pyramid(NamedTuple):
 
 
 def pyramid(backbone: nn.Module, choose: Callable[[Sequence[int]], Sequence[int]]) -> Pyramid:
-    """Returns what a head gets of the features of a backbone.
-
-    Args:
-        backbone: A backbone of linvit, or a timm model, with `features_only=True` or without.
-        choose: The positions that the head wants, given the reductions of all features.
-
-    Raises:
-        UserError: If the backbone has no features, or none that the head wants.
-    """
+    """Returns what a head gets of the features of a backbone: `choose` has positions, given all reductions."""
     levels = feature_levels(backbone)
     reductions = [level["reduction"] for level in levels]
     indices = tuple(choose(reductions)) if levels else ()

@@ -11,10 +11,6 @@ class ACBlock(nn.Module):
     """The sum of 3 x 3, 1 x 3 and 3 x 1 convolutions, BatchNorm, ReLU: (B, C, H, W) -> (B, C', H, W).
 
     The reference has one BatchNorm behind the sum and a bias in each convolution.
-
-    Args:
-        in_channels: Channels C.
-        out_channels: Channels C'.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -9,10 +9,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.linear import Linear
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
@@ -21,7 +18,7 @@ NOT_KEPT = ("self", "__class__", "attention")
 """What a layer like another does not take over of the arguments."""
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(AttentionHost):
     """Any registered mechanism as a layer on tokens, (B, N, C) -> (B, N, C).
 
     Args:
@@ -86,28 +83,20 @@ class AttentionLayer(nn.Module):
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid, **host)
 
         self.input_norm = nn.LayerNorm(dim) if input_norm else None
-        self.stem = input_stem(self.mechanism, dim)
-        # One fused projection, unless keys and values come from other tokens than the queries.
-        self.widths = projection_widths(self.mechanism)
-        if self.sr is None:
-            self.qkv = Linear(dim, sum(self.widths), bias=qkv_bias)
-        else:
-            if not reducible(self.mechanism):
-                tied = (
-                    f"projects '{self.mechanism.projections}'"
-                    if self.mechanism.fewer_keys
-                    else "declares no fewer_keys"
-                )
-                raise UserError(
-                    f"{type(self.mechanism).__name__} {tied}, so its keys or queries cannot be reduced; use sr_ratio=1 "
-                    f"and sr_pool=0 with it"
-                )
-            self.q = Linear(dim, self.widths[0], bias=qkv_bias)
-            self.kv = Linear(dim, sum(self.widths[1:]), bias=qkv_bias)
-        self.out_norm = output_norm([self.mechanism])
-        self.gate = output_gate([self.mechanism], dim, bias=qkv_bias)
-        self.proj = output_projection([self.mechanism], dim, bias=proj_bias)
-        self.proj_drop = nn.Dropout(proj_drop)
+        if self.sr is not None and not reducible(self.mechanism):
+            tied = f"projects '{self.mechanism.projections}'" if self.mechanism.fewer_keys else "declares no fewer_keys"
+            raise UserError(
+                f"{type(self.mechanism).__name__} {tied}, so its keys or queries cannot be reduced; use sr_ratio=1 "
+                f"and sr_pool=0 with it"
+            )
+        self.surround(
+            [self.mechanism],
+            dim,
+            bias=qkv_bias,
+            proj_bias=proj_bias,
+            proj_drop=proj_drop,
+            reduced=self.sr is not None,
+        )
         self.relative_position_bias_table: nn.Parameter | None = None
         if rel_pos_bias:
             if not self.mechanism.takes_bias or self.sr is not None:
@@ -116,11 +105,6 @@ class AttentionLayer(nn.Module):
                     f"got {type(self.mechanism).__name__}, sr_ratio={sr_ratio} and sr_pool={sr_pool}. Leave it out here"
                 )
             self.relative_position_bias_table = position_table(grid.size, self.mechanism.num_heads)
-
-    @property
-    def projections(self) -> str:
-        """The projections in the order of the rows of `qkv`: "qkv", "qv", "kv" or "qk"."""
-        return self.mechanism.projections
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C) for the tokens of `grid`.
@@ -151,12 +135,6 @@ class AttentionLayer(nn.Module):
         if self.relative_position_bias_table is not None:
             bias = self._with_positions(self.relative_position_bias_table, bias, grid)
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
-
-    def project(self, out: Tensor, x: Tensor) -> Tensor:
-        """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
-        if self.out_norm is not None or self.gate is not None:
-            out = normed_and_gated(out, x, self.out_norm, self.gate)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
     def _with_positions(self, table: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
         """Adds the bias of the layer's table of relative positions."""

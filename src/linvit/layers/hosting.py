@@ -1,31 +1,111 @@
-"""What attention layers do around a mechanism: project, split heads, call it, join heads, project back."""
+"""What attention layers do around a mechanism: stem, projections, heads, norm, gate, projection back."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.decorators import recomputed
 from linvit.errors import UserError
-from linvit.layers.batch_norm import BatchNormLinear
-from linvit.layers.linear import Linear
+from linvit.layers.mlp import BatchNormLinear
 
 
-def projection_widths(mechanism: Attention) -> list[int]:
-    """Returns the channels of each projection, one number per letter of `projections`."""
-    key_width = mechanism.key_dim * mechanism.num_heads
-    widths = {"q": key_width, "k": key_width, "v": mechanism.dim}
-    return [widths[letter] for letter in mechanism.projections]
+class ConvStem(nn.Module):
+    """A linear layer, a depthwise 3 x 3 convolution of the patches and SiLU, (B, N, C) -> (B, N, C).
 
-
-def output_projection(mechanisms: Sequence[Attention], dim: int, *, bias: bool = True) -> nn.Linear:
-    """Builds the linear layer from the outputs of mechanisms of one spec, side by side, to C = `dim` channels.
-
-    The norm that they declare as `proj_norm` follows it, and its shift replaces the bias.
+    Prefix tokens take no part in the convolution. Paper: Han et al. 2024, "Demystify Mamba in Vision: A Linear
+    Attention Perspective", Fig. 3.
     """
-    width = sum(mechanism.out_dim for mechanism in mechanisms)
-    if mechanisms[0].proj_norm == "bn2d":
-        return BatchNormLinear(width, dim)
-    return Linear(width, dim, bias=bias)
+
+    recompute: bool = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(dim, dim)
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return self._convolved(self.in_proj(x), grid)
+
+    @recomputed
+    def _convolved(self, x: Tensor, grid: Grid) -> Tensor:
+        return F.silu(grid.map_patches(self.conv, x))
+
+
+class OutputGate(nn.Linear):
+    """Multiplies the output of a mechanism by a linear map of the layer's input, or by SiLU of that."""
+
+    recompute: bool = True
+    OPEN = 1.278464542761074  # where SiLU is 1
+
+    def __init__(self, dim: int, out_dim: int, *, silu: bool, bias: bool = True) -> None:
+        super().__init__(dim, out_dim, bias=bias)
+        self.silu = silu
+
+    def forward(self, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # of two tensors
+        """(B, N, out_dim) and the layer's input (B, N, C) -> (B, N, out_dim)."""
+        gate = super().forward(x)
+        return self._silu_times(out, gate) if self.silu else out * gate
+
+    @recomputed
+    def _silu_times(self, out: Tensor, gate: Tensor) -> Tensor:
+        return out * F.silu(gate)
+
+    @torch.no_grad()
+    def init_open(self) -> None:
+        """Sets the gate to 1, as a gate that joins trained weights should begin; it needs the bias."""
+        if self.bias is not None:
+            nn.init.zeros_(self.weight)
+            nn.init.constant_(self.bias, self.OPEN if self.silu else 1)
+
+
+class AttentionHost(nn.Module):
+    """Base of attention layers: what lies around mechanisms of one spec that work side by side."""
+
+    proj_drop: nn.Module
+
+    def surround(
+        self,
+        mechanisms: Sequence[Attention],
+        dim: int,
+        *,
+        bias: bool = True,
+        proj_bias: bool = True,
+        proj_drop: float = 0.0,
+        reduced: bool = False,
+    ) -> None:
+        """Adds stem, projections of the input and output, norm and gate, as the mechanisms declare them, for C = `dim`.
+
+        One projection gives q, k and v, unless keys and values come from other tokens than the queries (`reduced`).
+        """
+        first, out_dim = mechanisms[0], sum(mechanism.out_dim for mechanism in mechanisms)
+        self.projections = first.projections  # in the order of the rows of `qkv`
+        self.stem = ConvStem(dim) if first.stem == "conv_silu" else None
+        key_widths = [mechanism.key_dim * mechanism.num_heads for mechanism in mechanisms]
+        letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
+        self.widths = [width for letter in self.projections for width in letters[letter]]
+        if reduced:
+            self.q = nn.Linear(dim, self.widths[0], bias=bias)
+            self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=bias)
+        else:
+            self.qkv = nn.Linear(dim, sum(self.widths), bias=bias)
+        self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if first.out_norm == "ln" else None
+        self.gate = None if first.gate == "none" else OutputGate(dim, out_dim, silu=first.gate == "silu", bias=bias)
+        # The shift of the norm replaces the bias.
+        norm = first.proj_norm == "bn2d"
+        self.proj = BatchNormLinear(out_dim, dim) if norm else nn.Linear(out_dim, dim, bias=proj_bias)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def project(self, out: Tensor, x: Tensor) -> Tensor:
+        """Norms, gates by the layer's input x (B, N, C), projects and drops outputs, (B, N, out_dim) -> (B, N, C)."""
+        if self.out_norm is not None:
+            out = self.out_norm(out)
+        if self.gate is not None:
+            out = self.gate(out, x)
+        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
 
 def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,20 +118,7 @@ def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Te
 def attend(
     mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Splits heads, calls a mechanism, and joins the heads of its output.
-
-    Args:
-        mechanism: Called with (B, h, N, dk), (B, h, M, dk), (B, h, M, d).
-        q: Queries (B, N, h * dk).
-        k: Keys (B, M, h * dk).
-        v: Values (B, M, h * d).
-        grid: Where the tokens lie.
-        x: The layer's input (B, N, C), for a mechanism that takes it.
-        bias: Position bias or mask (B or 1, h, N, M), for a mechanism that takes one.
-
-    Returns:
-        (B, N, out_dim).
-    """
+    """Splits q (B, N, h dk), k and v (B, M, h d) into heads, calls a mechanism, joins its output, (B, N, out_dim)."""
     extra = {}
     if bias is not None:
         if not mechanism.takes_bias:

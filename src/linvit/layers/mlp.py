@@ -1,12 +1,11 @@
-"""The feed-forward half of a transformer block."""
+"""The feed-forward half of a transformer block, and a linear layer with BatchNorm."""
 
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.layers.linear import Linear
-from linvit.layers.mbconv import MBConv
 
 FeedForward = Literal["mlp", "mbconv"]
 
@@ -24,11 +23,11 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, conv: bool = False, pre_act: bool = False, tanh: bool = False) -> None:
         super().__init__()
-        self.fc1 = Linear(dim, hidden)
+        self.fc1 = nn.Linear(dim, hidden)
         self.pre_act = nn.ReLU() if pre_act else nn.Identity()
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden) if conv else None
         self.act = nn.GELU(approximate="tanh" if tanh else "none")
-        self.fc2 = Linear(hidden, dim)
+        self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
@@ -36,6 +35,42 @@ class Mlp(nn.Module):
         if self.dwconv is not None:
             x = grid.map_patches(self.dwconv, x)
         return self.fc2(self.act(x))  # type: ignore[no-any-return]
+
+
+class BatchNormLinear(nn.Linear):
+    """A linear map, then BatchNorm of each channel over all tokens of the batch; (B, N, C) -> (B, N, C').
+
+    On the tokens of a plane it is a 1 x 1 convolution with `BatchNorm2d`. In training the samples of a batch depend on
+    each other through it. Under gradient checkpointing the running statistics move twice per step, as all of torch's.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.norm = nn.BatchNorm1d(out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C')."""
+        x = super().forward(x)
+        return self.norm(x.flatten(0, 1)).view_as(x)  # type: ignore[no-any-return]
+
+
+class MBConv(nn.Module):
+    """Widen, convolve depthwise 3 x 3, narrow; hard-swish after the first two, BatchNorm after the last.
+
+    The 1 x 1 convolutions are linear layers on the tokens. Prefix tokens pass the depthwise convolution by.
+    """
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.inverted_conv = nn.Linear(dim, hidden)
+        self.depth_conv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.point_conv = BatchNormLinear(hidden, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = F.hardswish(self.inverted_conv(x))
+        x = F.hardswish(grid.map_patches(self.depth_conv, x))
+        return self.point_conv(x)  # type: ignore[no-any-return]
 
 
 def feed_forward(ffn: FeedForward, dim: int, hidden: int) -> Mlp | MBConv:

@@ -21,14 +21,9 @@ def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:
 
 
 def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Returns the bias (h, N, M) between all patches of a plane, from a table of relative positions.
+    """Returns the bias (h, N, M) between all patches of a plane, from a table of relative positions, query less key.
 
-    Args:
-        table: One entry per relative position, query less key, and head: ((2 H - 1) (2 W - 1), h), row by row from
-            (1 - H, 1 - W).
-        nominal: The plane (H, W) that the table is made for. Another plane gets the table resized (bicubic), as the
-            official fine-tuning at another size does.
-        size: The plane (H, W) of the bias.
+    The table ((2 H - 1) (2 W - 1), h) of another, nominal plane is resized (bicubic), as the official fine-tuning does.
     """
     height, width = size
     span = 2 * height - 1, 2 * width - 1
@@ -40,14 +35,7 @@ def relative_position_bias(table: Tensor, nominal: tuple[int, int], size: tuple[
 
 
 def resize_position_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf) -> Tensor:
-    """The table of a checkpoint resized (bicubic) for a plane (H, W); the table itself if it does not fit.
-
-    Args:
-        given: The checkpoint's, ((2 H' - 1) (2 W' - 1), h).
-        own: The model's, ((2 H - 1) (2 W - 1), h).
-        size: The plane (H, W) of the model.
-        size_of: The plane of so many patches in the checkpoint.
-    """
+    """The table of a checkpoint resized (bicubic) for a plane (H, W); the table itself if it does not fit."""
 
     def span_of(count: int) -> tuple[int, int] | None:
         for down in range(1, count + 1, 2):

@@ -16,19 +16,12 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.tables import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
 
 class Stripes(NamedTuple):
-    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it.
-
-    Attributes:
-        plane: (H, W).
-        stripe: (H', W') of one stripe.
-    """
+    """How a plane is cut: padded by zeros to whole stripes, one half (rounded down) before it and the rest after it."""
 
     plane: tuple[int, int]
     stripe: tuple[int, int]
@@ -66,12 +59,7 @@ class StripeBranch(nn.Module):
     mechanism widens its output it has as many filters per channel.
 
     Args:
-        dim: Channels C' of the branch.
-        num_heads: Heads h' of the branch.
-        grid: Nominal grid of the whole plane.
         stripe: (H', W') of a stripe; None along an axis is the whole plane.
-        attention: Name or `{name: ..., option: value}`.
-        key_dim: Channels of q and k per head; None means C' / h'.
     """
 
     def __init__(
@@ -113,13 +101,7 @@ class StripeBranch(nn.Module):
         return self.stripes(size).cut(patches).squeeze(-1) - 1
 
     def forward(self, projected: list[Tensor], x: Tensor, grid: Grid) -> Tensor:
-        """Returns the branch's output (B, N, out_dim).
-
-        Args:
-            projected: What the mechanism's `projections` name, (B, N, .) each.
-            x: The branch's channels of what is projected, the layer's input or what its stem makes of it (B, N, C').
-            grid: Grid of the whole plane.
-        """
+        """Returns the branch's output (B, N, out_dim)."""
         stripes = self.stripes(grid.size)
         inside = Grid(stripes.stripe)
         if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
@@ -129,7 +111,7 @@ class StripeBranch(nn.Module):
         return stripes.join(out + inside.map_patches(self.lepe, v))
 
 
-class StripeAttention(nn.Module):
+class StripeAttention(AttentionHost):
     """Cross-shaped stripe attention, (B, N, C) -> (B, N, C).
 
     The first half of the channels and heads attends in vertical stripes H x w, the second in horizontal stripes w x W;
@@ -183,44 +165,24 @@ class StripeAttention(nn.Module):
                 f"vertical and horizontal stripes share heads and channels equally, so both are even; got {num_heads} "
                 f"heads and {dim} channels. Change them, or let one stripe cover the plane (width None)"
             )
-        branches = [
+        self.branches = nn.ModuleList(
             StripeBranch(dim // count, num_heads // count, grid, shape, attention=attention, key_dim=key_dim)
             for shape in shapes
-        ]
-        widths = [projection_widths(branch.mechanism) for branch in branches]
-        mechanisms = [branch.mechanism for branch in branches]
-        self.stem = input_stem(mechanisms[0], dim)
-        self.widths = [width for letter in zip(*widths, strict=True) for width in letter]  # [q | k | v], halves inside
-        self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
-        self.branches = nn.ModuleList(branches)
-        self.out_norm = output_norm(mechanisms)
-        self.gate = output_gate(mechanisms, dim, bias=qkv_bias)
-        self.proj = output_projection(mechanisms, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
+        )
+        self.surround(self._mechanisms(), dim, bias=qkv_bias, proj_drop=proj_drop)
 
-    @property
-    def projections(self) -> str:
-        """The projections in the order of the rows of `qkv`: "qkv", "qv", "kv" or "qk"."""
-        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
-        return mechanism.projections
+    def _mechanisms(self) -> list[Attention]:
+        return [branch.mechanism for branch in self.branches]  # type: ignore[misc]
 
     def forward(self, x: Tensor, grid: Grid, before_norm: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the tokens of `grid`.
-
-        Args:
-            x: Tokens (B, N, C), row by row.
-            grid: Their grid.
-            before_norm: What a mechanism that takes the layer's input gets in the place of x (B, N, C).
-        """
+        """(B, N, C) -> (B, N, C); a mechanism that takes the layer's input gets `before_norm` in its place."""
         count = len(self.branches)
         stemmed = x if self.stem is None else self.stem(x, grid)
         projected = self.qkv(stemmed).split(self.widths, dim=-1)
         parts = [list(projected[i::count]) for i in range(count)]  # of each branch
-        mechanism: Attention = self.branches[0].mechanism  # type: ignore[assignment]
-        given = stemmed if before_norm is None or not mechanism.takes_input else before_norm
+        given = stemmed if before_norm is None or not self._mechanisms()[0].takes_input else before_norm
         mixed = [
             branch(own, part, grid)
             for branch, own, part in zip(self.branches, parts, given.chunk(count, dim=-1), strict=True)
         ]
-        out = normed_and_gated(torch.cat(mixed, dim=-1), x, self.out_norm, self.gate)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return self.project(torch.cat(mixed, dim=-1), x)

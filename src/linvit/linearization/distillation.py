@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from linvit.backbones.timm.hosts import ReplacedAttention
 from linvit.errors import UserError, check_choice, check_number
@@ -71,11 +72,12 @@ class Distillation:
 
     Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare what
     both make of them. `loss()` then returns the weighted sum. The teacher is no part of the student: it is in none of
-    its state dicts and gets no gradients.
+    its state dicts and gets no gradients. A copy of the student is not compared.
 
     Args:
-        teacher: The trained network. It is put into evaluation mode.
-        student: The same network with another attention, as `linvit.linearize` makes it.
+        teacher: The trained network. It is put into evaluation mode, and follows the student's device and precision.
+        student: The same network with another attention, as `linvit.linearize` makes it; it may be wrapped in
+            DistributedDataParallel, now or later.
         matching: What is matched; None is attention outputs alone, with the weight 50.
 
     Attributes:
@@ -92,6 +94,7 @@ class Distillation:
     """
 
     def __init__(self, teacher: nn.Module, student: nn.Module, matching: Matching | None = None) -> None:
+        student = student.module if isinstance(student, DistributedDataParallel) else student
         self.teacher, self.student = teacher.eval(), student
         self.matching = matching or Matching()
         self.layers = matched_layers(teacher, student)
@@ -134,7 +137,7 @@ class Distillation:
             )
         errors: dict[str, dict[str, Tensor]] = {}
         for (part, name), own in self._of_student.items():
-            errors.setdefault(part, {})[name] = self._error(part, own, self._of_teacher.pop((part, name)))
+            errors.setdefault(part, {})[name] = self._error(part, name, own, self._of_teacher.pop((part, name)))
         self._of_student.clear()
         return errors
 
@@ -195,6 +198,10 @@ class Distillation:
         for hook in self._hooks:
             hook.remove()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Distillation":
+        """Itself, so that a copy of the student has no teacher of its own."""
+        return self
+
     def _forget(self) -> None:
         for kept in (self._of_teacher, self._of_student, self._inputs):
             kept.clear()
@@ -202,9 +209,16 @@ class Distillation:
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
+        if student is not self.student:
+            return  # a copy
         self._forget()
         if not (self._measuring or (student.training and any(self.matching.weights.values()))):
             return
+        of_student, of_teacher = next(student.parameters()), next(self.teacher.parameters())
+        if (of_student.device, of_student.dtype) != (of_teacher.device, of_teacher.dtype):
+            self.teacher.to(of_student)
+        if self.teacher.training:  # by a module that has it as a part
+            self.teacher.eval()
         with torch.no_grad():
             if self.matching.logit_weight or not hasattr(self.teacher, "feature_maps"):
                 self.teacher(*args, **kwargs)
@@ -233,8 +247,9 @@ class Distillation:
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
             self._of_teacher[key] = first_tensor(args if inputs else output)
 
-        def compare(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
-            if key in self._of_teacher:  # not where a checkpointed block is computed again in backward
+        def compare(module: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+            # not in a copy, nor where a checkpointed block is computed again in backward
+            if module is of_student and key in self._of_teacher:
                 self._of_student[key] = first_tensor(args if inputs else output)
 
         if inputs:
@@ -242,7 +257,12 @@ class Distillation:
         else:
             self._hooks += [of_teacher.register_forward_hook(keep), of_student.register_forward_hook(compare)]
 
-    def _error(self, part: str, own: Tensor, target: Tensor) -> Tensor:
+    def _error(self, part: str, name: str, own: Tensor, target: Tensor) -> Tensor:
+        if own.shape != target.shape:
+            raise UserError(
+                f"{part} of {name or 'the network'}: the student makes {tuple(own.shape)} and its teacher "
+                f"{tuple(target.shape)}; both must have the same width, classes and image size"
+            )
         own, target = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (own, target))
         if part == "logits":
             temperature = self.matching.temperature
@@ -262,11 +282,11 @@ class Distillation:
             self._inputs[name] = args, kwargs
             self._of_teacher["output", name] = output
 
-        def give(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._inputs.get(name)
+        def give(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._inputs.get(name) if module is of_student else None
 
-        def replace(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            return self._of_teacher.get(("output", name))
+        def replace(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            return self._of_teacher.get(("output", name)) if module is of_student else None
 
         self._hooks += [
             of_teacher.register_forward_hook(keep, with_kwargs=True),
@@ -289,10 +309,15 @@ def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
     of_student = {name: layer for name, layer in student.named_modules() if isinstance(layer, HOSTS)}
     of_teacher = dict(teacher.named_modules())
     missing = [name for name in of_student if not hasattr(of_teacher.get(name), "proj")]
-    if not of_student or missing:
-        what = f"has no attention layer {missing[0]}" if missing else f"is the teacher of a {type(student).__name__}"
+    known = dict(student.named_modules())
+    inside = tuple(f"{name}." for name in of_student)
+    lost = [n for n, m in of_teacher.items() if hasattr(m, "proj") and n not in known and not n.startswith(inside)]
+    wrong = "" if of_student else f"is the teacher of a {type(student).__name__}"
+    wrong = f"has no attention layer {missing[0]}" if missing else wrong
+    wrong = f"has the layer {lost[0]}, which its student lacks" if lost else wrong
+    if wrong:
         raise UserError(
-            f"{type(teacher).__name__} {what}; the student must be a copy of its teacher with another attention, as "
+            f"{type(teacher).__name__} {wrong}; the student must be a copy of its teacher with another attention, as "
             f"linvit.linearize makes it"
         )
     differing = [name for name, layer in of_student.items() if _kind(layer) != _kind(of_teacher[name])]

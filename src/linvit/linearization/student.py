@@ -24,7 +24,8 @@ def linearize(
             any size.
 
     Returns:
-        The student, in the mode (training or evaluation) of the model.
+        The student, in the mode (training or evaluation) of the model. All its parameters are trainable, also those of
+        a frozen model.
 
     Raises:
         UserError: If the attention of the model cannot be replaced; see `linvit.replace_attention`.
@@ -33,6 +34,6 @@ def linearize(
         >>> teacher = timm.create_model("vit_small_patch14_dinov2", pretrained=True)
         >>> student = linvit.linearize(teacher, "focused")
     """
-    student = copy.deepcopy(model)
+    student = copy.deepcopy(model).requires_grad_(True)
     replace_attention(getattr(student, "backbone", student), attention, img_size)
     return student

@@ -293,11 +293,6 @@ class Task(LightningModule):
             if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
                 self.trainer.num_sanity_val_steps = float("inf")
 
-    def on_fit_start(self) -> None:
-        """Moves the teacher to the device, in the precision of the weights."""
-        if self.distillation is not None:
-            self.distillation.teacher.to(next(self.network.parameters()))
-
     def teardown(self, stage: str) -> None:
         """Lets the teacher go."""
         if stage == "fit" and self.distillation is not None:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 
 

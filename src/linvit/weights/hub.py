@@ -16,14 +16,7 @@ def is_repository(source: str) -> bool:
 
 
 def download(source: str) -> Path:
-    """Downloads the weights of a repository and returns the path of the local copy.
-
-    Args:
-        source: `owner/name`, `owner/name/path/of/file.pth`, either with `hf-hub:` before and `@revision` behind.
-
-    Raises:
-        UserError: If there is no such repository or file, or the hub cannot be reached.
-    """
+    """Downloads the weights of a repository and returns the path of the local copy."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 

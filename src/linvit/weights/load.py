@@ -8,18 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
-from linvit.layers.conv_stem import ConvStem
-from linvit.layers.output_gate import OutputGate
+from linvit.layers.hosting import ConvStem, OutputGate
+from linvit.weights.fit import fit_projections, resize_tables
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.layouts.layout import OWN
 from linvit.weights.layouts.networks import NETWORKS
-from linvit.weights.projections import fit_projections
 from linvit.weights.read import Weights, read, split
 from linvit.weights.report import Report, first_of
-from linvit.weights.resize import resize_tables
 
 
 def load_pretrained(
@@ -96,11 +94,7 @@ def translate(model: nn.Module, weights: Weights) -> tuple[str, dict[str, Tensor
 
 
 def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a backbone, under the names of their source, and those beside it, under ours.
-
-    Returns:
-        The name of the layout of the whole network, or ""; the backbone's weights; the others.
-    """
+    """The weights of a backbone, under the names of their source, and those beside it, under ours."""
     whole = {f"backbone.{name}": tensor for name, tensor in weights.state.items()} if weights.beside else weights.state
     whole = {**whole, **weights.beside}
     for layout in NETWORKS:

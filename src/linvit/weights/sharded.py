@@ -46,11 +46,7 @@ def is_sharded(path: Path) -> bool:
 
 
 def outline(folder: Path) -> dict[str, Any]:
-    """What a checkpoint of Lightning in a folder holds, with empty tensors on the device "meta" for its weights.
-
-    Raises:
-        UserError: If it is damaged, or loading it would run something.
-    """
+    """What a checkpoint of Lightning in a folder holds, with empty tensors on the device "meta" for its weights."""
     described = check_sharded(folder).state_dict_metadata
     content = torch_file.load(folder / OTHERS, objects=False) if (folder / OTHERS).is_file() else {}
     parts = [(name.partition("."), about) for name, about in described.items() if hasattr(about, "size")]
@@ -68,11 +64,7 @@ def outline(folder: Path) -> dict[str, Any]:
 
 
 def check_sharded(folder: Path) -> Any:
-    """Returns the table of contents of a checkpoint in a folder.
-
-    Raises:
-        UserError: If it is no such folder, is damaged, or loading it would run something.
-    """
+    """Returns the table of contents of a checkpoint in a folder."""
     if not (folder / CONTENTS).is_file():
         raise UserError(f"'{folder}' is a folder, and not one of torch.distributed.checkpoint: it has no {CONTENTS}")
     checksum.verify(folder)

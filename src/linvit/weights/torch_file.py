@@ -60,13 +60,7 @@ def load(path: Path, *, objects: bool = True) -> Any:
 
 
 def stand_in(name: str, fill: type | None) -> type:
-    """A class that is called like a class or function of a file, and shares nothing with it but the name.
-
-    Args:
-        name: "package.module.Class".
-        fill: What each call returns an empty one of: a container that the unpickler adds items to. None is an instance
-            that takes any state and keeps none.
-    """
+    """A class that is called like a class or function of a file, and shares nothing with it but the name."""
     module, _, own_name = name.rpartition(".")
 
     def new(cls: type, *_: Any, **__: Any) -> Any:

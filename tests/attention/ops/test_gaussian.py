@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linvit import Grid, UserError
-from linvit.attention.ops.gaussian import GaussianKernels, gaussian_kernel, landmark_grid, paper_conv_size, paper_ratio
+from linvit.attention.ops.softmax_free import (
+    GaussianKernels,
+    gaussian_kernel,
+    landmark_grid,
+    paper_conv_size,
+    paper_ratio,
+)
 from tests.attention.soft_formula import GRIDS, naive_gaussian, naive_landmarks, naive_parts
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 

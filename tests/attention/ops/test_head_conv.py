@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linvit import Grid, UserError
-from linvit.attention.ops.head_conv import convolve_heads, head_conv
+from linvit.attention.ops.value_conv import convolve_heads, head_conv
 from tests.attention.soft_formula import GRIDS, naive_local
 from tests.helpers import assert_near, assert_same_gradients, perturb, randn
 

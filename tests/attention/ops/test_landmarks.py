@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linvit.attention.ops.landmarks import divisions, segment_means
+from linvit.attention.nystrom import divisions, segment_means
 from tests.helpers import assert_near, randn
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from linvit import UserError
-from linvit.attention.ops.newton import NewtonInverse
+from linvit.attention.ops.softmax_free import NewtonInverse
 from tests.attention.soft_formula import naive_gaussian, naive_inverse
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, randn, relative_error

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from linvit import Grid
-from linvit.attention.ops.precision import full_precision, ieee_products, upcast
+from linvit.attention.ops.decorators import full_precision, ieee_products
+from linvit.attention.ops.functional import upcast
 from linvit.registry import attentions
 from tests.helpers import assert_near, inputs, mechanism, own_names
 

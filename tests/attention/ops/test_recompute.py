@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 import linvit
 from linvit import Attention, Grid
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.attention.ops.recompute import in_transform
+from linvit.attention.ops.decorators import in_transform
 from tests.helpers import assert_near, mechanism, randn
 
 GRID = Grid((4, 6))

@@ -54,7 +54,6 @@ def test_ours_and_timm_s_rates_and_their_ratio_are_printed(folder, capsys):
 @pytest.mark.parametrize(
     ("augmentation", "lacking"),
     [
-        ({"auto_augment": "3-augment", "color_jitter": 0.3}, "auto_augment: 3-augment"),
         ({"crop_scale": None}, "crop_scale: null"),
         ({"rotate": 10, "zoom": 0.1, "auto_augment": "rand-m9-mstd0.5-inc1"}, "rotate, zoom"),
     ],

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.progress import EpochProgress
-from linvit.data.loading.sampler import TrainSampler
+from linvit.data.loading.sampler import EpochProgress, TrainSampler
 
 
 class Epoch:

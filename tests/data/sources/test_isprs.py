@@ -6,8 +6,7 @@ from PIL import Image
 
 from linvit.cli.data import main
 from linvit.data import SegmentationData
-from linvit.data.sources.isprs import BOUNDARY, ISPRS_COLOURS
-from linvit.data.sources.tiles import offsets
+from linvit.data.sources.tiles import BOUNDARY, ISPRS_COLOURS, offsets
 from linvit.errors import UserError
 
 AREAS = ("1", "3", "30", "2")  # two of training, one of validation, one of test

@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features
+from datasets import ClassLabel, Dataset, Features
 
 import linvit
 from linvit.data.loading.loader import make_loader
@@ -18,13 +18,12 @@ from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
 from linvit.data.sources.read import ImageReader
-from linvit.data.sources.shards import Part, Shards, assign, load_streams, worker_batches
-from linvit.data.sources.stream import Stream
+from linvit.data.sources.stream import Part, Shards, Stream, assign, load_streams, worker_batches
 from tests.data.images import image_folder, picture, png
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee", "cow"])})
 UNEVEN = [5, 1, 9, 4, 7]  # 26 rows
-KINDS = ["parquet", "arrow", "saved"]
+KINDS = ["parquet", "arrow"]
 
 
 def rows(first, count):
@@ -35,11 +34,8 @@ def rows(first, count):
 
 
 def write(path, kind, counts):
-    """Shards of the given lengths; what `save_to_disk` writes is one table."""
+    """Shards of the given lengths."""
     path.mkdir()
-    if kind == "saved":
-        DatasetDict({"train": rows(0, sum(counts))}).save_to_disk(path)
-        return path
     firsts = np.cumsum([0, *counts])
     for index, count in enumerate(counts):
         table = rows(int(firsts[index]), count)
@@ -94,7 +90,7 @@ LAYOUTS = [(1, 0), (1, 2), (2, 1), (3, 2)]
 @pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 class TestRowsAreKnown:
-    """Parquet, arrow and save_to_disk tell their rows, so that these can be dealt out exactly."""
+    """Parquet and arrow files tell their rows, so that these can be dealt out exactly."""
 
     def test_evaluation_sees_every_row_once(self, shards, kind, world, workers):
         ranks = [batches(shards[kind], rank, world, workers) for rank in range(world)]
@@ -158,8 +154,8 @@ class TestOrder:
 
     def test_a_larger_buffer_carries_rows_further(self, shards):
         def carried(buffer):
-            order = flat(batches(shards["saved"], seed=3, buffer=buffer))
-            start = flat(batches(shards["saved"], seed=3, buffer=1))
+            order = flat(batches(shards["parquet"], seed=3, buffer=buffer))
+            start = flat(batches(shards["parquet"], seed=3, buffer=1))
             return np.mean([abs(order.index(row) - start.index(row)) for row in order])
 
         assert carried(1) == 0

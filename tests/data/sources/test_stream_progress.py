@@ -7,8 +7,7 @@ from datasets import Dataset
 
 from linvit.data.loading.loader import make_loader
 from linvit.data.sources.images import collate
-from linvit.data.sources.shards import load_streams
-from linvit.data.sources.stream import shuffled
+from linvit.data.sources.stream import load_streams, shuffled
 from tests.data.images import picture, png
 from tests.data.sources.test_stream import FEATURES, stream, untold, write
 
@@ -19,9 +18,7 @@ COUNT = 48
 def kinds(tmp_path_factory):
     """48 rows in six shards, of files that contain their number and of files that do not."""
     root = tmp_path_factory.mktemp("shards")
-    found = {
-        kind: load_streams(str(write(root / kind, kind, [8, 4, 12, 8, 8, 8])))["train"] for kind in ("parquet", "saved")
-    }
+    found = {kind: load_streams(str(write(root / kind, kind, [8, 4, 12, 8, 8, 8])))["train"] for kind in ("parquet",)}
     arrow = load_streams(str(write(root / "arrow", "arrow", [8] * 6)))["train"]
     return found | {"arrow": arrow, "untold": untold(arrow)}
 
@@ -53,7 +50,7 @@ class Epoch:
         return shares
 
 
-@pytest.mark.parametrize("kind", ["parquet", "saved", "arrow", "untold"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "untold"])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_resumed_epoch_is_the_rest_of_the_whole_one(kinds, kind, workers):
     whole = Epoch(kinds[kind]).phase(1, workers, 4)

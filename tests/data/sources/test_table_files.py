@@ -11,8 +11,8 @@ import pytest
 
 from linvit import UserError
 from linvit.data import ClassificationData
-from linvit.data.sources.shards import load_streams
 from linvit.data.sources.splits import load_splits
+from linvit.data.sources.stream import load_streams
 from tests.data.images import plain_table
 
 ROW = {"image": [{"bytes": b"x", "path": None}], "label": [0]}

@@ -8,8 +8,7 @@ import torch
 
 import linvit
 from linvit.data.transforms import on_device
-from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform
-from linvit.data.transforms.evaluation import evaluation_ops
+from linvit.data.transforms.classification import Augmentation, EvalTransform, TrainTransform, evaluation_ops
 from linvit.data.transforms.geometry import Warp
 from linvit.data.transforms.on_device import Normalisation
 from linvit.data.transforms.ops import PixelOp, apply
@@ -26,7 +25,6 @@ AUGMENTATIONS = {
     "none": NONE,
     "geometric": Augmentation((0.3, 1), hflip=0.5, rotate=20, translate=0.2, zoom=0.2),
     "recipe": RECIPE,
-    "3-augment": Augmentation(auto_augment="3-augment", color_jitter=0.3),
     "everything": EVERYTHING,
 }
 each = pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
@@ -92,7 +90,7 @@ def test_the_evaluation_s_way_of_resizing_is_taken():
 class TestDevice:
     """`augment_on: device` draws the same and leaves the doing to the device."""
 
-    @pytest.mark.parametrize("name", ["recipe", "3-augment", "everything"])
+    @pytest.mark.parametrize("name", ["recipe", "everything"])
     def test_it_comes_to_the_same(self, name):
         """Bit for bit where nothing is interpolated between pixels, else as near as torch's and PIL's kernels are."""
         options = {**AUGMENTATIONS[name].__dict__, "interpolation": "bilinear"}
@@ -177,7 +175,7 @@ def test_turns_shifts_and_zooms_stay_in_their_ranges_and_reach_the_ends(options,
         ({"augment_on": "gpu"}, "augment_on must be one of worker, device; got 'gpu'"),
         ({"random_erasing": -0.25}, "random_erasing must be a number at least 0 and at most 1; got -0.25"),
         ({"color_jitter": -1.0}, "color_jitter must be a number at least 0; got -1.0"),
-        ({"auto_augment": "randaug"}, "auto_augment must be 3-augment, null, or RandAugment like rand-m9-mstd0.5-inc1"),
+        ({"auto_augment": "randaug"}, "auto_augment must be null or RandAugment like rand-m9-mstd0.5-inc1"),
     ],
     ids=str,
 )

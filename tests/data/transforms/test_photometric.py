@@ -8,7 +8,7 @@ import torch
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms import on_device
 from linvit.data.transforms.ops import PixelOp, apply
-from linvit.data.transforms.photometric import photometric_distortion
+from linvit.data.transforms.segmentation import photometric_distortion
 from tests.golden_files import load
 
 GOLDEN = load("dense_pipe_photometric")

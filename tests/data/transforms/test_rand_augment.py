@@ -13,7 +13,7 @@ import linvit
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Warp
 from linvit.data.transforms.ops import PixelOp
-from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter, three_augment
+from linvit.data.transforms.rand_augment import OPERATIONS, RandAugment, choose, color_jitter
 from tests.data.distributions import alike, even, follows, independent, uniform
 from tests.data.transforms.test_pixel_ops import TIMM
 
@@ -128,15 +128,6 @@ def test_an_unknown_notation_is_a_user_error(text):
 def test_a_number_out_of_range_is_a_user_error(text):
     with pytest.raises(linvit.UserError, match="n must be at least 1"):
         RandAugment.parse(text)
-
-
-def test_three_augment_is_one_of_three():
-    drawn = [three_augment(generator(seed)) for seed in range(3000)]
-    assert {len(one) for one in drawn} == {1}
-    tally = collections.Counter(one[0].name for one in drawn)
-    assert even([tally["grayscale"], tally["solarize"], tally["blur"]])
-    sigmas = [one[0].amount for one in drawn if one[0].name == "blur"]
-    assert follows(sigmas, uniform(0.1, 2))
 
 
 def test_jitter_changes_three_things_in_any_order():

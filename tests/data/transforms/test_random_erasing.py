@@ -8,7 +8,7 @@ from timm.data.random_erasing import RandomErasing
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box
-from linvit.data.transforms.random_erasing import erase_, erased_box
+from linvit.data.transforms.on_device import erase_, erased_box
 from tests.data.distributions import alike, follows, independent
 
 COUNT = 3000

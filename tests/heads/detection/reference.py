@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.assign import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.cascade_mask_rcnn import CascadeMaskRCNN
-from linvit.heads.detection.mask_head import MaskHead
 from linvit.heads.detection.mask_rcnn import MaskRCNN
+from linvit.heads.detection.masks import MaskHead
 from linvit.heads.detection.rpn import RPN
-from linvit.heads.detection.sample import Sampler
 from linvit.heads.detection.stage import RoIStage
 from linvit.heads.detection.two_stage import TwoStage
 from linvit.weights.layouts.networks import RCNN

@@ -9,7 +9,7 @@ import linvit
 from linvit import UserError
 from linvit.heads.create import heads_of
 from linvit.heads.detection.base import ImageShape
-from linvit.heads.detection.box_coder import BoxCoder
+from linvit.heads.detection.boxes import BoxCoder
 from linvit.heads.detection.detector import Detector
 from linvit.heads.pyramid import feature_maps
 from tests.families import narrow, small

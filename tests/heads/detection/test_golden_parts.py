@@ -11,10 +11,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from linvit.heads.detection.anchors import Anchors
 from linvit.heads.detection.assign import BACKGROUND, IGNORED
 from linvit.heads.detection.base import ImageShape
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.detection.fpn import TwoMoreLevels
-from linvit.heads.detection.nms import multiclass_nms
-from linvit.heads.fpn import FPN
+from linvit.heads.detection.boxes import BoxCoder, multiclass_nms
+from linvit.heads.layers import FPN, TwoMoreLevels
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.heads.detection.reference import assigner
 

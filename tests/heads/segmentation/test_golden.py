@@ -8,18 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linvit
+from linvit.heads.layers import PyramidPooling, resize
 from linvit.heads.segmentation.attention_skip import AttentionSkip
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
 from linvit.heads.segmentation.fcn import FCN
-from linvit.heads.segmentation.layers import PyramidPooling, resize
 from linvit.heads.segmentation.macunet import ChannelReweighting
 from linvit.heads.segmentation.maresunet import Decoder
 from linvit.heads.segmentation.semantic_fpn import SemanticFPN
 from linvit.heads.segmentation.upernet import UPerNet
 from linvit.layers.ac_block import ACBlock
+from linvit.weights.fit import fit_projections
 from linvit.weights.layouts.layout import flat as as_linear
 from linvit.weights.layouts.networks import MACUNET, MARESUNET, MMSEG
-from linvit.weights.projections import fit_projections
 from tests.golden_files import Golden, both_precisions, of_case
 
 MAPS = ("c2", "c3", "c4", "c5")

@@ -3,9 +3,7 @@
 from torch import nn
 
 import linvit
-from linvit.backbones.blocks import specs_and_rates
-from linvit.backbones.features import pyramid_info
-from linvit.backbones.stage import Stage, stage_grids
+from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp

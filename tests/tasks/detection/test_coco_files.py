@@ -35,7 +35,7 @@ def test_figures_of_coco_s_files_are_the_stored_ones(tmp_path, area_from, masks)
         (tmp_path / "annotations").mkdir(exist_ok=True)
         content = json.dumps(GOLDEN.meta["ground_truth"])
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(content, encoding="utf-8")
-    data = DetectionData(str(tmp_path), masks=True, num_workers=0, batch_size=2, empty_classes=True)
+    data = DetectionData(str(tmp_path), masks=True, num_workers=0, batch_size=2)
     data.setup("validate")
     results = DetectionResults(data.num_classes, ["box", "mask"], "faster-coco-eval", area_from)
     labels = {number: label for label, number in enumerate(data.category_ids)}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from linvit.attention.ops.decorators import takes_function
 from linvit.attention.ops.functional import l2_norm
-from linvit.attention.ops.recompute import takes_function
 
 HAND_WRITTEN = True
 

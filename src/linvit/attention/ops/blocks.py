@@ -20,12 +20,7 @@ INITIAL = {
 
 
 class Blocks(NamedTuple):
-    """How a grid is cut. Where a side does not divide, the last blocks are smaller, and are filled up with zeros.
-
-    Attributes:
-        size: The grid, (H, W).
-        sides: Of a block in patches.
-    """
+    """How a grid is cut. Where a side does not divide, the last blocks are smaller, and are filled up with zeros."""
 
     size: tuple[int, int]
     sides: tuple[int, int]

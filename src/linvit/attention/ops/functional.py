@@ -6,23 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.attention.ops.precision import upcast
+
+def upcast(x: Tensor) -> Tensor:
+    """Half precision to float32; float32 and float64 stay what they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
     """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
 
-    Katharopoulos et al. 2020, Eq. 5, in (M + N) d^2 multiplications instead of N M d.
-
-    Args:
-        q: Query features (B, h, N, dk).
-        k: Key features (B, h, M, dk).
-        v: Values (B, h, M, d).
-        eps: Added to the denominator.
-        mean: Use means over the keys instead of sums. The quotient is the same but for the weight of `eps`.
-
-    Returns:
-        (B, h, N, d).
+    Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
+    With means over the keys instead of sums the quotient is the same but for the weight of `eps`.
     """
     if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
         heads = q.shape[:2]

@@ -51,12 +51,12 @@ class ConvolvedAttention(Attention):
 
     def rank_bound(self, grid: Grid) -> int:
         """The number of tokens; without the convolution the rank of the kernel, if that is smaller."""
-        bound = super().rank_bound(grid)
-        return bound if getattr(self, self.convolution) is not None else min(bound, self.kernel_rank(grid))
+        tokens = min(grid.num_queries, grid.num_keys)
+        return tokens if getattr(self, self.convolution) is not None else min(tokens, self.kernel_rank(grid))
 
     def kernel_rank(self, grid: Grid) -> int:
-        """An upper bound of the rank of the kernel's matrix."""
-        return min(grid.num_queries, grid.num_keys)
+        """An upper bound of the rank of the kernel's matrix: `max_rank`, unless it depends on the grid."""
+        return super().rank_bound(grid)
 
     def matrix_parts(self) -> dict[str, Attention]:
         """The kernel and the convolution, if there is one."""
@@ -73,7 +73,6 @@ class ConvolvedValues(Attention):
     """The convolution of a mechanism alone, `o = conv(v)`.
 
     Args:
-        whole: The mechanism.
         depthwise: The convolution itself, where it is one over the grid of the patches, padded with zeros, with a
             kernel per channel, or per channel of a head, which all heads share: then its matrix need not be probed.
     """

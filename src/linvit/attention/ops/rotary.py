@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError
 
 
@@ -26,14 +26,9 @@ def rotate(q: Tensor, k: Tensor, grid: Grid, *, width: int | None = None, last: 
 def rotate_tokens(x: Tensor, grid: Grid, *, keys: bool = False, width: int | None = None, last: bool = True) -> Tensor:
     """Queries, or keys, (B, h, N, d) turned by their positions, in their dtype.
 
-    Args:
-        x: The tokens.
-        grid: Where they lie.
-        keys: Whether they are keys.
-        width: Channels that the frequencies run over, a multiple of 4: d, a part of it, or, for even d, all `h * d`.
-            None means d.
-        last: Frequencies are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer);
-            False leaves out the last, `10000^-(i / (width / 4))` (MLLA).
+    The frequencies run over `width` channels, a multiple of 4: d (None), a part of it, or, for even d, all `h * d`.
+    They are `10000^-(i / (width / 4 - 1))`, from 1 to exactly 1/10000 (RALA, MALA, NaLaFormer); without the `last` they
+    are `10000^-(i / (width / 4))` (MLLA).
     """
     width = x.shape[-1] if width is None else width
     size = grid.keys_size if keys else grid.size
@@ -46,13 +41,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles, (num_prefix + H * W, width / 2) each, one for every pair of channels.
 
-    Args:
-        scale: The grid (H, W) in whose units positions are counted.
-        size: The grid (H, W) of the tokens, over the same image.
-        num_prefix: Prefix tokens before them, of angle 0.
-        width: Channels that turn.
-        last: See `rotate`.
-        like: A tensor of the table's dtype and device.
+    Positions are counted in units of the grid `scale`; prefix tokens have the angle 0.
     """
     count = width // 4
     steps = torch.arange(count, dtype=like.dtype, device=like.device)
@@ -72,15 +61,7 @@ def rotary_table(
 
 
 def check_rotary(dim: int, num_heads: int, key_dim: int, *, multiple: int = 4, option: str = "rotary=False") -> None:
-    """Raises a `UserError` unless heads of `key_dim` channels can turn.
-
-    Args:
-        dim: Channels over all heads.
-        num_heads: Heads.
-        key_dim: Channels of q and k per head.
-        multiple: What `key_dim` must be a multiple of.
-        option: What turns rotation off, for the message.
-    """
+    """Raises a `UserError` unless heads of `key_dim` channels can turn."""
     if key_dim % multiple == 0:
         return
     heads = ", ".join(str(h) for h in range(1, dim // multiple + 1) if dim % (multiple * h) == 0)

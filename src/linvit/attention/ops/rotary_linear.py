@@ -7,9 +7,8 @@ from torch import Tensor
 
 from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.activations import elu_plus_one
+from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.precision import full_precision
-from linvit.attention.ops.recompute import recomputed
 from linvit.attention.ops.rotary import check_rotary, rotate
 from linvit.attention.ops.value_conv import value_conv
 from linvit.errors import check_number
@@ -19,10 +18,10 @@ class RotaryLinearAttention(ConvolvedAttention):
     """What rala, mala, nala, mlla and pola_pp share. Features are `elu + 1`, unless a subclass has others.
 
     Args:
-        dim, num_heads, grid, key_dim: See `linvit.Attention`.
-        rotary: Rotate the features in the numerator.
-        lepe_kernel: Side of the depthwise kernel; 0 leaves the convolution out.
-        gate: What the host multiplies the output by.
+        rotary: Rotate the features in the numerator, alone; `key_dim` must then be a multiple of 4.
+        lepe_kernel: Side of the depthwise kernel of the values, odd; 0 leaves the convolution out.
+        gate: What the host multiplies the output by: "linear" a projection of the layer's input, "silu" SiLU of one,
+            "none" nothing.
         eps: Added to the denominator.
     """
 
@@ -48,6 +47,7 @@ class RotaryLinearAttention(ConvolvedAttention):
         check_number("eps", eps, at_least=0)
         if rotary:
             check_rotary(dim, num_heads, self.key_dim, multiple=self.width_multiple)
+        self.max_rank = self.feature_ratio * self.key_dim + self.extra_rank
         self.rotary = rotary
         self.gate = gate
         self.eps = eps
@@ -81,7 +81,3 @@ class RotaryLinearAttention(ConvolvedAttention):
         denominator = q @ k.mean(-2, keepdim=True).mT + self.eps
         q, k = self.rotated(q, k, grid)
         return q / denominator, k / k.shape[-2]
-
-    def kernel_rank(self, grid: Grid) -> int:
-        """The number of features."""
-        return self.feature_ratio * self.key_dim + self.extra_rank

@@ -33,18 +33,11 @@ def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | 
 
 
 def resize_table(given: Tensor, own: Tensor, size: tuple[int, int], size_of: SizeOf, mode: str = "bicubic") -> Tensor:
-    """A table of another grid for the grid of a model.
+    """A table (1, N', C) or (N', C) of a checkpoint for the grid (H, W) of a model, of the shape of the model's `own`.
 
-    Args:
-        given: The checkpoint's, (1, N', C) or (N', C).
-        own: The model's, (1, N, C) or (N, C): rows of prefix tokens, then one per patch, row by row. It supplies the
-            rows of prefix tokens that the checkpoint does not have; those that it has beyond the model's are left out.
-        size: The grid (H, W) of the model.
-        size_of: The grid of the patches in the checkpoint.
-        mode: "bicubic" or "bilinear" interpolation.
-
-    Returns:
-        A table of the shape of `own`, or `given` itself where it is of that grid already, or does not fit.
+    Rows of prefix tokens come first, then one per patch, row by row; what the checkpoint lacks of the former is taken
+    from the model's, what it has beyond them is left out. A table of that grid, or one that does not fit, is returned
+    as it is. `mode` is "bicubic" or "bilinear".
     """
     if given.ndim < 2 or (*given.shape[:-2], given.shape[-1]) != (*own.shape[:-2], own.shape[-1]):
         return given

@@ -7,8 +7,8 @@ from timm.layers import Attention, AttentionRope
 from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
-from linvit.backbones.blocks import specs_per_layer
 from linvit.backbones.initialise import tie_mechanisms
+from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.hosts import (
     ReplacedAttention,
     ReplacedPVTv2Attention,
@@ -27,11 +27,7 @@ REPLACEABLE: tuple[type[nn.Module], ...] = (*PLAIN, pvt_v2.Attention, swin_trans
 def replace_timm_attention(
     network: nn.Module, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int] = 224
 ) -> None:
-    """Replaces the attention of a timm model, in place, and keeps its projections; see `linvit.replace_attention`.
-
-    Raises:
-        UserError: If the model has no attention that can be replaced, or its attention does more than project and mix.
-    """
+    """Replaces the attention of a timm model, in place, and keeps its projections; see `linvit.replace_attention`."""
     network = unwrapped(network)
     found = {name: module for name, module in network.named_modules() if type(module) in REPLACEABLE}
     if not found:

@@ -10,29 +10,19 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.timm.patch_grid import PatchGrid
 from linvit.errors import UserError
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
 
 
-class ReplacedAttention(nn.Module):
+class ReplacedAttention(AttentionHost):
     """A mechanism between the projections of one of timm's attention modules, (B, N, C) -> (B, N, C).
 
     Kept are the rows of the q, k, v projections that the mechanism projects, the norms of q and k, and the output
     projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
     position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
     and the gate is 1 at first.
-
-    Args:
-        source: timm's module.
-        spec: The mechanism.
-        grid: Its nominal grid.
-
-    Raises:
-        UserError: If the mechanism chooses its own heads or width of the keys, or a norm behind the output projection.
     """
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
@@ -50,16 +40,12 @@ class ReplacedAttention(nn.Module):
                 f"the keys of a timm model have {self.mechanism.head_dim} channels per head, and its projections are "
                 f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
             )
-        self.projections = self.mechanism.projections
-        self.widths = projection_widths(self.mechanism)
+        self.surround([self.mechanism], dim, reduced=grid.kv_size is not None)
         rows = projection_rows(source)
         if grid.kv_size is None:
             self.qkv = joined(rows, self.projections)
         else:
             self.q, self.kv = joined(rows, "q"), joined(rows, "kv")
-        self.stem = input_stem(self.mechanism, dim)
-        self.out_norm = output_norm([self.mechanism])
-        self.gate = output_gate([self.mechanism], dim)
         if self.gate is not None:
             self.gate.init_open()
         for part in (self.mechanism, self.stem, self.out_norm, self.gate):
@@ -96,17 +82,7 @@ class ReplacedAttention(nn.Module):
     def finish(
         self, x: Tensor, t: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None
     ) -> Tensor:
-        """Attends and returns the layer's output (B, N, C).
-
-        Args:
-            x: The layer's input (B, N, C).
-            t: What q, k and v are projections of: x, or what the stem makes of it.
-            q: Queries (B, N, C).
-            k: Keys (B, M, C).
-            v: Values (B, M, C).
-            grid: Where the tokens lie.
-            bias: (B or 1, h, N, N), for a mechanism that takes one.
-        """
+        """Attends and returns the layer's output (B, N, C)."""
         tied = k is q
         q = self._normalised(self.q_norm, q)
         k = q if tied else self._normalised(self.k_norm, k)
@@ -116,8 +92,7 @@ class ReplacedAttention(nn.Module):
             own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
             bias = own if bias is None else own + bias
         out = attend(self.mechanism, q, k, v, grid, x=t, bias=bias if self.mechanism.takes_bias else None)
-        out = normed_and_gated(out, x, self.out_norm, self.gate)
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return self.project(out, x)
 
     def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Applies a norm over the channels of each head, (B, N, C) -> (B, N, C)."""

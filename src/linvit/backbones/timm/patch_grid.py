@@ -14,13 +14,7 @@ ACCEPTED = "take timm's ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 or 
 
 
 class PatchGrid:
-    """Records the patch grid of a model's images, as a forward pre-hook of its patch embedding.
-
-    Args:
-        patch_embed: timm's patch embedding.
-        size: The nominal patch grid, (H, W).
-        num_prefix: Class and register tokens of the model.
-    """
+    """Records the patch grid of a model's images, as a forward pre-hook of its patch embedding."""
 
     def __init__(self, patch_embed: Any, size: tuple[int, int], num_prefix: int) -> None:
         self.grid = Grid(size, num_prefix=num_prefix)

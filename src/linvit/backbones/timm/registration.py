@@ -14,16 +14,7 @@ from linvit.registry import backbones
 
 
 def layout(network: Any, input_size: tuple[int, ...]) -> dict[str, Any]:
-    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them.
-
-    Args:
-        network: A backbone.
-        input_size: Channels, height and width of the images.
-
-    Returns:
-        `first_conv`, the name of the first convolution; `classifier`, the name of the classifier, or a tuple of names;
-        `pool_size`, the sides of the last feature.
-    """
+    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them."""
     found: dict[str, Any] = {}
     names = {module: name for name, module in network.named_modules()}
     convolutions = [name for module, name in names.items() if isinstance(module, nn.Conv2d)]

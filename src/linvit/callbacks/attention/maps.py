@@ -173,9 +173,8 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
     for row, one in enumerate(rows):
         drawn: list[Image.Image | None] = [marked(one.image, one.place)]
         drawn += [marked(one.beside[title], None) if title in one.beside else None for title in beside]
-        drawn += [over(one.image, one.maps[kind][layer]) if layer in one.maps[kind] else None for layer in layers]
-        if titles[-1] == "rollout":
-            drawn.append(over(one.image, one.maps["rollout"]["rollout"]))
+        found = one.maps.get(kind, {}) | one.maps.get("rollout", {})
+        drawn += [over(one.image, found[name]) if name in found else None for name in (*layers, "rollout")]
         for column, tile in enumerate(drawn):
             if tile is not None:
                 picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height))

@@ -14,7 +14,6 @@ from timm.data import ImageDataset, create_loader
 
 from linvit.data import ClassificationData
 from linvit.data.transforms.classification import Augmentation, TrainTransform
-from linvit.data.transforms.rand_augment import THREE_AUGMENT
 from linvit.errors import UserError, check_number
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser
@@ -101,8 +100,6 @@ def _unknown_to_timm(data: ClassificationData, given: Augmentation) -> list[str]
     unknown = [] if Path(data.source, "train").is_dir() else ["images outside a folder"]
     if given.crop_scale is None:
         unknown.append("crop_scale: null")
-    if given.auto_augment == THREE_AUGMENT:
-        unknown.append(f"auto_augment: {THREE_AUGMENT}")
     return unknown + [name for name in ("rotate", "translate", "zoom") if getattr(given, name)]
 
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from linvit.data.loading.progress import EpochProgress, TrainOrder
+from linvit.data.loading.sampler import EpochProgress, TrainOrder
 from linvit.machine import let_open
 from linvit.signals import ignore_stop_signals
 

@@ -31,16 +31,12 @@ LARGEST = 1e300  # what a number may be below, of any kind: JSON's integers have
 
 
 class AnnotationFinding(NamedTuple):
-    """Something about an annotation: the row of its image, -1 without one, its id, a shared reason, and details.
-
-    A malformed one must be repaired or skipped, others are only left out of training.
-    """
+    """Something about an annotation: the row of its image, -1 without one, its id, a shared reason, and details."""
 
     row: int
     id: Any
     reason: str
     detail: str = ""
-    malformed: bool = True
 
 
 class AnnotationFile:
@@ -57,20 +53,21 @@ class AnnotationFile:
             content = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read '{path}' as COCO's annotations: {error}") from error
-        if not isinstance(content, dict) or not isinstance(content.get("images"), list) or not content["images"]:
+        names = ("images", "categories", "annotations")
+        lists = [content.get(name) or [] for name in names] if isinstance(content, dict) else [[]]
+        if not lists[0] or not all(isinstance(one, list) for one in lists):
             raise UserError(f"'{path}' has no images; COCO's annotations are lists of images, annotations, categories")
-        images = self._entries(content["images"], "images", {"id": int, "height": int, "width": int, "file_name": str})
+        images = self._entries(lists[0], "images", {"id": int, "height": int, "width": int, "file_name": str})
         self.images = [(key, name, height, width) for key, height, width, name in images]
         for key, name, height, width in self.images:
             if min(height, width) < 1 or height * width > 2 * MAX_PIXELS:
                 raise UserError(f"image {key} ('{name}') in '{path}' has a size that cannot be: {width} x {height}")
         self._rows = {entry[0]: row for row, entry in enumerate(self.images)}  # of the image of an id
-        categories = self._entries(content.get("categories") or [], "categories", {"id": int, "name": str})
+        categories = self._entries(lists[1], "categories", {"id": int, "name": str})
         self.categories: dict[int, str] = dict(categories)
-        annotations = content.get("annotations") or []
-        if masks and annotations:
+        if masks and lists[2]:
             coco_masks.area([coco_masks.compress([1], (1, 1))])  # or the library is missing
-        self._objects = self._annotations(annotations) if annotations else None
+        self._objects = self._annotations(lists[2]) if lists[2] else None
 
     def table(self, folder: Path) -> datasets.Dataset:
         """A row per image, in the order of the file: `image`, `image_id`, `height`, `width`, `objects`."""

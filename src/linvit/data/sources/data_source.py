@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from linvit.data.sources.images import Reader, SampleReader, Target, Transform
 from linvit.data.sources.labels import as_images, features_of, find_column
 from linvit.data.sources.read import ImageReader
-from linvit.data.sources.shards import Shards, load_streams
 from linvit.data.sources.splits import HUB, hold_out, load_splits
+from linvit.data.sources.stream import Shards, load_streams
 from linvit.errors import UserError
 
 Splits = dict[str, datasets.Dataset]

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -157,3 +158,31 @@ def check_trained_classes(
     unseen = [classes[index] for index in sorted(trained - present.get("val", trained))]
     said = f"the val split of '{source}' has no images of some trained classes: {quote_first(unseen)}"
     return said if unseen else None
+
+
+KNOWN = Path(__file__).parents[1] / "class_names"
+
+
+class Classes(NamedTuple):
+    """The classes in the order of their labels: names, and what the data call them."""
+
+    names: list[str]
+    ids: list[Any]
+
+    @property
+    def labels(self) -> dict[Any, int]:
+        """The label of each category."""
+        return {key: label for label, key in enumerate(self.ids)}
+
+
+def read_names(given: str) -> list[str]:
+    """The names of a known set, or the lines of a file that are not empty."""
+    known = KNOWN / f"{given}.txt"
+    try:
+        lines = (known if known.is_file() else Path(given).expanduser()).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        sets = ", ".join(sorted(file.stem for file in KNOWN.glob("*.txt")))
+        raise UserError(
+            f"cannot read class_names from '{given}': {error}. Give a list, a file with a name per line, or: {sets}"
+        ) from error
+    return [line.strip() for line in lines if line.strip()]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from linvit.data.sources.images import wrong_size
-from linvit.data.sources.masks import MaskReader, counts
+from linvit.data.sources.masks import MaskReader
 from linvit.data.sources.read import BadImageError, name_of
 from linvit.data.sources.scan import ImageFinding
 from linvit.errors import UserError, quote_first
@@ -51,7 +51,7 @@ class Masks(Dataset[MaskFinding]):
             raw = reader.raw(row[self.mask], name)
         except BadImageError as error:
             return MaskFinding(name, error.reason, readable=False)
-        found = dict(zip(*counts(raw), strict=True))
+        found = dict(zip(*(part.tolist() for part in np.unique(raw, return_counts=True)), strict=True))
         if unknown := reader.unknown(found):
             return MaskFinding(name, reader.complaint(unknown))
         size = reader.images.size(row[self.image])

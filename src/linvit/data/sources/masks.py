@@ -68,17 +68,12 @@ class MaskReader:
         raw = self.raw(stored, label)
         mask = self.classify(raw)
         if (mask == UNKNOWN).any():
-            raise BadImageError(label, self.complaint(self.unknown(counts(raw)[0])))
+            raise BadImageError(label, self.complaint(self.unknown(np.unique(raw).tolist())))
         return torch.from_numpy(mask)
 
     def classify(self, raw: np.ndarray) -> np.ndarray:
         """Values of pixels, as `raw` has them, to classes, 8-bit; `UNKNOWN` where they are none."""
-        classes = table(self.meaning, self.coloured)
-        if raw.dtype == np.uint8:  # twice as fast as numpy's indexing
-            return np.frombuffer(bytearray(raw.tobytes().translate(classes[:256].tobytes())), np.uint8).reshape(
-                raw.shape
-            )
-        return classes.take(raw)
+        return table(self.meaning, self.coloured).take(raw)
 
     def raw(self, stored: Stored, label: str) -> np.ndarray:
         """The values of the pixels of a mask (h, w): numbers below 65,536, or colours as 24-bit numbers."""
@@ -118,17 +113,12 @@ class MaskReader:
         """What is wrong with a mask that has these values, as `raw` has them."""
         kind = "colours" if self.coloured else "values"
         listed = ", ".join(str(self.value(value)) for value in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        counted = list(self.classes) == list(range(len(self.classes)))
-        shown = f"0 to {self.num_classes - 1}" if counted else ", ".join(map(str, self.classes))
-        if self.reduce_zero_label:
-            shown = f"1 to {self.num_classes}"
+        first, *_, last = 2 * [*self.classes]
+        shown = ", ".join(map(str, self.classes)) if self.given else f"{first} to {last}"
         ignored = f"; ignored: {', '.join(map(str, self.without))}" if self.without else ""
         way = "Repair the mask, or set --data.num_classes, --data.mask_values or --data.ignored_values"
-        if unknown == [self.num_classes] and counted and not self.given:
-            way = (
-                f"If classes count from 1 and 0 is for pixels without a class, set --data.reduce_zero_label=true; else "
-                f"there are {self.num_classes + 1} classes (--data.num_classes)"
-            )
+        if unknown == [self.num_classes] and not self.given:
+            way += ", or --data.reduce_zero_label=true if classes count from 1 and 0 is for pixels without a class"
         return f"its {kind} {listed} are not classes ({self.num_classes} classes: {shown}{ignored}). {way}"
 
     def value(self, raw: int) -> Value:
@@ -177,13 +167,3 @@ def table(meaning: tuple[tuple[Value, int], ...], coloured: bool) -> np.ndarray:
     for value, index in meaning:
         classes[value if isinstance(value, int) else value[0] << 16 | value[1] << 8 | value[2]] = index
     return classes
-
-
-def counts(raw: np.ndarray) -> tuple[list[int], list[int]]:
-    """The values of a raw mask, and how often each occurs."""
-    if raw.dtype == np.int32:
-        values, found = np.unique(raw, return_counts=True)
-        return values.tolist(), found.tolist()
-    found = np.bincount(raw.ravel())
-    values = np.flatnonzero(found)
-    return values.tolist(), found[values].tolist()

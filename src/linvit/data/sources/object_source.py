@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,18 @@ import numpy as np
 import pyarrow.compute
 from tqdm import tqdm
 
-from linvit.data.sources.class_names import Classes
 from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
-from linvit.data.sources.coco_json import AnnotationFinding
 from linvit.data.sources.data_source import DataSource, Splits
 from linvit.data.sources.images import Reader, Target, Transform
-from linvit.data.sources.labels import features_of
-from linvit.data.sources.object_check import ObjectAudit, audit_objects
-from linvit.data.sources.objects import ObjectColumn, ObjectReader, flat_objects, object_column
+from linvit.data.sources.labels import Classes, features_of
+from linvit.data.sources.objects import (
+    ObjectAudit,
+    ObjectColumn,
+    ObjectReader,
+    audit_objects,
+    flat_objects,
+    object_column,
+)
 from linvit.data.sources.read import ImageReader, name_of
 from linvit.data.sources.splits import HUB, load_splits
 from linvit.errors import UserError, did_you_mean
@@ -122,13 +125,6 @@ class ObjectSource(DataSource):
             )
         used = {key: name for key, name in found.items() if self.given_names is None or name in self.given_names}
         return Classes([*used.values()], [*used])
-
-    def malformed_masks(self, split: str) -> list[AnnotationFinding]:
-        """Annotations of COCO's files whose masks could not be used, where masks are not asked for."""
-        if self.masks or not self.coco_files or find_spec("faster_coco_eval") is None:
-            return []
-        found = load_coco(self.coco_files, True).malformed[split]
-        return [one for one in found if "segmentation" in one.reason]
 
     @cache  # noqa: B019
     def sizes(self, split: str) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""The column of a table that says what is in its images: boxes, classes, masks."""
+"""The column of a table that says what is in its images: boxes, classes, masks; and whether these can be used."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,13 +10,15 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from linvit.data.sources.coco_json import rle_counts
+from linvit.data.sources.coco_json import AnnotationFinding, rle_counts
 from linvit.data.sources.images import Sample, SampleReader, Target, check_target_sizes
 from linvit.data.sources.labels import find_column
 from linvit.data.sources.read import BadImageError
-from linvit.data.transforms.detection import Objects, usable
-from linvit.errors import UserError, check_choice
+from linvit.data.transforms.detection import Objects, inside, trainable, usable
+from linvit.errors import UserError, check_choice, quote_first
 
+WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from which on they are taken for another format
+SLACK = 1.0  # pixels by which a box may
 BoxFormat = Literal["xywh", "xyxy"]
 OBJECT_COLUMNS = ("objects", "annotations", "object")
 FIELDS = {  # usual names, of which COCO's table has the first
@@ -54,19 +57,14 @@ def object_column(features: Mapping[str, Any], given: str | None, box_format: st
     kinds = getattr(features[name], "feature", features[name])  # of a list of structs, or of a struct of lists
     if not isinstance(kinds, dict):
         raise UserError(f"column '{name}' of data source '{source}' holds no objects, but {features[name]}")
-    fields = {
-        field: next(alias for alias in usual if alias in kinds)
-        for field, usual in FIELDS.items()
-        if any(alias in kinds for alias in usual)
-    }
+    fields = {field: alias for field, usual in FIELDS.items() for alias in reversed(usual) if alias in kinds}
     for field in ("bbox", "category"):
         if field not in fields:
             raise UserError(
                 f"column '{name}' of data source '{source}' has no field '{field}'; it has: {', '.join(kinds)}"
             )
     kind = kinds[fields["category"]]
-    kind = getattr(kind, "feature", kind)
-    return ObjectColumn(name, fields, kind.names if isinstance(kind, datasets.ClassLabel) else None, box_format)
+    return ObjectColumn(name, fields, getattr(getattr(kind, "feature", kind), "names", None), box_format)
 
 
 class FlatObjects(NamedTuple):
@@ -170,3 +168,125 @@ def object_targets(column: ObjectColumn, features: Mapping[str, Any]) -> dict[st
     """What is read of a row: objects, and where the table says them the size and COCO's number of the image."""
     known = [name for name in ("height", "width", "image_id") if name in features]
     return {"objects": Target(column.name, identity), **{name: Target(name, identity) for name in known}}
+
+
+class ObjectAudit(NamedTuple):
+    """The objects of a split: which are of a class and sound, bool (n,), and how many each class has, int (K,).
+
+    `total` counts malformed annotations, too; `untrained` are left out of training though the data do not say so.
+    `wrong_format` says if the boxes seem to be stored in another format.
+    """
+
+    flat: FlatObjects
+    used: np.ndarray
+    counts: np.ndarray
+    total: int
+    malformed: list[AnnotationFinding]
+    untrained: list[AnnotationFinding]
+    wrong_format: str | None
+
+
+def audit_objects(
+    flat: FlatObjects,
+    sizes: np.ndarray,
+    labels: Mapping[Any, int],
+    subset: bool,
+    box_format: str,
+    unread: Sequence[AnnotationFinding] = (),
+) -> ObjectAudit:
+    """Looks at all objects of a split, given (H, W) of each image, int (rows, 2), 0 of one that cannot be read.
+
+    With a `subset` of the categories, others are left out on purpose; `unread` are malformed and not among the objects.
+    """
+    objects, boxes, categories = flat.objects, flat.objects["boxes"], flat.categories.tolist()
+    size = tuple(np.where(sizes > 0, sizes, np.inf)[flat.rows].T)  # infinite where it is not known
+    sound, kept = usable(objects, size), trainable(objects, size)
+    known = np.array([category in labels for category in categories], bool)
+    thin, outside = (boxes[:, 2:] - boxes[:, :2] < 1).any(1), ~inside(boxes, size)
+    meant = np.logical_or.reduce([~sound, *(objects[flag] for flag in ("iscrowd", "ignore") if flag in objects)])
+
+    def findings(which: np.ndarray, reason: str, details: Sequence[Any]) -> list[AnnotationFinding]:
+        places = np.flatnonzero(which).tolist()
+        return [AnnotationFinding(int(flat.rows[i]), str(flat.ids[i]), reason, str(details[i])) for i in places]
+
+    corners = boxes.tolist()
+    unsound = "a box that is not four finite numbers, or is far outside of its image, or an infinite area"
+    malformed = [
+        *unread,
+        *findings(~sound, unsound, corners),
+        *findings(sound & ~known & (not subset), "a category that is none of the classes", categories),
+    ]
+    untrained = [
+        *findings(thin & ~meant, "a box with a side of less than a pixel", corners),
+        *findings(outside & ~thin & ~meant, "a box outside of its image", corners),
+        *findings(~kept & ~outside & ~thin & ~meant, "an area of 0", corners),
+    ]
+    used = sound & known
+    counts = np.bincount([labels[categories[i]] for i in np.flatnonzero(used)], minlength=len(labels))
+    total, wrong = len(flat.rows) + len(unread), _wrong_format(boxes, size, box_format)
+    return ObjectAudit(flat, used, counts, total, malformed, untrained, wrong)
+
+
+def _wrong_format(boxes: np.ndarray, size: tuple[Any, ...], box_format: str) -> str | None:
+    finite = np.isfinite(boxes).all(1)
+    boxes, height, width = boxes[finite], size[0][finite], size[1][finite]
+    if not len(boxes):
+        return None
+    if boxes.max() <= 1 and (boxes % 1).any():
+        return "no coordinate of a box is above 1: boxes must be in pixels, not in fractions of the image"
+    beyond = ((boxes[:, 2] > width + SLACK) | (boxes[:, 3] > height + SLACK)).mean()
+    wrong = max(beyond, 1 - trainable({"boxes": boxes}, (height, width)).mean())
+    other = "xywh" if box_format == "xyxy" else "xyxy"
+    said = (
+        f"{wrong:.0%} of the boxes reach beyond their image, or have no area. They are read as {box_format}; are they "
+        f"{other} (--data.box_format={other})?"
+    )
+    return said if wrong > WRONG_FORMAT else None
+
+
+def annotation_name(finding: AnnotationFinding, name: Callable[[int], str]) -> str:
+    """What messages call an annotation, by what they call the image of a row."""
+    return f"annotation {finding.id}" + (f" of {name(finding.row)}" if finding.row >= 0 else "")
+
+
+def describe_findings(findings: Sequence[AnnotationFinding], name: Callable[[int], str]) -> list[str]:
+    """How many annotations have what, the most frequent first, each with an example in an image by its name."""
+    first = {finding.reason: finding for finding in reversed(findings)}
+    return [
+        f"{count:,} with {reason}, such as {annotation_name(first[reason], name)}"
+        + (f": {first[reason].detail}" if first[reason].detail else "")
+        for reason, count in Counter(finding.reason for finding in findings).most_common()
+    ]
+
+
+def audit_lines(found: ObjectAudit, split: str, images: int, name: Callable[[int], str]) -> list[str]:
+    """What `linvit data check` says of a split of so many images; `name` is what messages call that of a row."""
+    flat = found.flat
+    crowds = int(flat.objects["iscrowd"].sum()) if "iscrowd" in flat.objects else 0
+    lines = [
+        f"  {split:<10}{images:>12,} images, {images - len(np.unique(flat.rows)):,} of them without objects; "
+        f"{len(flat.rows):,} objects, {crowds:,} of them crowds"
+    ]
+    if found.malformed:
+        lines.append(f"  {split:<10}{len(found.malformed):>12,} of {found.total:,} ANNOTATIONS ARE MALFORMED")
+        lines += [f"    {line}" for line in describe_findings(found.malformed, name)]
+    if found.untrained:
+        lines.append(f"  {split:<10}WARNING: training leaves out {len(found.untrained):,} objects")
+        lines += [f"    {line}" for line in describe_findings(found.untrained, name)]
+    return lines
+
+
+def absent_classes(names: Sequence[str], counts: np.ndarray) -> str | None:
+    """What to warn of if classes have no training object."""
+    absent = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
+    return f"{len(absent)} classes have no training object: {quote_first(absent)}" if absent else None
+
+
+def class_table(names: Sequence[str], ids: Sequence[Any], counts: Mapping[str, np.ndarray]) -> list[str]:
+    """A line per class: its label, the category's id in the data, its name, and how many objects each split has."""
+    wide = max(5, *map(len, names))
+    lines = [f"label {'id':>6}  {'class':{wide}}" + "".join(f"{split:>10}" for split in counts)]
+    for label, (name, key) in enumerate(zip(names, ids, strict=True)):
+        objects = "".join(f"{own[label]:>10,}" for own in counts.values())
+        lines.append(f"{label:>5} {key!s:>6}  {name:{wide}}{objects}")
+    return lines

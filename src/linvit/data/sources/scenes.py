@@ -4,8 +4,10 @@ The digits are the 1,797 real ones that come with linvit, split as they are for 
 in a training scene. A scene is a function of its seed: nothing is stored, and any size can be had.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import datasets
 import numpy as np
@@ -13,8 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.data.loading.seeds import generator
-from linvit.data.sources.splits import load_splits
+from linvit.data.loading.seeds import generator, sample_seed
+from linvit.data.sources.data_source import DataSource, Splits
+from linvit.data.sources.images import Reader, Target, Transform
+from linvit.data.sources.labels import Classes
+from linvit.data.sources.read import RGB, ImageReader
+from linvit.data.sources.splits import SCENES, Rows, load_splits
 from linvit.data.transforms.decode import decode
 from linvit.errors import UserError, check_number
 
@@ -168,3 +174,55 @@ def _instances(owner: np.ndarray, whole: list[int], digits: np.ndarray) -> dict[
         boxes[:, first + 2] = line.shape[1] - line[:, ::-1].argmax(1)
     labels = torch.from_numpy(digits[kept].astype(np.int64))
     return {"boxes": torch.from_numpy(boxes), "labels": labels, "masks": torch.from_numpy(masks.astype(np.uint8))}
+
+
+@dataclass
+class SceneReader(Reader):
+    """Makes the sample of a row of `SceneSource`, a scene of a size (H, W) with some entries besides the image."""
+
+    size: tuple[int, int]
+    options: Scenes
+    entries: tuple[str, ...]
+
+    def columns_of(self, rows: Rows) -> Rows:
+        """The columns that say which scene it is."""
+        return rows.with_format("arrow")
+
+    def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
+        """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
+        split = row["split"]
+        fresh = seed if self.options.fresh and split == SCENE_SPLITS[0] else 0
+        made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)
+        made: dict[str, Any] = scene(split, made_from, self.size, self.options)
+        made["objects"] = {name: made[name].numpy() for name in ("boxes", "labels", "masks")}
+        made["image_id"] = row["scene"]
+        sample = {name: made[name] for name in ("image", *self.entries)}
+        return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
+
+
+class SceneSource(DataSource):
+    """The data source `digit_scenes`: scenes of a size (H, W), of three bands of 8 bits."""
+
+    image_column = "scene"
+    classes = Classes(CLASSES[1:], [*range(10)])
+
+    def __init__(self, images: ImageReader, options: Scenes, size: tuple[int, int]) -> None:
+        super().__init__(SCENES, images)
+        if images.bands != RGB:
+            raise UserError(
+                f"the scenes of {SCENES} have three bands of 8 bits; leave --data.bands and value_range out"
+            )
+        self.options = options
+        self.size = size
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Numbers of the scenes of each split."""
+        return {
+            name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
+            for name, count in ((name, getattr(self.options, name)) for name in SCENE_SPLITS)
+        }
+
+    def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
+        """Makes scenes instead of decoding images; see `DataSource.reader`."""
+        return SceneReader(transform, self.size, self.options, tuple(targets))

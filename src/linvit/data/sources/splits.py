@@ -1,18 +1,21 @@
 """Loads the splits of a data source: embedded, on disk, or from the hub, all through the `datasets` library."""
 
 import glob
+import json
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from linvit.data.sources.folder import image_folder
-from linvit.data.sources.table_files import check_tables
+from linvit.data.sources.labels import MAX_CLASSES
 from linvit.errors import UserError, did_you_mean
 
 Rows = TypeVar("Rows", datasets.Dataset, datasets.IterableDataset)
@@ -31,7 +34,8 @@ def load_splits(source: str) -> dict[str, datasets.Dataset]:
     with readable_source(source):
         kind, place = find_source(source)
         if kind == "saved":
-            return named(load_saved(place["path"]), source)
+            saved = datasets.load_from_disk(place["path"])
+            return named(dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}, source)
         if kind is not None:
             return named(dict(datasets.load_dataset(kind, **place)), source)
         path = Path(place["path"])
@@ -58,12 +62,6 @@ def find_source(source: str) -> tuple[str | None, dict[str, str]]:
     # brackets in a path are escaped, since they would be a pattern
     place = {"data_dir" if path.is_dir() else "data_files": glob.escape(str(path))}
     return "webdataset" if kind == "tar" else kind, place
-
-
-def load_saved(path: str) -> dict[str, datasets.Dataset]:
-    """The splits of a set saved with `save_to_disk`."""
-    saved = datasets.load_from_disk(path)
-    return dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
 
 
 def named(found: dict[str, Rows], source: str) -> dict[str, Rows]:
@@ -139,3 +137,51 @@ def hold_out(count: int, fraction: float, source: str) -> dict[str, np.ndarray]:
         )
     order = np.random.default_rng(0).permutation(count)
     return {"train": order[count_val:], "val": order[:count_val]}
+
+
+def check_tables(path: Path, kind: str) -> None:
+    """Raises a `UserError` if a file of a kind, or a saved one, is special, malformed, or claims too much."""
+    suffix = "arrow" if kind == "saved" else kind
+    for file in [path] if path.is_file() else sorted({*path.glob(f"*.{suffix}"), *path.glob(f"*/*.{suffix}")}):
+        if not file.is_file():
+            raise UserError(f"'{file}' is not a regular file; move it away")
+        if suffix == "parquet":
+            metadata = pyarrow.parquet.read_metadata(file)
+            if metadata.num_rows > file.stat().st_size:  # of which each has an image
+                raise UserError(f"'{file}' claims {metadata.num_rows} rows, more than it has bytes")
+            _check_classes(file, (metadata.metadata or {}).get(b"huggingface", b"{}"))
+        elif suffix == "arrow":
+            _check_classes(file, _validated(file).get(b"huggingface", b"{}"))
+    for file in path.glob("**/*.json") if kind == "saved" else ():
+        text = file.read_bytes()
+        _check_classes(file, text)
+        if b"://" in text and file.name != "dataset_info.json":  # which may quote where a set once came from
+            raise UserError(f"'{file}' names an address; the parts of a saved set are files beside it")
+
+
+def _validated(file: Path) -> dict[bytes, bytes]:
+    """The metadata of an arrow file whose offsets all lie within it: others would be read outside of its memory."""
+    with pyarrow.memory_map(str(file)) as stream:
+        try:
+            reader = pyarrow.ipc.open_stream(stream)
+            batches: Iterator[pyarrow.RecordBatch] = iter(reader)
+        except pyarrow.ArrowInvalid:
+            reader = pyarrow.ipc.open_file(stream)
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        for batch in batches:
+            batch.validate(full=True)
+        return reader.schema.metadata or {}
+
+
+def _check_classes(file: Path, text: bytes) -> None:
+    """Raises a `UserError` for a feature of so many unnamed classes that their numbers would fill the memory."""
+    parts: list[Any] = [json.loads(text)]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            classes = part.get("num_classes")
+            if isinstance(classes, int | float) and classes > MAX_CLASSES:
+                raise UserError(f"'{file}' claims a column of {classes} classes; at most {MAX_CLASSES} are taken")
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part

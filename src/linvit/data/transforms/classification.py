@@ -1,5 +1,6 @@
 """What training and evaluation of a classifier do to one image in a loader process."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -9,11 +10,9 @@ import numpy as np
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms import rand_augment
 from linvit.data.transforms.affine import affine_matrix
-from linvit.data.transforms.evaluation import evaluation_ops
-from linvit.data.transforms.geometry import Crop, CropMode, HorizontalFlip, Resize, Warp, random_box
-from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp
+from linvit.data.transforms.geometry import Box, Crop, CropMode, HorizontalFlip, Pad, Resize, Warp, random_box
+from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
 from linvit.data.transforms.ops import BLACK, Fill, Op, apply
-from linvit.data.transforms.random_erasing import erased_box
 from linvit.errors import UserError, check_choice, check_number
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
@@ -28,7 +27,7 @@ class Augmentation:
         crop_ratio: Width over height of the random resized crop, [low, high].
         interpolation: Of resizing, shears and rotations: bicubic, bilinear, or random (one of the two each time).
         hflip: Probability of a horizontal flip.
-        auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1, or 3-augment; null for neither.
+        auto_augment: RandAugment in timm's notation, such as rand-m9-mstd0.5-inc1; null for none.
         augment_on: Where auto_augment and color_jitter are done: worker, image by image, or device, batch by batch.
         color_jitter: Largest change of brightness, contrast and colour, a fraction. timm drops it beside RandAugment.
         random_erasing: Probability that a random box is filled with noise.
@@ -64,8 +63,8 @@ class Augmentation:
         check_number("zoom", self.zoom, at_least=0, below=1)
         for name in ("rotate", "color_jitter"):
             check_number(name, getattr(self, name), at_least=0)
-        if self.auto_augment not in (None, rand_augment.THREE_AUGMENT):
-            rand_augment.RandAugment.parse(str(self.auto_augment))
+        if self.auto_augment is not None:
+            rand_augment.RandAugment.parse(self.auto_augment)
 
 
 class TrainTransform:
@@ -79,8 +78,7 @@ class TrainTransform:
         self.augmentation = augmentation
         self.fill = colour_of(mean)
         policy = augmentation.auto_augment
-        named = policy is not None and policy != rand_augment.THREE_AUGMENT
-        self.rand_augment = rand_augment.RandAugment.parse(str(policy)) if named else None
+        self.rand_augment = None if policy is None else rand_augment.RandAugment.parse(policy)
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W), and adds the `device_ops`."""
@@ -117,8 +115,6 @@ class TrainTransform:
         given, drawn = self.augmentation, []
         if self.rand_augment is not None:
             drawn = self.rand_augment.ops(rng, self.size, given.interpolation, self.fill)
-        elif given.auto_augment is not None:
-            drawn = rand_augment.three_augment(rng)
         return drawn + (rand_augment.color_jitter(rng, given.color_jitter) if given.color_jitter else [])
 
 
@@ -128,7 +124,7 @@ def colour_of(mean: Sequence[float]) -> Fill:
 
 
 class EvalTransform:
-    """Resizes an image and takes its centre; see `linvit.data.transforms.evaluation.evaluation_ops`."""
+    """Resizes an image and takes its centre; see `linvit.data.transforms.classification.evaluation_ops`."""
 
     def __init__(self, size: tuple[int, int], crop_mode: CropMode, crop_pct: float, mean: Sequence[float]) -> None:
         self.size = size
@@ -141,3 +137,40 @@ class EvalTransform:
         shape = sample["image"].shape[-2:]
         sample = apply(evaluation_ops(shape, self.size, self.crop_mode, self.crop_pct, self.fill), sample)
         return sample | {"image": sample["image"].contiguous()}
+
+
+def evaluation_ops(
+    shape: Sequence[int], size: tuple[int, int], crop_mode: CropMode, crop_pct: float, fill: Fill = BLACK
+) -> list[Op]:
+    """The operations that resize (bicubically) and crop an image (H, W) for evaluation to `size`.
+
+    For the modes see `ClassificationData`; "border" pads with the colour `fill`.
+    """
+    height, width = shape
+    target = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
+    if crop_mode == "center":
+        target = cover(height, width, target)
+    elif crop_mode == "border":
+        target = fit(height, width, target)
+    down, across = max(size[0] - target[0], 0), max(size[1] - target[1], 0)
+    pad = Pad(across // 2, down // 2, across - across // 2, down - down // 2, fill)
+    crop = Crop(centre(target[0] + down, target[1] + across, *size))
+    return [Resize(target), *([pad] if down or across else []), crop]
+
+
+def cover(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
+    """The smallest size of the same aspect that covers `target` (H, W); sides are cut to whole pixels as timm cuts."""
+    if target[0] * width <= target[1] * height:  # the width decides
+        return max(target[0], target[1] * height // width), target[1]
+    return target[0], max(target[1], target[0] * width // height)
+
+
+def fit(height: int, width: int, target: Sequence[int]) -> tuple[int, int]:
+    """The largest size of the same aspect that fits into `target` (H, W), rounded as timm rounds it."""
+    ratio = max(height / target[0], width / target[1])
+    return max(1, round(height / ratio)), max(1, round(width / ratio))
+
+
+def centre(height: int, width: int, box_height: int, box_width: int) -> Box:
+    """A box in the middle, as torchvision rounds it."""
+    return Box(round((height - box_height) / 2), round((width - box_width) / 2), box_height, box_width)

@@ -1,10 +1,12 @@
 """What is done to a whole batch on the device: the operations left to it, normalising, random erasing."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +15,6 @@ from linvit.data.transforms.affine import Matrix
 from linvit.data.transforms.geometry import Box, Warp
 from linvit.data.transforms.ops import PixelOp
 from linvit.data.transforms.pixel_ops import OPERATIONS
-from linvit.data.transforms.random_erasing import erase_
 
 ImageOp = PixelOp | Warp
 """What can be done on the device: the operations of RandAugment and colour jitter."""
@@ -139,3 +140,35 @@ def warp_batch(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: 
     inside = ((grid >= 0) & (grid < 1)).all(-1)[:, None]  # (n, 1, H, W)
     colour = moved.new_tensor(fill).view(3, 1, 1)
     return torch.where(inside, moved.add_(EPSILON).clamp_(0, 255), colour).to(torch.uint8)
+
+
+AREA = (0.02, 1 / 3)  # fraction of the image, uniform
+ASPECT = (0.3, 1 / 0.3)  # height over width, uniform in the logarithm
+
+
+def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, int]) -> Box | None:
+    """Draws the box to be erased from an image of `size` (H, W), or None."""
+    if rng.random() >= probability:
+        return None
+    for _ in range(10):
+        area = size[0] * size[1] * rng.uniform(*AREA)
+        aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height < size[0] and width < size[1]:
+            top, left = rng.integers(size[0] - height + 1), rng.integers(size[1] - width + 1)
+            return Box(int(top), int(left), height, width)
+    return None
+
+
+def erase_(images: Tensor, boxes: Sequence[Box | None], seeds: Sequence[int]) -> Tensor:
+    """Fills a box of each normalised image (B, 3, H, W), unless it is None, with normal noise, in place.
+
+    The noise follows from the sample's seed and the kind of device: a GPU's generator gives other numbers than a CPU's.
+    """
+    generator = torch.Generator(images.device)
+    for image, box, seed in zip(images, boxes, seeds, strict=True):
+        if box is not None:
+            top, left, height, width = box
+            generator.manual_seed(seed)
+            image[:, top : top + height, left : left + width].normal_(generator=generator)
+    return images

@@ -8,31 +8,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as v2
 
 Amount = Tensor | float
 """One number for all images, or (n, 1, 1, 1)."""
-
-
-def invert(images: Tensor, amount: Amount) -> Tensor:
-    """Inverts the colours; the amount does not matter."""
-    return 255 - images
-
-
-def autocontrast(images: Tensor, amount: Amount) -> Tensor:
-    """Stretches each channel to 0 to 255; the amount does not matter."""
-    return v2.autocontrast(images)  # type: ignore[no-any-return]
-
-
-def equalize(images: Tensor, amount: Amount) -> Tensor:
-    """Flattens the histogram of each channel; the amount does not matter."""
-    return v2.equalize(images)  # type: ignore[no-any-return]
-
-
-def grayscale(images: Tensor, amount: Amount) -> Tensor:
-    """Turns colours into shades of grey; the amount does not matter."""
-    return luma(images).to(torch.uint8).expand_as(images).contiguous()
 
 
 def posterize(images: Tensor, amount: Amount) -> Tensor:
@@ -50,11 +29,6 @@ def solarize_add(images: Tensor, amount: Amount) -> Tensor:
     """Adds `amount` (0 to 128) to values below 128."""
     added = torch.as_tensor(amount, device=images.device).to(torch.uint8)
     return images + (images < 128).to(torch.uint8).mul_(added)
-
-
-def brightness(images: Tensor, amount: Amount) -> Tensor:
-    """Blends between black (amount 0) and the image (amount 1), and extrapolates beyond."""
-    return to_8_bits(images * amount)
 
 
 def contrast(images: Tensor, amount: Amount) -> Tensor:
@@ -79,25 +53,6 @@ def sharpness(images: Tensor, amount: Amount) -> Tensor:
     sharp = images.clone()
     sharp[..., 1:-1, 1:-1] = _blend(smooth, inner, amount)
     return sharp
-
-
-def blur(images: Tensor, amount: Amount) -> Tensor:
-    """Blurs by a Gaussian with a standard deviation of `amount` pixels, cut off at 6 pixels."""
-    count, channels, height, width = images.shape
-    sigma = torch.as_tensor(amount, device=images.device).expand(count, 1, 1, 1).repeat_interleave(channels, 0)
-    reach = min(6, height - 1, width - 1)
-    steps = torch.arange(-reach, reach + 1, device=images.device)
-    bell = torch.exp(-0.5 * (steps / sigma) ** 2)  # (n*3, 1, 1, 2*reach + 1)
-    bell = bell / bell.sum(-1, keepdim=True)
-    planes = F.pad(images.float(), [reach] * 4, mode="reflect").flatten(0, 1)[None]  # (1, n*3, H, W)
-    planes = F.conv2d(planes, bell, groups=count * channels)
-    planes = F.conv2d(planes, bell.mT, groups=count * channels)
-    return to_8_bits(planes.add_(0.5)).view_as(images)
-
-
-def shift(images: Tensor, amount: Amount) -> Tensor:
-    """Adds `amount` levels."""
-    return to_8_bits(images.float() + amount)
 
 
 def saturation(images: Tensor, amount: Amount) -> Tensor:
@@ -148,10 +103,18 @@ def _blend(other: Tensor, images: Tensor, amount: Amount) -> Tensor:
 
 
 OPERATIONS: dict[str, Callable[[Tensor, Amount], Tensor]] = {
-    operation.__name__: operation
-    for operation in (
-        *(invert, autocontrast, equalize, grayscale, posterize, solarize, solarize_add),
-        *(brightness, contrast, color, sharpness, blur),
-        *(shift, saturation, hue),
-    )
+    "invert": lambda images, _: 255 - images,
+    "autocontrast": lambda images, _: v2.autocontrast(images),
+    "equalize": lambda images, _: v2.equalize(images),
+    "brightness": lambda images, factor: to_8_bits(images * factor),
+    "shift": lambda images, levels: to_8_bits(images.float() + levels),
+    "posterize": posterize,
+    "solarize": solarize,
+    "solarize_add": solarize_add,
+    "contrast": contrast,
+    "color": color,
+    "sharpness": sharpness,
+    "saturation": saturation,
+    "hue": hue,
 }
+"""8-bit images (n, 3, H, W) and amounts to changed ones."""

@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al. 2020) as timm draws it, and DeiT III's 3-augment: lists of operations for one sample."""
+"""RandAugment (Cubuk et al. 2020) as timm draws it: lists of operations for one sample."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from linvit.data.transforms.on_device import ImageOp
 from linvit.data.transforms.ops import Fill, PixelOp
 from linvit.errors import UserError
 
-THREE_AUGMENT = "3-augment"
 EXAMPLE = "rand-m9-mstd0.5-inc1"
 OPERATIONS = (
     *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add"),
@@ -109,14 +108,6 @@ def as_op(name: str, amount: float, size: tuple[int, int], bicubic: bool, fill: 
     return Warp(moves[name], bicubic, fill) if name in moves else PixelOp(name, amount)
 
 
-def three_augment(rng: np.random.Generator) -> list[ImageOp]:
-    """Draws one of grey, solarised and blurred (Touvron et al. 2022, DeiT III, section 3.2)."""
-    choice = rng.integers(3)
-    if choice == 0:
-        return [PixelOp("grayscale", 0)]
-    return [PixelOp("solarize", 128) if choice == 1 else PixelOp("blur", rng.uniform(0.1, 2))]
-
-
 def color_jitter(rng: np.random.Generator, strength: float) -> list[ImageOp]:
     """Draws brightness, contrast and colour by factors in 1 ± strength, in random order, like torchvision."""
     names = ("brightness", "contrast", "color")
@@ -130,6 +121,6 @@ def choose(interpolation: str, rng: np.random.Generator) -> str:
 
 def _unknown(text: str, part: str) -> UserError:
     return UserError(
-        f"auto_augment must be {THREE_AUGMENT}, null, or RandAugment like {EXAMPLE} with the parts m, n, mstd, inc, "
-        f"mmax, p, each with a number; got '{text}' with '{part}'"
+        f"auto_augment must be null or RandAugment like {EXAMPLE} with the parts m, n, mstd, inc, mmax, p, each with "
+        f"a number; got '{text}' with '{part}'"
     )

@@ -10,8 +10,7 @@ from torch import Tensor
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps
-from linvit.data.transforms.ops import Op, apply
-from linvit.data.transforms.photometric import photometric_distortion
+from linvit.data.transforms.ops import Op, PixelOp, apply
 from linvit.errors import UserError, check_choice, check_number
 from linvit.ignore_index import IGNORE_INDEX
 
@@ -146,3 +145,27 @@ def is_varied(mask: Tensor, limit: float) -> bool:
     """Whether a mask has two classes at least, and none with `limit` of the labelled pixels or more."""
     counts = torch.bincount(mask.flatten(), minlength=IGNORE_INDEX + 1)[:IGNORE_INDEX]
     return bool((counts > 0).sum() > 1) and bool(counts.max() / counts.sum() < limit)
+
+
+BRIGHTNESS = 32  # brightness changes by at most so many of the 256 levels
+FACTORS = (0.5, 1.5)  # of contrast and saturation
+HUES = 18  # the hue turns by less than so many of the 180 steps of 8-bit HSV
+
+
+def photometric_distortion(rng: np.random.Generator) -> list[PixelOp]:
+    """Draws changes of brightness, contrast, saturation and hue, each with probability 0.5.
+
+    The contrast is changed either before or after the colours. Each operation truncates to 8 bits.
+    """
+    ops: list[PixelOp] = []
+    if rng.random() < 0.5:
+        ops.append(PixelOp("shift", rng.uniform(-BRIGHTNESS, BRIGHTNESS)))
+    contrast_first = rng.random() < 0.5
+    contrast = [PixelOp("brightness", rng.uniform(*FACTORS))] if rng.random() < 0.5 else []  # a factor: about black
+    if contrast_first:
+        ops += contrast
+    if rng.random() < 0.5:
+        ops.append(PixelOp("saturation", rng.uniform(*FACTORS)))
+    if rng.random() < 0.5:
+        ops.append(PixelOp("hue", 2.0 * rng.integers(-HUES, HUES)))  # degrees
+    return ops if contrast_first else ops + contrast

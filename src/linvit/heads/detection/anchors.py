@@ -19,11 +19,6 @@ class Anchors:
     torchvision's `AnchorGenerator` is another: it rounds the shapes to whole pixels, and takes the quotient of image
     and map for the stride, which is 61 instead of 64 where a map's size was rounded up. Their order is the same: row,
     column, ratio, scale.
-
-    Args:
-        strides: Pixels from cell to cell of each map.
-        scales: Sides of the square anchors, in strides.
-        ratios: Heights over widths. The area of an anchor does not depend on it.
     """
 
     strides: Sequence[int]

@@ -57,9 +57,10 @@ class DetectionHead(Head):
     the background. Boxes are x1, y1, x2, y2 in pixels, from the left and the top edge of the image; x2 - x1 is the
     width. Their arithmetic is in float32 or more, also under autocast.
 
-    Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
-        reductions: Image side over map side of each map. None is less than the one before.
+    Args of the heads' constructors:
+        score_threshold: Detections have a score above this.
+        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
+        max_detections: The most detections of an image.
 
     Attributes:
         with_masks: Whether it predicts masks, for which targets need `masks`.

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss
 
-from linvit.attention.ops.precision import upcast
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.segmentation.layers import ConvNormReLU
+from linvit.attention.ops.functional import upcast
+from linvit.heads.detection.boxes import BoxCoder
+from linvit.heads.layers import ConvNormReLU
 
 GIOU_WEIGHT = 10.0
 
@@ -25,16 +25,8 @@ class BoxHead(nn.Module):
     is the last column, has no box, and losses are others.
 
     Args:
-        width: Channels C.
-        num_classes: Classes K.
-        convs: Convolutions 3 x 3, each with BatchNorm and ReLU. The norm is over all RoIs of the batch.
-        fcs: Linear layers.
-        fc_width: Their features.
-        size: Side of the features of a RoI.
-        stds: Of the box coder.
         giou: Whether the loss of boxes is ten times the generalised IoU loss of decoded boxes.
         beta: Otherwise, up to this error the loss of boxes is quadratic; 0 is the absolute error.
-        class_agnostic: Whether there is one box for all classes.
     """
 
     def __init__(
@@ -75,15 +67,7 @@ class BoxHead(nn.Module):
         return upcast(self.classifier(x)), upcast(self.regressor(x))
 
     def loss(self, logits: Tensor, deltas: Tensor, boxes: Tensor, labels: Tensor, truth: Tensor) -> dict[str, Tensor]:
-        """Returns `loss_cls` (cross-entropy) and `loss_bbox` (of positives), both over the number of all RoIs.
-
-        Args:
-            logits: (n, K + 1).
-            deltas: (n, 4 K), or (n, 4).
-            boxes: The RoIs (n, 4).
-            labels: (n,); K is background.
-            truth: The true boxes (p, 4) of the p RoIs that are positive.
-        """
+        """Returns `loss_cls` (cross-entropy) and `loss_bbox` (of positives), both over the number of all RoIs."""
         count = max(len(labels), 1)
         positive = (labels < self.num_classes).nonzero()[:, 0]
         chosen = self.of_class(deltas[positive], labels[positive])  # (p, 4)

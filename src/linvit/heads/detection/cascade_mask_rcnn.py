@@ -16,9 +16,7 @@ class CascadeMaskRCNN(TwoStage):
     """Mask R-CNN in three stages, each on the boxes of the one before, on the maps at a reduction of 4 or more.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         proposals: How many boxes the first stage gets, in training and in evaluation.
-        options: See `linvit.heads.detection.two_stage.TwoStage`.
     """
 
     with_masks = True

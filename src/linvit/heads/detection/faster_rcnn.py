@@ -8,7 +8,4 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class FasterRCNN(TwoStage):
-    """Proposals of boxes, then class and box of each: detection on the maps at a reduction of 4 or more.
-
-    Its options are described at `linvit.heads.detection.two_stage.TwoStage`.
-    """
+    """Proposals of boxes, then class and box of each: detection on the maps at a reduction of 4 or more."""

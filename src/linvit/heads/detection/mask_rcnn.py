@@ -8,9 +8,6 @@ from linvit.heads.detection.two_stage import TwoStage
 
 
 class MaskRCNN(TwoStage):
-    """Proposals of boxes, then class, box and mask of each, on the maps at a reduction of 4 or more.
-
-    Its options are described at `linvit.heads.detection.two_stage.TwoStage`.
-    """
+    """Proposals of boxes, then class, box and mask of each, on the maps at a reduction of 4 or more."""
 
     with_masks = True

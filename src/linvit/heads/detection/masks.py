@@ -1,18 +1,58 @@
-"""Masks of boxes: cut out of the truth for training, and pasted into the image for results.
+"""Masks of boxes: the head that predicts them, cut out of the truth for training, and pasted into the image.
 
-Paper: He et al. 2017, "Mask R-CNN", Sec. 3.1.
+Paper: He et al. 2017, "Mask R-CNN", Sec. 3 and Fig. 4.
 """
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image, roi_align
 
+from linvit.attention.ops.functional import upcast
 from linvit.heads.detection.base import Size
+from linvit.heads.layers import conv
 
 THRESHOLD = 0.5
-CHUNK = 2**26
-"""Pixels that are pasted at once on a GPU; four bytes each, several times."""
+
+
+class MaskHead(nn.Module):
+    """Convolutions, an upsampling by 2, and a classifier of pixels: (n, C, 14, 14) to (n, K, 28, 28).
+
+    The layers are those of torchvision's `MaskRCNNHeads` and `MaskRCNNPredictor`, without a mask of the background.
+    """
+
+    def __init__(self, width: int, num_classes: int, *, convs: int = 4, size: int = 14) -> None:
+        super().__init__()
+        self.size = size
+        self.convs = nn.Sequential(*(nn.Sequential(conv(width, width), nn.ReLU(inplace=True)) for _ in range(convs)))
+        self.upsample = nn.ConvTranspose2d(width, width, 2, stride=2)
+        self.classifier = nn.Conv2d(width, num_classes, 1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Returns logits (n, K, 2 size, 2 size)."""
+        return upcast(self.classifier(self.pixels(features)))
+
+    def of_class(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Returns the logits (n, 2 size, 2 size) for one class each, (n,), without computing the others'."""
+        weight, bias = self.classifier.weight[labels, :, 0, 0], self.classifier.bias  # (n, C), (K,)
+        assert bias is not None
+        logits = torch.einsum("nc,nchw->nhw", weight, self.pixels(features))
+        return upcast(logits) + bias[labels, None, None]
+
+    def pixels(self, features: Tensor) -> Tensor:
+        """Returns what is classified, (n, C, 2 size, 2 size)."""
+        return F.relu(self.upsample(self.convs(features)), inplace=True)
+
+    def loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
+        """Returns the mean binary cross-entropy of logits (n, s, s) and true masks of 0 and 1; 0 without RoIs."""
+        errors = F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="sum")
+        return errors / max(wanted.numel(), 1)
 
 
 def mask_targets(masks: Tensor, boxes: Tensor, matched: Tensor, size: int) -> Tensor:
@@ -34,41 +74,23 @@ def paste_masks(masks: Tensor, boxes: Tensor, size: Size) -> Tensor:
 
     Each pixel's centre is looked up in the mask of the box by bilinear interpolation. torchvision's
     `paste_masks_in_image` resizes masks to boxes of whole pixels instead.
-
-    Args:
-        masks: Probabilities within the boxes (n, s, s).
-        boxes: (n, 4) in pixels of the images.
-        size: (H, W).
     """
     found = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
-    step = _at_once(masks.device, size)
-    for start in range(0, len(masks), step):
-        chunk = slice(start, start + step)
-        x1, y1, x2, y2 = _extent(boxes[chunk], size) if step == 1 else (0, 0, size[1], size[0])
-        if x1 < x2 and y1 < y2:
-            window = torch.arange(y1, y2, device=masks.device), torch.arange(x1, x2, device=masks.device)
-            found[chunk, y1:y2, x1:x2] = _sample(masks[chunk], boxes[chunk], *window) >= THRESHOLD
+    for i, (left, top, right, bottom) in enumerate(boxes.tolist()):
+        rows = slice(max(0, math.floor(top) - 1), min(math.ceil(bottom) + 1, size[0]))  # a pixel more at each side
+        columns = slice(max(0, math.floor(left) - 1), min(math.ceil(right) + 1, size[1]))
+        if rows.start < rows.stop and columns.start < columns.stop:
+            y, x = (torch.arange(side.start, side.stop, device=masks.device) + 0.5 for side in (rows, columns))
+            found[i, rows, columns] = _sample(masks[i], boxes[i], y, x) >= THRESHOLD
     return found
 
 
-def _at_once(device: torch.device, size: Size) -> int:
-    """Returns how many masks are pasted at once: one on a processor, which then looks at its box alone."""
-    return 1 if device.type == "cpu" else max(1, CHUNK // (size[0] * size[1]))
-
-
-def _extent(boxes: Tensor, size: Size) -> tuple[int, int, int, int]:
-    """Returns the whole pixels that boxes (n, 4) touch, and one more at each side, within the image."""
-    x1, y1 = (max(0, int(side) - 1) for side in boxes[:, :2].amin(0).floor().tolist())
-    x2, y2 = (int(side) + 1 for side in boxes[:, 2:].amax(0).ceil().tolist())
-    return x1, y1, min(x2, size[1]), min(y2, size[0])
-
-
-def _sample(masks: Tensor, boxes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Returns masks (n, s, s) of boxes (n, 4) at the centres of pixels, (n, rows, columns)."""
+def _sample(mask: Tensor, box: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Returns a mask (s, s) of a box (4,) at points of the image, (rows, columns)."""
     x, y = (
         # 1 at the edges of the box; beyond 2 the mask is 0 anyway, also in a box without width
-        ((pixels + 0.5 - start[:, None]) / (end - start).clamp(min=1e-6)[:, None] * 2 - 1).clamp(-2, 2)
-        for pixels, start, end in ((columns, boxes[:, 0], boxes[:, 2]), (rows, boxes[:, 1], boxes[:, 3]))
+        ((at - start) / (end - start).clamp(min=1e-6) * 2 - 1).clamp(-2, 2)
+        for at, start, end in ((x, box[0], box[2]), (y, box[1], box[3]))
     )
-    grid = torch.stack([x[:, None].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])], -1)
-    return F.grid_sample(masks[:, None], grid.to(masks.dtype), align_corners=False)[:, 0]
+    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (rows, columns, 2)
+    return F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)[0, 0]

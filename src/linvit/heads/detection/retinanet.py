@@ -13,17 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import sigmoid_focal_loss
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import check_number
 from linvit.heads.base import rows
 from linvit.heads.detection.anchors import Anchors, by_anchor
 from linvit.heads.detection.assign import IGNORED, Assigner
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.detection.fpn import TwoMoreLevels
-from linvit.heads.detection.layers import conv, tower
-from linvit.heads.detection.nms import best, check_limits, has_area, multiclass_nms, top
-from linvit.heads.fpn import FPN
+from linvit.heads.detection.boxes import BoxCoder, best, check_limits, has_area, top
+from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
 
 PRIOR = 0.01  # what the scores of all classes are at first
 
@@ -34,7 +31,6 @@ class RetinaNet(DetectionHead):
     torchvision has a RetinaNet, too, whose anchors, pyramid, divisors of losses and choice of detections are others.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         width: Channels of the pyramid and of the towers.
         convs: Convolutions of a tower.
         extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
@@ -45,9 +41,6 @@ class RetinaNet(DetectionHead):
             (mmdetection 2.x and the papers), or "pairs", the best of the pairs of anchor and class above the threshold,
             without boxes that have no area in the image (mmdetection 3.x).
         candidates: How many of a level.
-        score_threshold: Detections have a score above this.
-        nms_threshold: Of detections of one class with an intersection over union above this, the best stays.
-        max_detections: The most detections of an image.
     """
 
     def __init__(
@@ -149,38 +142,26 @@ class RetinaNet(DetectionHead):
             (by_anchor(logits, self.num_classes), by_anchor(deltas, 4))
             for logits, deltas in zip(scores, boxes, strict=True)
         ]
-        choose = self._by_anchors if self.candidate_rule == "anchors" else self._by_pairs
         return [
-            choose(
+            self._of_image(
                 [(a, upcast(logits[i]).sigmoid(), d[i]) for a, (logits, d) in zip(anchors, by_level, strict=True)], x
             )
             for i, x in enumerate(images)
         ]
 
-    def _by_anchors(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
+    def _of_image(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
         """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""
-        boxes, scores = [], []
-        for anchors, of_level, deltas in levels:
-            rows = top(of_level.amax(1), self.candidates) if len(of_level) > self.candidates else slice(None)
-            boxes.append(self._decode(anchors[rows], deltas[rows], image))
-            scores.append(of_level[rows])
-        options = self.score_threshold, self.nms_threshold, self.max_detections
-        return multiclass_nms(torch.cat(boxes), torch.cat(scores), *options)
-
-    def _by_pairs(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
-        """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""
-        boxes, scores, labels = [], [], []
-        for anchors, of_level, deltas in levels:
-            row, label = (of_level > self.score_threshold).nonzero(as_tuple=True)
-            chosen = top(of_level[row, label], self.candidates)
-            row, label = row[chosen], label[chosen]
-            boxes.append(self._decode(anchors[row], deltas[row], image))
-            scores.append(of_level[row, label])
-            labels.append(label)
-        found = torch.cat(boxes)
-        rows = has_area(found)
-        options = self.nms_threshold, self.max_detections
-        return best(found[rows], torch.cat(scores)[rows], torch.cat(labels)[rows], *options)
-
-    def _decode(self, anchors: Tensor, deltas: Tensor, image: ImageShape) -> Tensor:
-        return image.to_original(image.clip(self.coder.decode(anchors, deltas)))
+        pairs, found = self.candidate_rule == "pairs", []
+        for anchors, scores, deltas in levels:
+            if not pairs and len(scores) > self.candidates:
+                chosen = top(scores.amax(1), self.candidates)
+                anchors, scores, deltas = anchors[chosen], scores[chosen], deltas[chosen]
+            row, label = (scores > self.score_threshold).nonzero(as_tuple=True)
+            if pairs:
+                chosen = top(scores[row, label], self.candidates)
+                row, label = row[chosen], label[chosen]
+            boxes = image.to_original(image.clip(self.coder.decode(anchors[row], deltas[row])))
+            kept = has_area(boxes) if pairs else slice(None)
+            found.append((boxes[kept], scores[row, label][kept], label[kept]))
+        boxes, scores, labels = (torch.cat(of_levels) for of_levels in zip(*found, strict=True))
+        return best(boxes, scores, labels, self.nms_threshold, self.max_detections)

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import batched_nms
 
-from linvit.attention.ops.precision import upcast
+from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, by_anchor
-from linvit.heads.detection.assign import Assigner
+from linvit.heads.detection.assign import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape, Target
-from linvit.heads.detection.box_coder import BoxCoder
-from linvit.heads.detection.layers import conv
-from linvit.heads.detection.nms import has_area, top
-from linvit.heads.detection.sample import Sampler
+from linvit.heads.detection.boxes import BoxCoder, has_area, top
+from linvit.heads.layers import conv
 
 NMS_THRESHOLD = 0.7
 
@@ -31,15 +29,8 @@ class RPN(nn.Module):
     and `drop_empty`, and it has a smooth absolute error for boxes always.
 
     Args:
-        width: Channels of the maps.
-        strides: Image side over map side of each.
-        anchor_scale: Side of the square anchor, in strides.
         beta: Up to this error the loss of boxes is quadratic; 0 is the absolute error.
         inside_only: Whether anchors that cross the border of the image are ignored in training.
-        samples: Anchors per image that the loss is taken of.
-        candidates: How many of the best anchors of a level become boxes, in training and in evaluation.
-        proposals: How many boxes of all levels are proposed after non-maximum suppression within each level, in
-            training and in evaluation.
         drop_empty: Whether boxes without area are dropped before (mmdetection 3.x, torchvision) or kept (2.x).
     """
 

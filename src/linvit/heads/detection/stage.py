@@ -1,6 +1,7 @@
 """One stage of a detector of regions of interest: it samples proposals, and predicts class, box and mask of each.
 
-Papers: Girshick 2015, "Fast R-CNN"; He et al. 2017, "Mask R-CNN"; Cai and Vasconcelos 2018, "Cascade R-CNN".
+Papers: Girshick 2015, "Fast R-CNN"; He et al. 2017, "Mask R-CNN" (RoIAlign); Lin et al. 2017, "Feature Pyramid
+Networks for Object Detection", Eq. 1 (the level); Cai and Vasconcelos 2018, "Cascade R-CNN".
 """
 
 from collections.abc import Sequence
@@ -8,24 +9,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import roi_align
 
-from linvit.heads.detection.assign import Assigner
+from linvit.attention.ops.functional import upcast
+from linvit.heads.detection.assign import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
-from linvit.heads.detection.mask_head import MaskHead
-from linvit.heads.detection.masks import mask_targets
-from linvit.heads.detection.roi import roi_features
-from linvit.heads.detection.sample import Sampler
+from linvit.heads.detection.masks import MaskHead, mask_targets
 
 
 class StageSettings(NamedTuple):
-    """How a stage of a cascade differs from the others.
-
-    Attributes:
-        iou: Proposals of this intersection over union or more are positive, the others are background.
-        stds: Of the box coder.
-        weight: Of the losses.
-    """
+    """How a stage of a cascade differs from the others."""
 
     iou: float
     stds: tuple[float, float, float, float]
@@ -49,16 +43,7 @@ class Samples(NamedTuple):
 
 
 class RoIStage(nn.Module):
-    """Box head, mask head, and how proposals are sampled for them.
-
-    Args:
-        box_head: For class and box.
-        mask_head: For masks; None predicts none.
-        reductions: Image side over map side of the maps that RoIs are cut out of.
-        assigner: Which proposals are positive.
-        sampler: Which of them are taken.
-        finest_scale: See `roi_levels`.
-    """
+    """Box head, mask head, and how proposals are sampled for them."""
 
     def __init__(
         self,
@@ -133,3 +118,34 @@ class RoIStage(nn.Module):
             for target, of_image, sample in zip(targets, boxes, samples, strict=True)
         ]
         return self.mask_head.loss(self.masks(maps, boxes, labels), torch.cat(wanted))
+
+
+def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
+    """Returns for each of boxes (n, 4) which of `count` maps it is cut out of, (n,).
+
+    It is the finest where the square root of the box's area is less than twice `finest_scale`, in pixels.
+    """
+    sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
+    return (sides / finest_scale + 1e-6).log2().floor().clamp(0, count - 1).long()
+
+
+def roi_features(
+    maps: Sequence[Tensor], boxes: Sequence[Tensor], reductions: Sequence[int], size: int, finest_scale: float
+) -> Tensor:
+    """Returns the features (n, C, size, size) of the boxes of all images, from maps (B, C, H_i, W_i).
+
+    `torchvision.ops.MultiScaleRoIAlign` differs: it is half a pixel off (`aligned=False`), as Mask R-CNN's first
+    version was. The operator itself is torchvision's, with as many samples as a box has pixels.
+    """
+    flat = torch.cat(list(boxes))
+    counts = torch.tensor([len(of_image) for of_image in boxes])
+    image = torch.arange(len(boxes)).repeat_interleave(counts).to(flat)
+    rois = torch.cat([image[:, None], flat], 1)  # (n, 5)
+    level = roi_levels(flat, finest_scale, len(maps))
+    dtype = torch.promote_types(maps[0].dtype, torch.float32)
+    rows = [(level == i).nonzero()[:, 0] for i in range(len(maps))]
+    cut = [  # also where there is no box, so that every map has a gradient
+        roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
+        for x, row, reduction in zip(maps, rows, reductions, strict=True)
+    ]
+    return torch.cat(cut).index_select(0, torch.cat(rows).argsort()).to(maps[0].dtype)

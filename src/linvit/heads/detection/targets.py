@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from linvit.errors import UserError
 from linvit.heads.detection.base import ImageShape, Size, Target
-from linvit.heads.detection.nms import has_area
+from linvit.heads.detection.boxes import has_area
 
 
 def check_images(images: Sequence[Tensor]) -> None:
@@ -34,11 +34,7 @@ def check_sizes(sizes: Sequence[Sequence[int]], count: int) -> list[Size]:
 def check_targets(
     targets: Sequence[Target] | None, images: Sequence[ImageShape], num_classes: int, with_masks: bool
 ) -> Sequence[Target]:
-    """Returns the targets of a batch.
-
-    Raises:
-        UserError: If there are none, or not as many as images, or one has another form.
-    """
+    """Returns the targets of a batch."""
     names = ("boxes", "labels", "masks")[: 3 if with_masks else 2]
     if targets is None:
         raise UserError(

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
 from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
-from linvit.layers.conv_stem import input_stem
-from linvit.layers.hosting import attend, output_projection, projection_widths, queries_keys_values
-from linvit.layers.output_gate import normed_and_gated, output_gate, output_norm
+from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.registry import Spec, attentions
 
 CHANNEL_ATTENTIONS = {"softmax": ChannelAttention, "linear": LinearChannelAttention}
@@ -22,30 +20,19 @@ TAYLOR: Spec = {"name": "taylor", "key_reduction": 8}
 """The mechanism of the paper: queries and keys have an eighth of the channels."""
 
 
-class PositionAttention(nn.Module):
+class PositionAttention(AttentionHost):
     """`x + gamma o` on a map (B, C, H, W): any registered mechanism among its positions. gamma begins at 0.
 
     As in the reference there is no output projection, unless the mechanism's output has other channels or asks for a
     norm behind it (`out_dim`, `proj_norm`). A stem, a norm before the projection and a gate it has if it declares them.
-
-    Args:
-        dim: Channels C.
-        grid: Nominal grid of the map, for mechanisms with parameters of fixed length.
-        attention: Name or `{name: ..., option: value}`.
-        num_heads: Heads, unless the mechanism chooses its own.
     """
 
     def __init__(self, dim: int, grid: Grid, attention: Spec = TAYLOR, num_heads: int = 1) -> None:
         super().__init__()
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=grid)
-        self.projections = self.mechanism.projections
-        self.stem = input_stem(self.mechanism, dim)
-        self.widths = projection_widths(self.mechanism)
-        self.qkv = nn.Linear(dim, sum(self.widths))
-        self.out_norm = output_norm([self.mechanism])
-        self.gate = output_gate([self.mechanism], dim)
-        plain = self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none"
-        self.proj = nn.Identity() if plain else output_projection([self.mechanism], dim)
+        self.surround([self.mechanism], dim)
+        if self.mechanism.out_dim == dim and self.mechanism.proj_norm == "none":
+            self.proj = nn.Identity()  # type: ignore[assignment]
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,21 +42,11 @@ class PositionAttention(nn.Module):
         stemmed = tokens if self.stem is None else self.stem(tokens, grid)
         q, k, v = queries_keys_values(self.mechanism, self.qkv(stemmed).split(self.widths, -1), stemmed)
         out = attend(self.mechanism, q, k, v, grid, x=stemmed)
-        out = self.proj(normed_and_gated(out, tokens, self.out_norm, self.gate))
-        return x + self.gamma * grid.plane(out)
+        return x + self.gamma * grid.plane(self.project(out, tokens))
 
 
 class AttentionSkip(nn.Module):
-    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size.
-
-    Args:
-        dim: Channels C.
-        grid: Nominal grid of the map.
-        attention: The mechanism among positions.
-        num_heads: Its heads.
-        channel_attention: Attention among channels: "softmax" (the paper) or "linear" (of the same authors).
-        dropout: Fraction of the channels that are dropped before each 1 x 1 convolution in training.
-    """
+    """A convolution, attention among positions and among channels side by side, their sum: (B, C, H, W) on any size."""
 
     def __init__(
         self,

@@ -15,10 +15,6 @@ class SegmentationHead(Head):
     size: where a side of the image is not a multiple of a reduction, a map's side is that quotient rounded up, or down
     in some of timm's models.
 
-    Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
-        reductions: Image side over map side of each map. None is less than the one before.
-
     Attributes:
         reduction: Image side over the logits' side: 4, unless a head sets another.
         classifier: The last layer, which has one output channel per class. A checkpoint of other classes fits all

@@ -6,8 +6,8 @@ A mechanism of `linvit.attention` mixes tokens; these mix channels, so they are 
 import torch
 from torch import Tensor, nn
 
+from linvit.attention.ops.decorators import full_precision
 from linvit.attention.ops.functional import normalize
-from linvit.attention.ops.precision import full_precision
 
 
 class ChannelAttention(nn.Module):

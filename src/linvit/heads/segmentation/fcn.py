@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_number
+from linvit.heads.layers import ConvNormReLU, pixel_classifier
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import ConvNormReLU, pixel_classifier
 
 
 class FCN(SegmentationHead):
@@ -20,7 +20,6 @@ class FCN(SegmentationHead):
     such as DeiT. At a reduction of 32 small things are lost; `upernet` and `semantic_fpn` join all maps.
 
     Args:
-        channels, reductions, num_classes: See `linvit.heads.base.Head`.
         level: Which of these maps is read; -1 is the last.
         width: Channels of the convolutions.
         num_convs: Number of 3 x 3 convolutions, each with BatchNorm and ReLU.

@@ -96,11 +96,7 @@ class _Windows:
 
 
 def starts(side: int, window: int, stride: int) -> list[int]:
-    """The first pixel of each window along an axis of an image.
-
-    Raises:
-        UserError: If the stride leaves pixels out.
-    """
+    """The first pixel of each window along an axis of an image."""
     if not 0 < stride <= window:
         raise UserError(f"the stride of windows of {window} pixels must lie between 1 and {window}; got {stride}")
     rest = max(side - window, 0)
@@ -114,15 +110,7 @@ def _rows_of(logits: Tensor) -> Callable[[int, int], Tensor]:
 def _resized_rows(
     rows: Callable[[int, int], Tensor], source: Sequence[int], size: Sequence[int], start: int, stop: int
 ) -> Tensor:
-    """Rows of a tensor that is resized by bilinear interpolation between centres of pixels, as by `F.interpolate`.
-
-    Args:
-        rows: Rows of the tensor (B, K, h, w), from a first to a last.
-        source: Its height and width.
-        size: Height and width of the result.
-        start: The first row of the result.
-        stop: The row after the last.
-    """
+    """Rows of a tensor that is resized by bilinear interpolation between centres of pixels, as by `F.interpolate`."""
     if tuple(source) == tuple(size):
         return rows(start, stop)
     at = ((torch.arange(start, stop, dtype=torch.float64) + 0.5) * source[0] / size[0] - 0.5).clamp(0, source[0] - 1)

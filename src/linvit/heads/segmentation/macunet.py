@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linvit.heads.layers import resize
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import resize
 from linvit.layers.ac_block import ACBlock
 
 
@@ -23,7 +23,6 @@ class MACUNet(SegmentationHead):
     All layers have PyTorch's initial values, as in the reference.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map, each twice the one before; the paper's are 1, 2, 4, 8, 16.
         bottleneck: Channels over hidden channels in the channel attention.
     """
@@ -76,13 +75,7 @@ class MACUNet(SegmentationHead):
 
 
 class ChannelReweighting(nn.Module):
-    """A 1 x 1 convolution whose channels are weighed by their means and maxima: (B, C, H, W) -> (B, C', H, W).
-
-    Args:
-        in_channels: Channels C.
-        out_channels: Channels C'.
-        bottleneck: Channels C' over hidden channels.
-    """
+    """A 1 x 1 convolution whose channels are weighed by their means and maxima: (B, C, H, W) -> (B, C', H, W)."""
 
     def __init__(self, in_channels: int, out_channels: int, bottleneck: int = 16) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.backbones.initialise import tie_mechanisms
 from linvit.errors import UserError
+from linvit.heads.layers import resize
 from linvit.heads.segmentation.attention_skip import TAYLOR, AttentionSkip
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import resize
 from linvit.image_size import image_size
 from linvit.registry import Spec
 
@@ -27,7 +27,6 @@ class MAResUNet(SegmentationHead):
     layers have PyTorch's initial values, as in the reference.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map: 4 first, each twice the one before.
         img_size: Side, or (H, W), of the images that mechanisms with parameters of fixed length are built for.
         attention: The mechanism among positions: one spec for all maps, or a list with one per map.
@@ -81,10 +80,6 @@ class Decoder(nn.Module):
     """(B, C, H, W) -> (B, C', 2 H, 2 W): a transposed convolution of stride 2 on a quarter of the channels.
 
     1 x 1 convolutions lie before and behind it; BatchNorm and ReLU follow each of the three.
-
-    Args:
-        in_channels: Channels C.
-        out_channels: Channels C'.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -6,9 +6,9 @@ from typing import Literal, overload
 from torch import Tensor, nn
 
 from linvit.heads.create import backbone_and_head, check_fit
+from linvit.heads.layers import resize
 from linvit.heads.pyramid import feature_maps, pyramid
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import resize
 from linvit.registry import Spec
 
 

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from linvit.heads.fpn import FPN
+from linvit.heads.layers import FPN, ConvNormReLU, pixel_classifier, resize
 from linvit.heads.segmentation.base import SegmentationHead
-from linvit.heads.segmentation.layers import ConvNormReLU, pixel_classifier, resize
 
 
 class SemanticFPN(SegmentationHead):
     """A feature pyramid network, then on each map a convolution per halving of its size, each followed by upsampling.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
         width: Channels of the convolutions on the maps of the pyramid.
         fpn_width: Channels of the maps of the pyramid.

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from linvit.heads.layers import ConvNormReLU, PyramidPooling, pixel_classifier, resize
 from linvit.heads.segmentation.base import SegmentationHead
 from linvit.heads.segmentation.fcn import FCN
-from linvit.heads.segmentation.layers import ConvNormReLU, PyramidPooling, pixel_classifier, resize
 
 
 class UPerNet(SegmentationHead):
     """UPerNet with an auxiliary FCN on the last map but one, which acts in training only.
 
     Args:
-        channels, num_classes: See `linvit.heads.base.Head`.
         reductions: Image side over map side of each map; 4 first.
         width: Channels of all convolutions.
         pool_sizes: Sides of the grids of the pyramid pooling.

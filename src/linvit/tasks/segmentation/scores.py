@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from linvit.heads.segmentation.layers import resize
+from linvit.heads.layers import resize
 from linvit.ignore_index import IGNORE_INDEX
 
 

@@ -12,8 +12,8 @@ from torchmetrics import MeanMetric, Metric
 
 from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
+from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
-from linvit.heads.segmentation.layers import resize
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size

@@ -117,7 +117,7 @@ def channel_matrix(mechanism: Attention, given: Inputs, grid: Grid) -> Line | fl
 def rank_bound(subject: AttentionSubject) -> Line:
     """Checks that the rank stays within its bound, at several grids and for inputs rounded to every precision."""
     mechanism = subject.build()
-    if type(mechanism).rank_bound is Attention.rank_bound:
+    if type(mechanism).rank_bound is Attention.rank_bound and mechanism.max_rank is None:
         return not_declared(f"rank_bound(grid) is the {mechanism.rank_bound(NOMINAL)} of any matrix")
     if not mechanism.linear_in_values and not hasattr(mechanism, "attention_matrix"):
         return not_declared("no attention_matrix to measure")

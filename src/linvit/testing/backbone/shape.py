@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import torch
-from timm.models._features import FeatureGetterNet  # what `features_only=True` wraps a model in; not public
+from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
 from linvit.registry import attentions
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images, pyramid
@@ -52,7 +53,15 @@ def feature_pyramid(subject: BackboneSubject) -> Line:
     """Checks channels and reductions against `feature_info`, also in timm's wrapper for `features_only=True`."""
     model, x = subject.model, subject.given
     features = pyramid(model, x)
-    net = FeatureGetterNet(subject.build(), out_indices=tuple(range(len(features))))
+    net: Any = build_model_with_cfg(
+        lambda **_: subject.build(),
+        "checked",
+        pretrained=False,
+        pretrained_cfg={"url": ""},
+        features_only=True,
+        out_indices=tuple(range(len(features))),
+        feature_cfg={"feature_cls": "getter"},
+    )
     infos = list(
         zip(net.feature_info.module_name(), net.feature_info.channels(), net.feature_info.reduction(), strict=True)
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.backbones.classifier import classifiers
+from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable

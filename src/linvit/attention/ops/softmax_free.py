@@ -1,13 +1,19 @@
-"""The Gaussian kernel through landmarks l: `G(q, k) ~ G(q, l) G(l, l)^-1 G(l, k)` of SOFT and SOFT++.
+"""What SOFT and SOFT++ are made of: Gaussian kernels of landmarks, and the inverse of the kernel between them.
 
-`G(a, b) = exp(-||a - b||^2 / 2)` on queries and keys divided by d^(1/4), that is `exp(-||q - k||^2 / (2 sqrt(d)))`. The
-landmarks l come from the patch queries.
+`G(q, k) ~ G(q, l) G(l, l)^-1 G(l, k)` with `G(a, b) = exp(-||a - b||^2 / 2)` on queries and keys divided by d^(1/4),
+that is `exp(-||q - k||^2 / (2 sqrt(d)))`. The landmarks l come from the patch queries.
 
-Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithm 1.
-Cost: N C d + N m C + m^2 C MACs (N C d for the convolution of the landmarks).
+The inverse is that of Newton's iteration, `Y <- 2 Y - Y A Y` from `Y0 = alpha A`: matrix products only, so it runs
+batched on any device. `I - A Y` squares in every step, so a small error is gone in a few; but an eigenvalue l of A
+takes about log2(1 / (alpha l^2)) steps to get that far. With similar landmarks the iteration is far from the inverse
+after 20 steps, and what the papers trained is the iterate.
+
+Paper: Lu et al. 2021, "SOFT: Softmax-free Transformer with Linear Complexity", Algorithms 1 and 2.
+Cost: N C d + N m C + m^2 C MACs (N C d for the convolution of the landmarks), and 2 T m^3 for T steps.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -61,16 +67,7 @@ def check_tied(grid: Grid, tie_qk: bool) -> None:
 
 
 class GaussianKernels(nn.Module):
-    """Gaussian kernels between queries, landmarks and keys.
-
-    Args:
-        key_dim: Channels d of q and k per head.
-        landmarks: "conv": an R x R convolution of stride R on the patch queries, shared by the heads; "avgpool": means
-            of R x R patches; "random": as many patches, others in every training step and the same in evaluation.
-        ratio: R. Rows and columns that fill no window make no landmark; along an axis shorter than R the window is
-            as long as the axis.
-        landmark_norm: LayerNorm and GELU on the landmarks.
-    """
+    """Gaussian kernels between queries, landmarks and keys."""
 
     def __init__(
         self, key_dim: int, *, landmarks: Literal["conv", "avgpool", "random"], ratio: int, landmark_norm: bool
@@ -129,3 +126,68 @@ class GaussianKernels(nn.Module):
     def count(self, grid: Grid) -> int:
         """Landmarks m on a grid."""
         return math.prod(landmark_grid(grid.size, self.ratio))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonInverse:
+    """Maps kernel matrices A (B, h, m, m) to approximate inverses of the same shape."""
+
+    method: Literal["newton", "solve"]
+    iters: int
+    alpha: float
+    ridge: float
+    beta: float
+    max_backtrack: int
+    backtrack_tol: float
+    alpha_scope: Literal["head", "batch"]
+    backward: Literal["analytic", "autograd"]
+
+    def __post_init__(self) -> None:
+        check_number("newton_iters", self.iters, at_least=1, whole=True)
+        check_number("newton_alpha", self.alpha, above=0, at_most=2, note=", or Newton diverges")
+        check_number("ridge", self.ridge, at_least=0)
+        check_number("newton_beta", self.beta, above=0, below=1)
+        check_number("max_backtrack", self.max_backtrack, at_least=0, whole=True, note=" (0: no backtracking)")
+        check_number("backtrack_tol", self.backtrack_tol, at_least=1, note=", which no small alpha exceeds")
+        # Row sums of a Gaussian kernel are at least 1, so this bounds alpha l^2 for its eigenvalues l plus the ridge.
+        if self.method == "newton" and self.alpha * (1 + self.ridge) ** 2 > 2:
+            raise UserError(
+                f"Newton diverges with newton_alpha={self.alpha} and ridge={self.ridge}: newton_alpha (1 + ridge)^2 is "
+                f"above 2; lower newton_alpha to {2 / (1 + self.ridge) ** 2:.3g} or use a smaller ridge"
+            )
+
+    def __call__(self, kernel: Tensor) -> Tensor:
+        """(B, h, m, m) -> (B, h, m, m)."""
+        identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+        if self.method == "solve":
+            # Equal landmarks make A singular, and rounding decides what similar ones give: so the diagonal gets m
+            # roundings of the largest row sum or more, below which an eigenvalue counts as 0 in a pseudo-inverse.
+            rounding = torch.finfo(kernel.dtype).eps * kernel.detach().sum(-1).amax(-1)  # (B, h)
+            ridge = (kernel.shape[-1] * rounding).clamp_min(self.ridge)[..., None, None]
+            inverse: Tensor = torch.linalg.inv_ex(kernel + ridge * identity).inverse  # never raises
+            return inverse
+        matrix = kernel + self.ridge * identity
+        if self.backward == "autograd":
+            return self._iterate(kernel, matrix, identity)
+        inverse = self._iterate(kernel.detach(), matrix.detach(), identity)  # traces know no `torch.no_grad`
+        # Adds 0 with the gradient of an inverse. An autograd.Function would lose its backward in torch.export.
+        return inverse - inverse @ (matrix - matrix.detach()) @ inverse
+
+    def _iterate(self, kernel: Tensor, matrix: Tensor, identity: Tensor) -> Tensor:
+        alpha = self.alpha / self._largest(kernel).square()
+        if self.max_backtrack:
+            square = matrix.detach() @ matrix.detach()
+            # A fixed number of steps, without a test in Python, is one graph and never waits for the device.
+            for _ in range(self.max_backtrack):
+                error = self._largest((identity - alpha * square).abs())
+                alpha = torch.where(error > self.backtrack_tol, self.beta * alpha, alpha)
+        inverse, matrix = (alpha * matrix).flatten(0, 1), matrix.flatten(0, 1)  # (B h, m, m)
+        for _ in range(self.iters):  # 2 Y - Y A Y
+            inverse = torch.baddbmm(inverse, inverse @ matrix, inverse, beta=2, alpha=-1)
+        return inverse.view_as(kernel)
+
+    def _largest(self, matrix: Tensor) -> Tensor:
+        """The largest row sum, which is the largest column sum: (B, h, 1, 1), or (1, 1, 1, 1) for the whole batch."""
+        sums = matrix.sum(-1, keepdim=True)
+        dims = (-2, -1) if self.alpha_scope == "head" else tuple(range(matrix.ndim))
+        return sums.amax(dims, keepdim=True)

@@ -1,11 +1,14 @@
-"""Layers that several heads of semantic segmentation have."""
+"""Layers that several heads have: convolutions with the initial values of mmsegmentation and mmdetection, pyramids."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import FeaturePyramidNetwork
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
 from linvit.errors import UserError
 
@@ -15,11 +18,6 @@ class ConvNormReLU(nn.Sequential):
 
     Initial weights are normal, of a variance by the fan-out (He et al. 2015), as in mmsegmentation.
     So is the name `bn`: its recipes exclude LayerNorms from weight decay by `norm` in their names, and no BatchNorm.
-
-    Args:
-        in_channels: Channels C.
-        out_channels: Channels C'.
-        kernel: Side of the kernel, odd.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int = 3) -> None:
@@ -76,3 +74,63 @@ def resize(x: Tensor, size: Sequence[int]) -> Tensor:
     if tuple(x.shape[-2:]) == tuple(size):
         return x
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def conv(into: int, out: int, kernel: int = 3, std: float = 0.01) -> nn.Conv2d:
+    """Builds a convolution that keeps the size, of normal initial weights and biases 0."""
+    layer = nn.Conv2d(into, out, kernel, padding=kernel // 2)
+    nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+def tower(width: int, convs: int) -> nn.Sequential:
+    """Builds convolutions 3 x 3, each with a ReLU."""
+    return nn.Sequential(*(nn.Sequential(conv(width, width), nn.ReLU(inplace=True)) for _ in range(convs)))
+
+
+class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no types
+    """torchvision's feature pyramid on lists of maps: (B, C_i, H_i, W_i) to (B, width, H_i, W_i), the finest first.
+
+    Paper: Lin et al. 2017, "Feature Pyramid Networks for Object Detection".
+
+    1 x 1 convolutions bring all maps to one width, each is added to the next finer one by nearest-neighbour upsampling
+    to its size, and a 3 x 3 convolution follows. All convolutions have biases, and there is no norm. Initial weights
+    are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
+    """
+
+    def __init__(self, channels: Sequence[int], width: int = 256, extra_levels: ExtraFPNBlock | None = None) -> None:
+        super().__init__(list(channels), width, extra_levels)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Feature maps to maps of one width, as many or, with extra levels, more."""
+        return list(super().forward({str(i): feature for i, feature in enumerate(features)}).values())
+
+
+class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types
+    """P6 and P7 by convolutions of stride 2 (Lin et al. 2017, "Focal Loss for Dense Object Detection", footnote 2).
+
+    torchvision's `LastLevelP6P7` puts a ReLU between them, which mmdetection's RetinaNet has not, and takes P5 for P6
+    if it has as many channels as C5.
+
+    Args:
+        source: What P6 is made from: "input" (C5) or "output" (P5).
+    """
+
+    def __init__(
+        self, channels: int, width: int, source: Literal["input", "output"] = "input", relu: bool = False
+    ) -> None:
+        super().__init__()
+        self.source, self.relu = source, relu
+        into = channels if source == "input" else width
+        self.p6, self.p7 = (nn.Conv2d(c, width, 3, stride=2, padding=1) for c in (into, width))
+
+    def forward(self, results: list[Tensor], maps: list[Tensor], names: list[str]) -> tuple[list[Tensor], list[str]]:
+        """Adds P6 and P7 to the maps of the pyramid."""
+        p6 = self.p6(maps[-1] if self.source == "input" else results[-1])
+        p7 = self.p7(F.relu(p6) if self.relu else p6)
+        return [*results, p6, p7], [*names, "p6", "p7"]

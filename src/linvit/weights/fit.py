@@ -1,13 +1,52 @@
-"""Resizes the tables of a checkpoint, such as position embeddings, through the modules of the model that own them."""
+"""Fits the tensors of a checkpoint to a model: joins and splits projections, resizes tables such as positions."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from linvit.attention.base import Attention
 from linvit.attention.ops.tables import SizeOf, grid_from_count, resize_table
 from linvit.layers.relative_positions import resize_position_table
+
+NAMES = {name: name for name in ("q", "k", "v", "kv", "qk", "qkv", "qg", "qkvg")} | {"gate": "g"}
+"""Names of linear layers, and the letters of what they project, which has as many rows each."""
+
+
+def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A state dict whose q, k, v, gate projections are joined and split as the attention layers of a model have them.
+
+    Files have `qkv`, or `q` and `kv`, or `q`, `k`, `v` (or some of them), and the gate's rows in `gate`, `qg` or
+    `qkvg`. A layer has `qkv`, which holds what its mechanism projects, or `q` and `kv`, and perhaps `gate`. What a
+    layer does not project (the keys, where they are the queries) is left out; what a file does not have stays missing.
+    """
+    fitted = dict(state)
+    for prefix, module in model.named_modules():
+        if not hasattr(module, "projections") or isinstance(module, Attention):
+            continue
+        for leaf in ("weight", "bias"):
+            given = {name: fitted.pop(f"{prefix}.{name}.{leaf}", None) for name in NAMES}
+            parts = {
+                letter: rows
+                for name, letters in NAMES.items()
+                if (joined := given[name]) is not None and joined.ndim and len(joined) % len(letters) == 0
+                for letter, rows in zip(letters, joined.chunk(len(letters)), strict=True)
+            }
+            for name, letters in NAMES.items():
+                own = getattr(getattr(module, name, None), leaf, None)
+                joined = given[name]
+                if own is None:
+                    continue
+                if joined is None or joined.shape != own.shape:
+                    wanted = module.projections if name == "qkv" else letters
+                    found = [parts[letter] for letter in wanted if letter in parts]
+                    if len(found) == len(wanted) and len({part.shape[1:] for part in found}) == 1:
+                        joined = torch.cat(found)
+                if joined is not None:
+                    fitted[f"{prefix}.{name}.{leaf}"] = joined
+    return fitted
 
 
 def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple[int, int] | None) -> dict[str, Tensor]:
@@ -16,12 +55,6 @@ def resize_tables(model: nn.Module, state: Mapping[str, Tensor], img_size: tuple
     Each module that has a method `resize_tables` resizes its own entries; see `linvit.Attention.resize_tables`. timm's
     modules have none, so `resize_timm_tables` acts for them. A module whose tokens are those of windows has a method
     `size_in_checkpoint(count, size_of)`, which replaces `size_of` for itself and what is in it.
-
-    Args:
-        model: The model, whose modules are visited from the outside in.
-        state: The checkpoint's tensors.
-        img_size: Size (H, W) of the images that the checkpoint was trained on; only the ratio counts. None if it is not
-            known: then they are taken for square, and a tensor of the model's shape stays as it is.
     """
     resized = dict(state)
     own = {} if img_size else {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -1,0 +1,88 @@
+"""Boxes: how a network tells them relative to others, and the best of those that overlap.
+
+Paper: Girshick et al. 2014, "Rich feature hierarchies for accurate object detection and semantic segmentation", App. C.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.ops import batched_nms, box_convert
+
+from linvit.attention.ops.functional import upcast
+from linvit.errors import check_number
+from linvit.heads.detection.base import Detections
+
+LARGEST = math.log(1000 / 16)
+"""The largest absolute logarithm of a quotient of sides: a box of 16 pixels becomes one of 1000 at most."""
+
+
+@dataclass(frozen=True)
+class BoxCoder:
+    """Boxes as offsets of the centre and logarithms of the sides, each over a standard deviation.
+
+    Encoding equals that of torchvision's `BoxCoder` with the reciprocals for weights. Decoding does not, which bounds
+    the logarithms from above alone; mmdetection, and so this one, bounds them on both sides.
+
+    Args:
+        stds: Standard deviations of x, y, width and height.
+    """
+
+    stds: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
+
+    def encode(self, boxes: Tensor, targets: Tensor) -> Tensor:
+        """Returns what leads from boxes (n, 4) to targets (n, 4), as (n, 4)."""
+        centre, size = _centre_and_size(boxes)
+        target_centre, target_size = _centre_and_size(targets)
+        deltas = torch.cat([(target_centre - centre) / size, (target_size / size).log()], 1)
+        return deltas / deltas.new_tensor(self.stds)
+
+    def decode(self, boxes: Tensor, deltas: Tensor) -> Tensor:
+        """Returns the boxes (..., 4) to which deltas (..., 4) lead from boxes (..., 4), in float32 or more."""
+        deltas = upcast(deltas)
+        deltas = deltas * deltas.new_tensor(self.stds)
+        centre, size = _centre_and_size(boxes)
+        centre = centre + size * deltas[..., :2]
+        half = size * deltas[..., 2:].clamp(-LARGEST, LARGEST).exp() / 2
+        return torch.cat([centre - half, centre + half], -1)
+
+
+def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns centres (..., 2) and sides (..., 2) of boxes (..., 4)."""
+    centre, size = box_convert(upcast(boxes), "xyxy", "cxcywh").split(2, -1)
+    return centre, size
+
+
+def check_limits(score_threshold: float, nms_threshold: float, max_detections: int) -> None:
+    """Raises a `UserError` unless these options of heads are as they must be."""
+    check_number("score_threshold", score_threshold, at_least=0, below=1)
+    check_number("nms_threshold", nms_threshold, at_least=0, at_most=1)
+    check_number("max_detections", max_detections, at_least=1, whole=True)
+
+
+def best(boxes: Tensor, scores: Tensor, labels: Tensor, iou: float, limit: int) -> Detections:
+    """Returns the best detections, at most `limit`: of those of one class with an IoU above `iou`, the best stays."""
+    keep = batched_nms(boxes, scores, labels, iou)[:limit]
+    return {"boxes": boxes[keep], "labels": labels[keep], "scores": scores[keep]}
+
+
+def multiclass_nms(boxes: Tensor, scores: Tensor, threshold: float, iou: float, limit: int) -> Detections:
+    """Returns the `best` detections of the pairs of a box and a class with scores above a threshold.
+
+    Boxes are (n, 4), or of each class (n, K, 4), scores (n, K), without background.
+    """
+    row, label = (scores > threshold).nonzero(as_tuple=True)
+    chosen = boxes[row] if boxes.ndim == 2 else boxes[row, label]
+    return best(chosen, scores[row, label], label, iou, limit)
+
+
+def top(scores: Tensor, limit: int) -> Tensor:
+    """Returns the positions of the greatest of scores (n,), at most so many; the greatest first."""
+    return torch.topk(scores, min(limit, len(scores))).indices
+
+
+def has_area(boxes: Tensor) -> Tensor:
+    """Returns which of boxes (n, 4) have an area, (n,)."""
+    return (boxes[:, 2:] > boxes[:, :2]).all(1)
