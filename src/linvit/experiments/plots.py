@@ -95,10 +95,10 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
         return _svg(figure, [drawn for *_, drawn in ends], [name for _, name, _ in ends])
 
 
-def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
+def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, lines: bool = False) -> str:
     """Draws points with labels, as `line_plot`; a grey line joins those that no other one beats (the Pareto front).
 
-    The smaller `x` and the larger `y`, the better.
+    The smaller `x` and the larger `y`, the better. With `lines` points of a series are joined, and there is no front.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -108,11 +108,11 @@ def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: s
             if points := _drawable(one, x, y):
                 drawn += points
                 names.append(one.name)
-                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="none"))
+                handles.append(axes.errorbar(*_columns(points), **look(i), linestyle="-" if lines else "none"))
             for point, label in zip(one.points, one.labels, strict=False):
                 axes.annotate(label, point, (6, 3), textcoords="offset points", color=COLOURS[i % len(COLOURS)])
         best = [bar[:2] for bar in sorted(drawn) if not any(x <= bar[0] and y > bar[1] for x, y, *_ in drawn)]
-        if best:
+        if best and not lines:
             axes.plot(*zip(*best, strict=True), color="#cccccc", linewidth=5, zorder=0)
         return _svg(figure, handles, names)
 
