@@ -128,3 +128,14 @@ def test_images_without_objects_are_only_predicted(tmp_path):
     assert next(iter(made.predict_dataloader()))["size"] == [(10, 12)]
     with pytest.raises(UserError, match=r"the test split of .* has no objects, so it can only be predicted"):
         made.setup("test")
+
+
+def test_lists_of_different_lengths_are_named(tmp_path):
+    """Each object needs a box and a category; numpy would stop with shapes that do not fit."""
+    features = {"image": datasets.Image(), "objects": {"bbox": datasets.List(datasets.List(datasets.Value("float32")))}}
+    features["objects"]["category"] = datasets.List(datasets.Value("int64"))
+    cells = [{"bbox": [[1, 2, 3, 4]] * 2, "category": [0]}] * 4
+    columns = {"image": [{"bytes": png(picture(i, 60, 40)), "path": None} for i in range(4)], "objects": cells}
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="row 0 of column 'objects' has 2 of bbox and 1 of category"):
+        data(tmp_path).setup("fit")

@@ -201,18 +201,11 @@ class TestRowsAreUnknown:
         with pytest.raises(linvit.UserError, match=r"set --data\.streaming_rows"):
             stream(untold(shards["arrow"]), seed=1)
 
-    @pytest.mark.parametrize(
-        ("world", "workers", "way"),
-        [
-            (1, 6, "has 5 shards to stream, too few for 1 devices x 6 loader processes; lower --data.num_workers to 5"),
-            (2, 3, "lower --data.num_workers to 2, use fewer devices"),
-            (6, 0, "has 5 shards to stream, too few for 6 devices; use fewer devices, or write the data into more"),
-        ],
-    )
-    def test_too_few_shards_are_an_error_at_the_start(self, shards, world, workers, way):
-        with pytest.raises(linvit.UserError) as error:
+    @pytest.mark.parametrize(("world", "workers"), [(1, 6), (2, 3), (6, 0)])
+    def test_too_few_shards_are_an_error_at_the_start(self, shards, world, workers):
+        said = f"has 5 shards to stream, too few for {world} devices x {max(workers, 1)} loader processes; lower"
+        with pytest.raises(linvit.UserError, match=said):
             stream(untold(shards["arrow"]), 0, world, workers, seed=1, total=26)
-        assert way in str(error.value)
 
     def test_tar_files(self, tmp_path):
         for shard in range(2):

@@ -7,10 +7,9 @@ import torch
 from PIL import Image
 
 from linvit.data.sources.read import BadImageError, ImageReader
-from linvit.data.transforms.affine import affine_matrix
 from linvit.data.transforms.bands import Bands, kind_of
 from linvit.data.transforms.decode import open_image
-from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize, Warp
+from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize, Warp, affine_matrix
 from linvit.errors import UserError
 from tests.data.damaged import encoded
 from tests.rasters import values, write

@@ -30,24 +30,17 @@ class TrainLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yields the batches of the epoch, or what is left of one that is resumed, and counts them."""
-        order = self.order
-        if order is None:
-            yield from self._timed(super().__iter__())
-            return
-        epoch, samples = int(order.epoch), order.samples_done
-        for batch in self._timed(super().__iter__()):
-            samples += order.topology.step
-            self._passed = EpochProgress(epoch, samples)
-            yield batch
-
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        end = object()
+        order, batches, end = self.order, super().__iter__(), object()
+        epoch, samples = (0, 0) if order is None else (int(order.epoch), order.samples_done)
         while True:
             started = time.perf_counter()
             batch = next(batches, end)
             self.seconds_waited += time.perf_counter() - started
             if batch is end:
                 return
+            if order is not None:
+                samples += order.topology.step
+                self._passed = EpochProgress(epoch, samples)
             yield batch
 
     @property

@@ -21,25 +21,14 @@ WRONG_FORMAT = 0.3  # fraction of boxes that reach out of their images, from whi
 SLACK = 1.0  # pixels by which a box may
 BoxFormat = Literal["xywh", "xyxy"]
 OBJECT_COLUMNS = ("objects", "annotations", "object")
-FIELDS = {  # usual names, of which COCO's table has the first
-    "bbox": ("bbox", "bboxes", "boxes", "box"),
-    "category": ("category", "categories", "category_id", "label", "labels", "class"),
-    "id": ("id", "ids", "bbox_id", "annotation_id"),
-    "area": ("area", "areas"),
-    "iscrowd": ("iscrowd", "is_crowd"),
-    "ignore": ("ignore",),
-    "segmentation": ("segmentation", "segmentations"),
-}
+FIELDS = ("bbox", "category", "id", "area", "iscrowd", "ignore", "segmentation")
 
 
 class ObjectColumn(NamedTuple):
-    """Where a table has its objects: in a column of structs of lists, or of lists of structs.
-
-    `fields` says what those of `FIELDS` are called; `names` are of the classes, if the column says them.
-    """
+    """Where a table has its objects, in structs of lists or lists of structs; `names` are of the classes, if known."""
 
     name: str
-    fields: Mapping[str, str]
+    fields: list[str]
     names: list[str] | None
     box_format: str
 
@@ -57,14 +46,14 @@ def object_column(features: Mapping[str, Any], given: str | None, box_format: st
     kinds = getattr(features[name], "feature", features[name])  # of a list of structs, or of a struct of lists
     if not isinstance(kinds, dict):
         raise UserError(f"column '{name}' of data source '{source}' holds no objects, but {features[name]}")
-    fields = {field: alias for field, usual in FIELDS.items() for alias in reversed(usual) if alias in kinds}
     for field in ("bbox", "category"):
-        if field not in fields:
+        if field not in kinds:
             raise UserError(
                 f"column '{name}' of data source '{source}' has no field '{field}'; it has: {', '.join(kinds)}"
             )
-    kind = kinds[fields["category"]]
-    return ObjectColumn(name, fields, getattr(getattr(kind, "feature", kind), "names", None), box_format)
+    kind = kinds["category"]
+    names = getattr(getattr(kind, "feature", kind), "names", None)
+    return ObjectColumn(name, [field for field in FIELDS if field in kinds], names, box_format)
 
 
 class FlatObjects(NamedTuple):
@@ -83,18 +72,21 @@ def flat_objects(rows: datasets.Dataset, column: ObjectColumn) -> FlatObjects:
     """Reads all objects of a table at once; a table of COCO's size takes a second. Boxes that are not four are NaN."""
     cells = rows.select_columns([column.name]).with_format("arrow")[:][column.name]
     cells = cells.combine_chunks() if isinstance(cells, pyarrow.ChunkedArray) else cells
-    compute = pyarrow.compute
+    compute, of_lists = pyarrow.compute, pyarrow.types.is_struct(cells.type)
+    lists = {field: compute.struct_field(cells, field) if of_lists else cells for field in column.fields}
+    lengths = {field: compute.list_value_length(own).fill_null(0).to_numpy() for field, own in lists.items()}
+    for field, own in lengths.items():
+        if differ := np.flatnonzero(own != lengths["bbox"]).tolist():
+            raise UserError(
+                f"row {differ[0]} of column '{column.name}' has {lengths['bbox'][differ[0]]} of bbox and "
+                f"{own[differ[0]]} of {field}; each object needs one of each"
+            )
 
     def values(field: str) -> pyarrow.Array:
-        stored = column.fields[field]
-        if pyarrow.types.is_struct(cells.type):
-            return compute.list_flatten(compute.struct_field(cells, stored))
-        return compute.struct_field(compute.list_flatten(cells), stored)
+        flat = compute.list_flatten(lists[field])
+        return flat if of_lists else compute.struct_field(flat, field)
 
-    lists = compute.struct_field(cells, column.fields["bbox"]) if pyarrow.types.is_struct(cells.type) else cells
-    counts = compute.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    where = np.repeat(np.arange(len(counts)), counts)
-    boxes = values("bbox")
+    where, boxes = np.repeat(np.arange(len(cells)), lengths["bbox"]), values("bbox")
     four = np.equal(compute.list_value_length(boxes).fill_null(0).to_numpy(zero_copy_only=False), 4)
     flat = compute.list_flatten(boxes.filter(four)).cast(pyarrow.float64()).fill_null(np.nan)
     corners = np.full((len(four), 4), np.nan)
@@ -132,8 +124,8 @@ class ObjectReader(SampleReader):
         assert self.column is not None
         assert self.labels is not None
         fields, cell = self.column.fields, cell or {}
-        lists = cell if isinstance(cell, dict) else {name: [one[name] for one in cell] for name in fields.values()}
-        found = {field: lists.get(name) or [] for field, name in fields.items()}
+        lists = cell if isinstance(cell, dict) else {field: [one[field] for one in cell] for field in fields}
+        found = {field: lists.get(field) or [] for field in fields}
         kept = [i for i, category in enumerate(found["category"]) if category in self.labels]
         stored = [found["bbox"][i] or () for i in kept]
         boxes = np.array([box if len(box) == 4 else [np.nan] * 4 for box in stored], np.float64).reshape(-1, 4)

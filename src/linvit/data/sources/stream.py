@@ -1,6 +1,6 @@
 """A stream of samples, split over ranks and loader processes.
 
-Where files contain their number of rows (parquet, arrow, save_to_disk), an epoch is shared out in whole batches: each
+Where files contain their number of rows (parquet, arrow), an epoch is shared out in whole batches: each
 process reads a range of its own, and together they are the epoch. Of others (tar, JSON) whole shards are shared out.
 
 Training: every rank does floor(total / (ranks x batch)) batches. A process whose rows run out early, because images
@@ -32,6 +32,9 @@ from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
 ROWS = 2**32  # more than a shard has: numbers its rows where nobody knows how many the shards before it have
+READ = 64  # rows that are taken from the stream at once
+DRAWN = 1024  # random numbers that are drawn at once
+T = TypeVar("T")
 
 
 class Shards(NamedTuple):
@@ -79,11 +82,6 @@ def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Par
     return parts
 
 
-def whole(order: np.ndarray, consumer: int, consumers: int) -> list[Part]:
-    """Every `consumers`-th shard, for streams whose files do not say how many rows a shard has."""
-    return [Part(shard, 0, None, shard * ROWS) for shard in order[consumer::consumers].tolist()]
-
-
 def _counted(rows: datasets.IterableDataset, builder: datasets.DatasetBuilder) -> Shards:
     """Adds what the files say about their length: parquet and arrow files do, from their ends or headers."""
     files = [str(file) for file in (builder.config.data_files or {}).get(rows.split, [])]
@@ -128,16 +126,11 @@ def worker_batches(batches: int, worker: int, workers: int) -> tuple[int, int]:
     return first, first + each + (worker < more)
 
 
-T = TypeVar("T")
-READ = 64  # rows that are taken from the stream at once
-DRAWN = 1024  # random numbers that are drawn at once
-
-
 class Stream(TrainOrder, IterableDataset[Sample]):
-    """Samples of one split as they are streamed.
+    """Samples of one split as they are streamed; without a seed those of evaluation, in order, every row once.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
-    row), as without streaming. Without a seed it is evaluation: in order, every row once.
+    row), as without streaming.
     """
 
     def __init__(
@@ -202,7 +195,8 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         """What a loader process reads of the shards in an order, and how many samples of an epoch are its own."""
         ranks, workers, size = self.topology
         if self.shards.counts is None:
-            parts = whole(order, self.rank * workers + worker, ranks * workers)
+            chosen = order[self.rank * workers + worker :: ranks * workers]
+            parts = [Part(shard, 0, None, shard * ROWS) for shard in chosen.tolist()]
             if self.seed is None:
                 return parts, 0
         first, last = (size * batch for batch in worker_batches(-(-len(self) // size), worker, workers))
@@ -276,13 +270,10 @@ class Stream(TrainOrder, IterableDataset[Sample]):
 def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, source: str) -> None:
     """Raises a `UserError` if some processes would have nothing to read."""
     available, unit = (shards.rows.num_shards, "shards") if shards.counts is None else (sum(shards.counts), "rows")
-    needed = ranks * workers if training and shards.counts is None else ranks
-    if available < needed:
-        each = f" x {workers} loader processes" if needed > ranks else ""
-        fewer = f"lower --data.num_workers to {available // ranks}, " if needed > ranks and available >= ranks else ""
+    if available < (ranks * workers if training and shards.counts is None else ranks):
         raise UserError(
-            f"data source '{source}' has {available} {unit} to stream, too few for {ranks} devices{each}; "
-            f"{fewer}use fewer devices, or write the data into more files"
+            f"data source '{source}' has {available} {unit} to stream, too few for {ranks} devices x {workers} loader "
+            f"processes; lower --data.num_workers, use fewer devices, or write the data into more files"
         )
 
 

@@ -9,8 +9,17 @@ import numpy as np
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms import rand_augment
-from linvit.data.transforms.affine import affine_matrix
-from linvit.data.transforms.geometry import Box, Crop, CropMode, HorizontalFlip, Pad, Resize, Warp, random_box
+from linvit.data.transforms.geometry import (
+    Box,
+    Crop,
+    CropMode,
+    HorizontalFlip,
+    Pad,
+    Resize,
+    Warp,
+    affine_matrix,
+    random_box,
+)
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
 from linvit.data.transforms.ops import BLACK, Fill, Op, apply
 from linvit.errors import UserError, check_choice, check_number

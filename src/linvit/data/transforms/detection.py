@@ -113,22 +113,13 @@ class EvalTransform:
         objects = sample.pop("objects", None)
         if objects is None:  # to be predicted
             return sample
-        return sample | truth(objects, self.masks)
-
-
-def truth(objects: Objects, masks: bool) -> dict[str, Any]:
-    """The objects of an image as evaluation needs them; area is that of the box where nothing else says it."""
-    boxes = objects["boxes"].astype(np.float64)
-    none = np.zeros(len(boxes), bool)
-    found: dict[str, Any] = {
-        "boxes": torch.from_numpy(boxes),
-        "labels": torch.from_numpy(objects["labels"]),
-        "iscrowd": torch.from_numpy(objects.get("iscrowd", none)),
-        "area": torch.from_numpy(np.asarray(areas(objects), np.float64)),
-    }
-    if masks:
-        found["rles"] = objects["rles"] if "rles" in objects else coco_masks.encode(objects["masks"])
-    return found
+        crowds = objects.get("iscrowd", np.zeros(len(objects["labels"]), bool))
+        found = {"labels": objects["labels"], "iscrowd": crowds}
+        found |= {"boxes": objects["boxes"].astype(np.float64), "area": np.asarray(areas(objects), np.float64)}
+        sample |= {name: torch.from_numpy(values) for name, values in found.items()}
+        if self.masks:
+            sample["rles"] = objects["rles"] if "rles" in objects else coco_masks.encode(objects["masks"])
+        return sample
 
 
 def areas(objects: Objects) -> np.ndarray:

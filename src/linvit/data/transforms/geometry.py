@@ -3,15 +3,49 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.data.transforms.affine import Matrix, warp, warp_boxes, warp_mask
 from linvit.data.transforms.ops import BLACK, Fill, Op
+
+Matrix = tuple[float, float, float, float, float, float]
+"""(a, b, c, d, e, f): the output's (x, y) shows what was at (a x + b y + c, d x + e y + f); PIL's convention."""
+
+
+def affine_matrix(angle: float, zoom: float, shift: tuple[float, float], size: tuple[int, int]) -> Matrix:
+    """The matrix that turns an image (H, W) about its centre, anticlockwise by degrees, enlarges and shifts it.
+
+    The shift is in pixels to the right and down.
+    """
+    x, y = size[1] / 2, size[0] / 2
+    a, b = math.cos(math.radians(angle)) / zoom, -math.sin(math.radians(angle)) / zoom
+    from_x, from_y = x + shift[0], y + shift[1]
+    return a, b, x - a * from_x - b * from_y, -b, a, y + b * from_x - a * from_y
+
+
+def warp(image: Tensor, matrix: Matrix, bicubic: bool, fill: Sequence[int]) -> Tensor:
+    """Maps an image (C, H, W) as PIL does, bicubically or bilinearly, truncating results of 8-bit images.
+
+    What lies outside of the image gets the colour `fill`.
+    """
+    mode = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    size = image.shape[2], image.shape[1]
+    fill = fill if len(fill) > 1 else [*fill] * len(image)
+
+    def moved(pixels: np.ndarray, colour: Any) -> np.ndarray:
+        picture = Image.fromarray(pixels)
+        return np.array(picture.transform(size, Image.Transform.AFFINE, matrix, mode, fillcolor=colour))
+
+    if image.dtype == torch.uint8 and len(image) == 3:  # all channels at once take less time
+        return torch.from_numpy(moved(image.permute(1, 2, 0).numpy(), tuple(fill))).permute(2, 0, 1)
+    planes = [moved(plane, colour) for plane, colour in zip(image.numpy(), fill, strict=True)]
+    return torch.from_numpy(np.stack(planes))
+
 
 CropMode = Literal["center", "squash", "border"]
 
@@ -123,7 +157,7 @@ class HorizontalFlip(Op):
 
 @dataclass(frozen=True)
 class Warp(Op):
-    """Applies an affine map, bicubically or bilinearly; the size stays. See `linvit.data.transforms.affine.warp`."""
+    """Applies an affine map to an image, bicubically or bilinearly; labels and boxes are not moved."""
 
     matrix: Matrix
     bicubic: bool
@@ -132,14 +166,6 @@ class Warp(Op):
     def image(self, image: Tensor) -> Tensor:
         """Interpolates as PIL does."""
         return warp(image, self.matrix, self.bicubic, self.fill)
-
-    def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Takes the nearest label."""
-        return warp_mask(mask, self.matrix, fill)
-
-    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the boxes around the four moved corners, clipped to the image."""
-        return clip(warp_boxes(boxes, self.matrix), size)
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from linvit.data.transforms.affine import Matrix
-from linvit.data.transforms.geometry import Box, Warp
+from linvit.data.transforms.geometry import Box, Matrix, Warp
 from linvit.data.transforms.ops import PixelOp
 from linvit.data.transforms.pixel_ops import OPERATIONS
 
@@ -124,7 +123,7 @@ def apply_ops(images: Tensor, ops: Sequence[Sequence[ImageOp]]) -> Tensor:
 
 
 def warp_batch(images: Tensor, matrices: Sequence[Matrix], bicubic: bool, fill: Sequence[int]) -> Tensor:
-    """Maps each of the 8-bit images (n, 3, H, W) by its own matrix; see `linvit.data.transforms.affine.warp`.
+    """Maps each of the 8-bit images (n, 3, H, W) by its own matrix; see `linvit.data.transforms.geometry.warp`.
 
     torch interpolates with Keys' kernel at a = -0.75 where PIL has a = -1, so bicubic results differ a little at edges.
     """

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linvit.data.transforms.affine import affine_matrix
-from linvit.data.transforms.geometry import Warp
+from linvit.data.transforms.geometry import Warp, affine_matrix
 from linvit.data.transforms.on_device import ImageOp
 from linvit.data.transforms.ops import Fill, PixelOp
 from linvit.errors import UserError
