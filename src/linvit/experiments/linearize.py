@@ -160,7 +160,8 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
 
 def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:
     """A curve of validations, of one run after the other, by the number of epochs that had been trained."""
-    found, before = {}, 1
+    found: dict[int, float] = {}
+    before = 1
     for run in runs:
         epochs = dict(run.curves.get("epoch", []))
         found |= {before + int(epochs[step]): value for step, value in run.curves.get(tag, []) if step in epochs}

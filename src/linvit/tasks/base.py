@@ -315,6 +315,11 @@ class Task(LightningModule):
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
         return {f"network.{name}": scale for name in self.distillation.new}
 
+    def on_validation_end(self) -> None:
+        """Writes down how a student starts."""
+        if self.distillation is not None and self.trainer.sanity_checking:
+            self.distillation.log_start()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the total batch size, and how many updates the moving average has had.
 
