@@ -4,12 +4,11 @@ import inspect
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
+from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
-from linvit.callbacks import SaveCheckpoints
 from linvit.optim import adamw
 from tests.training import trainer
 
@@ -53,8 +52,9 @@ def test_lightning_reads_a_checkpoint_by_the_method_that_is_guarded():
     assert "strategy.load_checkpoint(checkpoint_path, weights_only=" in source, said
 
 
-def test_a_parser_lists_its_options():
-    parser = ArgumentParser()
-    parser.add_class_arguments(SaveCheckpoints)
-    names = {action.dest for action in getattr(parser, "_actions", ())}
-    assert "save_top_k" in names, "options_of of parse_errors.py has to ask jsonargparse for its options in another way"
+def test_lightning_clips_before_a_fused_optimiser():
+    optimizer = adamw([{"params": [torch.nn.Parameter(torch.ones(3))]}], 0.1, (0.9, 0.999), fused=True)
+    said = "optim.py has to tell Lightning by another name than _step_supports_amp_scaling that it may clip gradients"
+    assert not _optimizer_handles_unscaling(optimizer), said
+    optimizer._step_supports_amp_scaling = True
+    assert _optimizer_handles_unscaling(optimizer), said

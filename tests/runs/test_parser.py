@@ -2,6 +2,7 @@
 
 import pytest
 
+from linvit.data import ClassificationData  # noqa: F401  # its options are known once it is imported
 from linvit.runs.parse_errors import readable
 from tests.cli.runs import QUICKSTART, linvit
 

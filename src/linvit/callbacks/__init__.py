@@ -9,7 +9,6 @@ _MODULES = {
     "BadImageCount": "monitors",
     "ClassReport": "classification",
     "ExactResume": "exact_resume",
-    "FinalScore": "monitors",
     "GradientNorm": "monitors",
     "ImageCount": "monitors",
     "ImageGrid": "monitors",

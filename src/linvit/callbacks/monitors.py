@@ -1,19 +1,16 @@
-"""What a run shows of itself: images, speed, memory, gradients, what was skipped or counted, hyper-parameters."""
+"""What a run shows of itself: images, speed, memory, gradients, and what was skipped or counted."""
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
-from torch.utils.tensorboard.summary import hparams
 from torchvision.utils import make_grid
 
 from linvit.callbacks.common import rgb, writers
@@ -176,30 +173,6 @@ class ImageCount(Callback):
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_epoch_end = on_validation_epoch_end
-
-
-class FinalScore(Callback):
-    """Names the hyper-parameters to TensorBoard, and the scores that its table shows beside them.
-
-    Those are the last values of `val/score` and, with a moving average, of `val/ema_score`.
-    """
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the names to TensorBoard."""
-        scores = dict.fromkeys(["val/score", "val/ema_score"][: 2 if pl_module.hparams.get("ema_decay") else 1], 0.0)
-        for logger in trainer.loggers if trainer.is_global_zero and trainer.enable_validation else ():
-            if isinstance(logger, TensorBoardLogger):
-                for summary in hparams(dict(_flat(dict(logger.hparams))), scores):
-                    logger.experiment.file_writer.add_summary(summary)
-
-
-def _flat(options: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested options by path, with the values that TensorBoard takes."""
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}/")
-        else:
-            yield before + name, value if isinstance(value, bool | int | float | str) else str(value)
 
 
 class ImageGrid(Callback):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch import Trainer
 
 from linvit.callbacks.non_finite import NonFiniteGuard
@@ -112,13 +112,19 @@ class Option(NamedTuple):
 
 def options_of(owner: type) -> dict[str, Option]:
     """Options by name; those of a nested dataclass as `augmentation.hflip`."""
-    parser = ArgumentParser()
+    found = {}
+
+    class Listed(DefaultHelpFormatter):
+        """The help is the one place where a parser hands on its options."""
+
+        def add_argument(self, action: argparse.Action) -> None:
+            if action.default != argparse.SUPPRESS:  # of --help, and of a nested dataclass as a whole
+                found[action.dest] = Option(action.default, action.help or "")
+
+    parser = ArgumentParser(formatter_class=Listed)
     parser.add_class_arguments(owner, fail_untyped=False)
-    return {
-        action.dest: Option(action.default, action.help or "")
-        for action in parser._actions
-        if action.default != argparse.SUPPRESS  # of --help, and of a nested dataclass as a whole
-    }
+    parser.format_help()
+    return found
 
 
 def subclasses(base: type) -> Iterator[type]:

@@ -15,7 +15,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from linvit import yaml_text
-from linvit.callbacks.monitors import BadImageCount, FinalScore, GradientNorm, ImageCount, Memory, Throughput
+from linvit.callbacks.monitors import BadImageCount, GradientNorm, ImageCount, Memory, Throughput
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.runs.folder import run_config
@@ -26,7 +26,7 @@ REFRESH = 20  # steps
 def default_callbacks() -> list[Callback]:
     """What every run logs, and what saves it at a signal."""
     logging = [LearningRateMonitor("step"), GradientNorm(), Throughput(), Memory(), BadImageCount(), ImageCount()]
-    return [*logging, FinalScore(), StopOnSignal()]
+    return [*logging, StopOnSignal()]
 
 
 def with_progress_bar(callbacks: Any) -> list[Callback]:

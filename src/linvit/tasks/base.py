@@ -265,8 +265,7 @@ class Task(LightningModule):
             lr_scales=self._lr_scales(),
         )
         betas = (settings.betas[0], settings.betas[1])
-        # With 16-mixed the fused one would unscale gradients itself, and Lightning refuses to clip such.
-        fused = self.trainer.strategy.root_device.type in ("cpu", "cuda") and self.trainer.precision != "16-mixed"
+        fused = self.trainer.strategy.root_device.type in ("cpu", "cuda")
         optimizer = adamw(groups, schedule.peak, betas, fused)
         if self.ema is not None:
             ema = self.ema
