@@ -17,6 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies.launchers import subprocess_script
 from torch.distributed import HashStore, PrefixStore
 
+from linvit import create_backbone
 from linvit.runs import ranks
 from linvit.signals import STOP
 from tests.cli import forked
@@ -234,12 +235,17 @@ class TestEnds:
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(tmp_path):
+@pytest.mark.parametrize("teacher", [{}, {"model__attention": "linear", "model__teacher__attention_inputs": "teacher"}])
+def test_two_ranks_have_the_gradients_of_one_with_the_double_batch(tmp_path, teacher):
     found = []
+    if teacher:  # some parameters of the student then get no gradient
+        network = create_backbone({"name": "deit_nano", "depth": 1}, num_classes=10, img_size=32)
+        torch.save(network.state_dict(), tmp_path / "teacher.pth")
+        teacher["model__teacher__source"] = tmp_path / "teacher.pth"
     for number, batch in ((1, 16), (2, 8)):
         root = tmp_path / str(number)
         root.mkdir()
-        options = flags(data__batch_size=batch, model__warmup_epochs=0, trainer__max_epochs=1)
+        options = flags(data__batch_size=batch, model__warmup_epochs=0, trainer__max_epochs=1, **teacher)
         run = forked.Ranks(["fit", f"--config={QUICKSTART}", *tiny(), *options], root, number)
         assert run.wait() == [0] * number, run.text()
         curves = events(root / "checkpoints" / "quickstart" / "version_0")
