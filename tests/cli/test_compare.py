@@ -72,7 +72,7 @@ def test_a_pattern_stands_for_registered_names(parsed, pattern):
         (["--config=quickstart", "--model.lr"], "--model.lr has no value"),
         (["--config=quickstart", "--jobs=0"], "--jobs must be a whole number at least 1"),
         (["--config=quickstart", "--partition=gpu"], "add --engine=slurm"),
-        (["quickstart"], "a key of .*quickstart.yaml' must be one of config"),
+        (["quickstart"], "nothing differs between the runs"),
         (["--config=quickstart", "--model.attention=linear"], "nothing differs between the runs: .*--seeds=3"),
         (["--report", "x", "--model.lr=1"], "--report takes folders only"),
     ],
@@ -130,3 +130,22 @@ def test_a_report_of_a_run_that_exists(run, tmp_path):
     page = tmp_path / "checkpoints" / "compare" / "report" / "report.html"
 
     assert "deit_nano" not in page.read_text(encoding="utf-8")  # nothing differs, so nothing is named
+
+
+def test_a_configuration_stands_for_its_grid_and_its_teacher_is_trained_before_the_runs(parsed, tmp_path, monkeypatch):
+    given = ["linearize/quickstart", "--model.attention=linear,focused"]
+    grid, (name, *_) = parsed(*given)
+    assert (grid.config, name) == (["linearize/quickstart"], "quickstart-attention")
+    monkeypatch.undo()
+    found = []
+
+    def train(teacher):
+        found.append(teacher.config)
+        raise UserError("it is trained now")
+
+    monkeypatch.setattr("linvit.cli.compare.run.train_teacher", train)
+    assert linvit("compare", *given, "--dry_run", cwd=tmp_path).code == 0
+    assert not found
+    assert "it is trained now" in linvit("compare", *given, cwd=tmp_path).err
+    assert found == ["linearize/teacher"]
+    assert not (tmp_path / "checkpoints").exists()

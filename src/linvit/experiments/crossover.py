@@ -12,6 +12,7 @@ from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
 CALLS = 6  # of each network at one size, about
+LONGEST = 4.0
 
 
 class Cost(NamedTuple):
@@ -65,8 +66,8 @@ def costs_by_size(
         networks: Images (1, C, H, W) in, by name. They are timed in turns.
         image: (C, H, W).
         device: Where the networks lie.
-        seconds: For the timing of all sizes; one that would take longer alone, and those above it, are left out, as is
-            what does not fit into memory or what a network refuses.
+        seconds: For the timing of all sizes. One that would take `LONGEST` times as long alone is left out, and those
+            above it, as is what does not fit into memory or what a network refuses.
     """
     found: dict[str, list[Cost]] = {name: [] for name in networks}
     for times in TIMES:
@@ -82,6 +83,6 @@ def costs_by_size(
         for name in networks:
             found[name].append(Cost(images.shape[-1], timing[name].median, memory[name]))
         growth = ((times + 1) / times) ** 4  # that of softmax: the square of the tokens
-        if CALLS * growth * sum(one.median for one in timing.values()) > seconds:
+        if CALLS * growth * sum(one.median for one in timing.values()) > LONGEST * seconds:
             break
     return found

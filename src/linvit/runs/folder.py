@@ -59,6 +59,12 @@ class RunFolder:
         """Arguments of the task, the facts of the data included."""
         return read_yaml(self.folder / HPARAMS) if (self.folder / HPARAMS).exists() else {}
 
+    @property
+    def model(self) -> dict[str, Any]:
+        """The arguments of its task."""
+        options: dict[str, Any] = (self.config.get("model") or {}).get("init_args") or {}
+        return options
+
     @cached_property
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """Steps and values by tag, finite values only."""
@@ -156,12 +162,12 @@ class RunFolder:
 
     def score_tag(self, given: str | None = None) -> str:
         """The curve of scores: `val/score`, of the moving average where the task predicts with that."""
-        averaged = _model(self.config).get("predict_with") == "ema"
+        averaged = self.model.get("predict_with") == "ema"
         return given or ("val/ema_score" if averaged else "val/score")
 
     def untrained(self, score: Score) -> float:
         """The part that the initial weights have in the moving average at a score; 0 without an average."""
-        decay = _model(self.config).get("ema_decay")
+        decay = self.model.get("ema_decay")
         return 0.0 if decay is None else float(decay ** (score.step + 1))
 
     def options(self) -> dict[str, Any]:
@@ -300,11 +306,6 @@ def shown(path: Path) -> Path:
     """A path relative to the current folder if it lies in it."""
     absolute = path.absolute()
     return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
-
-
-def _model(config: Mapping[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = (config.get("model") or {}).get("init_args") or {}
-    return options
 
 
 def _finite(text: str | None) -> bool:

@@ -172,18 +172,24 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
         )
     from linvit.weights.load import load_pretrained  # knows the layouts of all official checkpoints
 
-    ema = None
-    if teacher.source.endswith(".ckpt"):
-        with opened(teacher.source) as file:
-            given = torch_file.load(file, objects=False)["hyper_parameters"]
-        options["attention"], ema = given.get("attention"), given.get("predict_with") == "ema"
+    given = given_options(teacher)
+    options["attention"] = given.get("attention")
     network = type(task)(**options).network
-    report = load_pretrained(network, teacher.source, ema=ema)
+    report = load_pretrained(network, teacher.source, ema=given.get("predict_with") == "ema" if given else None)
     if report.initialised and teacher.logit_weight:
         name, reason = next(iter(report.initialised.items()))
         raise UserError(f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0")
     rank_zero_info(str(report))
     return network
+
+
+def given_options(teacher: Teacher) -> dict[str, Any]:
+    """The options of the task that has trained a teacher, if its source is a checkpoint of linvit."""
+    if teacher.source is None or not teacher.source.endswith(".ckpt"):
+        return {}
+    with opened(teacher.source) as file:
+        options: dict[str, Any] = torch_file.load(file, objects=False)["hyper_parameters"]
+    return options
 
 
 def fingerprint(network: nn.Module) -> str:

@@ -2,9 +2,11 @@
 
 import sys
 
+import pytest
 import torch
 
 import linvit
+from linvit.experiments import crossover
 from linvit.experiments.compare.costs import Costs, measure
 from linvit.runs.folder import RunFolder
 from linvit.tasks import DetectionTask
@@ -36,6 +38,25 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     assert costs.macs > 0
     assert costs.memory > 0
     assert costs.latency.median > 0
+
+
+def test_a_student_is_timed_beside_its_teacher_at_several_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(crossover, "TIMES", (1, 2))
+    monkeypatch.setattr(crossover, "LONGEST", float("inf"))
+    teacher = {"source": None}
+    run = RunFolder(write_run(tmp_path / "linear-seed0/version_0", attention="linear", teacher=teacher))
+    found = measure({"linear": run}, budget=0.05, device="cpu", teachers={"linear": "teacher"})
+    assert found["teacher"].crossover is None
+    assert found["linear"].crossover[1:] == (32, 64)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [((2, 1, 1), "≤ 32"), ((4, 1, 1), "64"), ((4, 1, 4), "> 96"), ((4, 4, 1), "96")]
+)
+def test_a_crossover_is_the_size_from_which_on_a_student_stays_faster(seconds, shown):
+    costs = [crossover.Cost(32 * (i + 1), float(time), 0) for i, time in enumerate(seconds)]
+    teacher = [cost._replace(seconds=3.0) for cost in costs]
+    assert str(crossover.Crossover.of(teacher, costs)) == shown
 
 
 def test_a_detector_has_something_to_find_when_it_trains():

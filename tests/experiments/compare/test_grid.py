@@ -52,7 +52,6 @@ def test_named_variants_and_varied_options_are_combined():
     found = grid(variants={"plain": {}, "big": {"model.lr": 0.1}}, vary={"data.batch_size": [8, 16]})
     assert list(found.variants) == ["plain-batch_size8", "plain-batch_size16", "big-batch_size8", "big-batch_size16"]
     assert found.keys == ["data.batch_size", "model.lr"]
-    assert found.baseline == "plain-batch_size8"
 
 
 def test_names_are_those_of_folders_and_differ():
@@ -73,7 +72,7 @@ def test_names_are_those_of_folders_and_differ():
         ({"seeds": [-1]}, "at least 0"),
         ({"vary": {"model.attention": ["softmax", "softmax"]}}, "the variant 'softmax' is there twice"),
         ({"vary": {"model.lr": [1, 2]}, "set": {"model.lr": 3}}, "'model.lr' differs between the variants"),
-        ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2; got 'lr3'"),
+        ({"vary": {"model.lr": [1, 2]}, "baseline": "lr3"}, "baseline must be one of lr1, lr2, teacher; got 'lr3'"),
         ({"variants": {"a": {}}, "published": {"source": "x", "scores": {"b": 1}}}, "must be one of a; got 'b'"),
         ({"variants": {"a": {}}, "published": {"scores": {}}}, "must have a source, and scores by variant"),
     ],

@@ -14,7 +14,7 @@ from PIL import Image
 from linvit import UserError
 from linvit.experiments.compare import report, tables
 from linvit.experiments.compare.costs import Costs
-from linvit.experiments.compare.results import Results, check_comparable, group, with_published
+from linvit.experiments.compare.results import Results, check_comparable, group, with_published, with_teachers
 from linvit.experiments.measure import Timing
 from linvit.runs.folder import RunFolder, find
 from linvit.tasks.published import PublishedScores
@@ -201,3 +201,30 @@ def test_a_row_that_a_kill_cut_off_is_passed_over(tmp_path):
     with (folder / "metrics.csv").open("a") as file:
         file.write("2")
     assert RunFolder(folder).curves["val/score"] == [(9, 0.5), (19, 0.75)]
+
+
+STARTS = [(0.5, 0.2, 0.8), (0.6, 0.4, 0.9)]  # start, distance and score of each seed
+
+
+def test_a_teacher_is_a_row_and_the_baseline_of_its_students(tmp_path):
+    columns = "step,epoch,teacher/score,start/score,start/distance/a,start/distance/b,distance/a,distance/b,val/score"
+    for seed, (start, distance, score) in enumerate(STARTS):
+        run = write_run(
+            tmp_path / f"linear-seed{seed}/version_0", seed, attention="linear", teacher={"source": "t.ckpt"}
+        )
+        rows = [f"0,,0.95,{start},1,2,,,", f"9,0,,,,,1,1,{score - 0.1}", f"19,1,,,,,{distance},{distance},{score}"]
+        (run / "metrics.csv").write_text("\n".join([columns, *rows]))
+    found = with_teachers(Results("x", group(find([tmp_path])), "", None, ["model.attention"]))
+    assert found.baseline == "teacher"
+    assert found.teachers == {"linear": "teacher"}
+    header, _, teacher, student, *_ = tables.markdown(found).splitlines()
+    assert header.startswith("| variant | before any step | val/score | epoch | seeds | difference from teacher")
+    assert teacher == "| teacher | - | 0.9500 | - | - | baseline | - | - |"
+    assert student.startswith("| linear | 0.5500 ± 0.0707 | 0.8500 ± 0.0707 | 2 | 2 | -0.1000 [")
+    assert student.endswith("| 1.5000 ± 0.0000 | 0.3000 ± 0.1414 |")
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(found))))
+    assert [float(rows[1][name]) for name in ("before_mean", "distance_before", "distance")] == pytest.approx(
+        [0.55, 1.5, 0.3]
+    )
+    chosen = with_teachers(Results("x", group(find([tmp_path])), "linear", None, ["model.attention"]))
+    assert chosen.baseline == "linear"

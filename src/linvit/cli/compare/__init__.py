@@ -26,6 +26,7 @@ examples:
   linvit compare --config quickstart --seeds 3 --model.attention=linear \\
     --model.attention='{name: focused, focusing_factor: 4}'
   linvit compare ablations/flatten_table_4 --data.source=path/to/imagenet
+  linvit compare linearize/quickstart --seeds 3 --model.attention='*'
   linvit compare ablations/flatten_table_4 --config quickstart
   linvit compare ablations/flatten_table_4 --engine ray --address auto
   linvit compare ablations/flatten_table_4 --engine slurm --partition gpu
@@ -39,7 +40,7 @@ The same grid as a file, with keys that a command line may override:
   variants:                     or options by the name of a variant; together
     plain: {model.lr: 1.0e-3}   with vary all combinations are run
   seeds: 3                      seeds 0, 1, 2, or a list
-  baseline: plain               the first one, if left out
+  baseline: plain               if left out, the runs' teacher, or the first one
   score: val/score              a column of metrics.csv
   published: {source: Table 4 of the paper, scores: {plain: 72.2}}
 
@@ -53,6 +54,9 @@ or with model.predict_with=ema val/ema_score, that of the moving average; then
 val/score stands beside it. A run whose last evaluation is not on disk has no
 score, and the exit code is 1. A star marks a difference from the baseline that
 is significant at 5 % by Holm's correction; it takes three seeds.
+Of runs with a teacher (linvit linearize) the table has its score, theirs before
+any step, how far their attention is from its, and the image size from which
+they are faster. A teacher that is not there yet is trained first.
 The machines of a Ray cluster (pip install 'linvit[ray]') or of SLURM (pip
 install 'linvit[slurm]') must share the folder of the runs.
 """
@@ -65,7 +69,10 @@ OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
         "help": "what all runs start from, in place of the file's; parts (base/...) are added to it",
     },
     ("--seeds",): {"help": "how many (default: 1), or which: 0,1,5"},
-    ("--baseline",): {"metavar": "VARIANT", "help": "what the others are compared with (default: the first)"},
+    ("--baseline",): {
+        "metavar": "VARIANT",
+        "help": "what the others are compared with (default: the runs' teacher, or the first)",
+    },
     ("--score",): {
         "metavar": "TAG",
         "help": "what is compared, of metrics.csv, in the last epoch (default: val/score, or val/ema_score where "
@@ -165,7 +172,11 @@ def _spec(args: argparse.Namespace, options: Sequence[str]) -> tuple[Sweep, str]
     spec = Sweep()
     if args.grid is not None:
         path = config_file(args.grid)
-        spec = Sweep.read(yaml_text.load(yaml_text.read(path), f"'{path}'"), f"'{path}'")
+        content = yaml_text.load(yaml_text.read(path), f"'{path}'")
+        if isinstance(content, dict) and content.keys() & {"base", "model", "data", "trainer"}:  # which no grid has
+            args.config, args.grid = [args.grid, *args.config], None
+        else:
+            spec = Sweep.read(content, f"'{path}'")
         spec.config = [str(find(config, path.parent) or config) for config in spec.config]
     parts = [config for config in args.config if (config_file(config)).resolve().is_relative_to(FOLDER / "base")]
     spec.config = [*(spec.config if len(parts) == len(args.config) else []), *args.config]

@@ -14,6 +14,7 @@ import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from linvit.cli.linearize import train_teacher
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
@@ -21,12 +22,20 @@ from linvit.experiments.compare import report as written
 from linvit.experiments.compare.engines import Progress, run_here, run_on_ray, run_on_slurm, slots
 from linvit.experiments.compare.experiment import FILE, Experiment, SweepRun
 from linvit.experiments.compare.grid import Sweep, place
-from linvit.experiments.compare.results import Results, check_comparable, differing, group, with_published
+from linvit.experiments.compare.results import (
+    Results,
+    check_comparable,
+    differing,
+    group,
+    with_published,
+    with_teachers,
+)
 from linvit.runs.folder import check_writable, find, shown
 from linvit.runs.parser import build_task
 from linvit.runs.run import Run
 from linvit.signals import STOP
 from linvit.signals import name as signal_name
+from linvit.tasks import Teacher
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.terminal import reflow, table
 
@@ -52,6 +61,10 @@ def run(spec: Sweep, title: str, args: argparse.Namespace, command: str) -> int:
         print("\n".join(table([("run", "what differs"), *rows])))
         return 0
     with STOP.caught():
+        teachers = [config["model"]["init_args"].get("teacher") for config in configs.values()]
+        trained = [train_teacher(Teacher.of(teacher)) for teacher in teachers if teacher is not None]
+        if any(trained):
+            configs = resolve(grid)  # which names its checkpoint
         STOP.deferred = True
         experiment.prepare(configs)
         runs = experiment.runs
@@ -83,7 +96,7 @@ def report(folders: Sequence[Path], args: argparse.Namespace) -> int:
         check_comparable(variants)
         keys = list(differing(run.options() for variant in variants for run in variant.runs.values()))
         root = Path("checkpoints", "compare", args.name or "report")
-        results = Results(root.name, variants, variants[0].name, None, keys)
+        results = with_teachers(Results(root.name, variants, "", None, keys))
     names = [variant.name for variant in results.variants]
     baseline = args.baseline or results.baseline
     check_choice("--baseline", baseline, names)
@@ -100,7 +113,9 @@ def finish(results: Results, root: Path, args: argparse.Namespace, command: str)
         lines = [f"{v.name}, seed {seed}: {text}" for v in results.variants for seed, text in v.trouble.items()]
         raise UserError("no run has begun to train, so there is nothing to compare:\n  " + "\n  ".join(lines))
     if not args.skip_costs:
-        measured = costs.measure(firsts, BUDGET * len(firsts), device, imports=not args.report)
+        measured = costs.measure(
+            firsts, BUDGET * len(firsts), device, imports=not args.report, teachers=results.teachers
+        )
         for variant in results.variants:
             variant.costs = measured.get(variant.name)
             if isinstance(variant.costs, str):

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
 from linvit.experiments.bench.runner import Candidate, Settings
+from linvit.experiments.crossover import Crossover, costs_by_size
 from linvit.experiments.measure import Timing
 from linvit.image_size import image_size
 from linvit.runs.folder import RunFolder
@@ -20,6 +22,7 @@ from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.published import PublishedScores
+from linvit.tasks.teacher import Teacher, given_options
 
 BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
 
@@ -33,6 +36,7 @@ class Costs(NamedTuple):
         latency: Seconds of a forward pass per image, in batches of two.
         memory: Bytes that a forward and a backward pass of two images allocate at most, beyond the weights.
         published: What the authors of this very model published, if they did.
+        crossover: Of a student, from which size of image on it is faster than its teacher.
     """
 
     parameters: int
@@ -40,9 +44,25 @@ class Costs(NamedTuple):
     latency: Timing
     memory: int
     published: PublishedScores | None
+    crossover: Crossover | None = None
 
 
-def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: bool = True) -> dict[str, Costs | str]:
+class _Built(NamedTuple):
+    """A network, the size of its images, what was published of it, and the channels of its images."""
+
+    network: nn.Module
+    size: tuple[int, int]
+    published: PublishedScores | None
+    channels: int
+
+
+def measure(
+    runs: Mapping[str, RunFolder],
+    budget: float,
+    device: str,
+    imports: bool = True,
+    teachers: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Costs | str]:
     """Builds the network of each run and measures it on a random image of the run's size; weights are random, too.
 
     Args:
@@ -50,42 +70,57 @@ def measure(runs: Mapping[str, RunFolder], budget: float, device: str, imports: 
         budget: Seconds for the timing of all.
         device: "cpu" or "cuda".
         imports: Whether classes that the runs' configurations name by their paths may be imported.
+        teachers: Of students the name of their teacher, which is measured, too, and for as long once more.
 
     Returns:
         By name, the costs, or why there are none.
     """
     found: dict[str, Costs | str] = {}
-    published: dict[str, PublishedScores | None] = {}
-    candidates = []
+    built: dict[str, _Built] = {}
     for name, run in runs.items():
-        try:
-            with torch.random.fork_rng(devices=[]):
-                network, size, published[name], channels = _network(run, imports)
-        except Exception as error:  # one model that cannot be built keeps no other from the table
-            found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            continue
-        candidates.append(
-            Candidate(name, size, size[0] * size[1], partial(_with_images, network, device, channels=channels))
-        )
+        for one in dict.fromkeys([teachers.get(name, name), name]):  # a teacher once, before its students
+            if one in built or one in found:
+                continue
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    built[one] = _network(run, imports, teacher=one != name)
+            except Exception as error:  # one model that cannot be built keeps no other from the table
+                found[one] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    candidates = [
+        Candidate(name, one.size, one.size[0] * one.size[1], partial(_with_images, one.network, device, one.channels))
+        for name, one in built.items()
+    ]
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
-    return found | {cost.name: _costs(cost, published[cost.name]) for cost in measured}
+    found |= {cost.name: _costs(cost, built[cost.name].published) for cost in measured}
+    for name, teacher in teachers.items():
+        if isinstance(own := found[name], Costs) and isinstance(found[teacher], Costs):
+            pair = {one: built[one].network.eval().to(device) for one in (teacher, name)}
+            image = torch.randn(built[name].channels, *built[name].size)
+            costs = costs_by_size(pair, image, torch.device(device), budget / len(runs))
+            found[name] = own._replace(crossover=Crossover.of(costs[teacher], costs[name]))
+    return found
 
 
-def _network(run: RunFolder, imports: bool) -> tuple[nn.Module, tuple[int, int], PublishedScores | None, int]:
-    """The network of a run, the size of its images, the published scores, and the channels of its images."""
+def _network(run: RunFolder, imports: bool, teacher: bool) -> _Built:
+    """The network of a run, or of its teacher."""
     path = run.config["model"]["class_path"]
     module, _, name = path.rpartition(".")
     task = getattr(importlib.import_module(module) if imports else sys.modules.get(module), name, None)
     if not isinstance(task, type) or not issubclass(task, Task):
         raise UserError(f"'{path}' is not a task that is imported already, and a report imports none")
     facts: dict[str, Any] = {fact: run.hparams[fact] for fact in SET_BY_DATA if fact in run.hparams}
+    options = {**run.model, **facts, "compile": False}
+    if teacher:
+        options["attention"] = given_options(Teacher.of(options["teacher"])).get("attention")
     with skip_pretrained(), restrict_imports_to(run.config if imports else ()):
-        built = task(**{**run.config["model"]["init_args"], **facts, "compile": False})
-    return built.measurable_network(), image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
+        built = task(**options)
+    return _Built(
+        built.measurable_network(), image_size(facts["img_size"]), built.published(), facts.get("in_chans", 3)
+    )
 
 
 def _with_images(
-    network: nn.Module, device: str, size: tuple[int, int], channels: int = 3
+    network: nn.Module, device: str, channels: int, size: tuple[int, int]
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A network with images (2, C, H, W)."""
     return network, (torch.randn(BATCH, channels, *size, device=device),), {}

@@ -12,7 +12,7 @@ import yaml
 
 from linvit.errors import UserError
 from linvit.experiments.compare.grid import Sweep
-from linvit.experiments.compare.results import Results, Variant, differing
+from linvit.experiments.compare.results import Results, Variant, differing, with_teachers
 from linvit.files import lock, replacing, unlock
 from linvit.runs.folder import OUTCOME, RunFolder, flat, newest, read_yaml
 from linvit.signals import STOP
@@ -176,8 +176,10 @@ class Experiment:
                     variant.trouble[seed] = f"it failed: {run.last_words()} ({run.log})"
                 elif state != "finished":
                     variant.trouble[seed] = "it has not begun" if begun is None else begun.progress
-        baseline, source = str(self.grid.baseline), str(published.get("source", ""))
-        return Results(self.root.name, variants, baseline, self.grid.score, self.grid.keys, source)
+        source = str(published.get("source", ""))
+        return with_teachers(
+            Results(self.root.name, variants, self.grid.baseline or "", self.grid.score, self.grid.keys, source)
+        )
 
 
 def _check_free(run: SweepRun, folder: Path) -> None:

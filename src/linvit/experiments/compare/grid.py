@@ -14,6 +14,8 @@ Settings = Mapping[str, Any]
 
 UNSAFE = re.compile(r"[^\w.+-]+")
 REGISTRIES = {"attention": attentions, "backbone": backbones, "head": heads}
+TEACHER = "teacher"
+"""The name of a row of the table: the teacher of the runs, whose score they have logged."""
 LONGEST = 80  # characters of a variant's name, which names folders
 
 
@@ -27,7 +29,8 @@ class Sweep:
         vary: Options with all their values, whose combinations are variants.
         variants: What differs, by the name of the variant; the order is that of the table.
         seeds: Their number, or which: a run of each variant has one of them as `seed_everything`.
-        baseline: The variant that the others are compared with; None is the first.
+        baseline: The variant that the others are compared with, or "teacher"; None is the teacher of the runs if they
+            have one, or else the first variant.
         score: The curve that is compared; None for the score of the weights that the task predicts with.
         published: What a paper reports: its `source`, and `scores` by variant, in its unit.
     """
@@ -82,10 +85,10 @@ class Sweep:
         variants = self._variants()
         if fixed := [key for key in self.set if any(key in settings for settings in variants.values())]:
             raise UserError(f"'{fixed[0]}' differs between the variants, so it cannot be set for all of them")
-        baseline = next(iter(variants)) if self.baseline is None else self.baseline
-        check_choice("baseline", baseline, variants)
+        if self.baseline is not None:
+            check_choice("baseline", self.baseline, [*variants, TEACHER])
         self._check_published(variants)
-        return replace(self, vary={}, variants=variants, seeds=seeds, baseline=baseline)
+        return replace(self, vary={}, variants=variants, seeds=seeds)
 
     def _variants(self) -> dict[str, Settings]:
         """Variants by name; what `vary` adds is named by its values."""

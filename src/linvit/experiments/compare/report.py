@@ -151,7 +151,7 @@ def _controls(page: Page, results: Results) -> None:
     own, others = results.controls()
     names = outermost([*own, *others])
     rows = []
-    for variant in results.variants:
+    for variant in (one for one in results.variants if not one.known):
         options = [run.options() for run in variant.runs.values()]
         values = [" or ".join(dict.fromkeys(option_text(one, name) for one in options)) for name in names]
         seeds = ", ".join(map(str, sorted(variant.runs)))
@@ -218,7 +218,7 @@ def write_summary(results: Results, folder: Path, device: str) -> None:
         figure = bar_plot(results.title, bars, f"{results.tag}, mean over seeds", note)
         writer.add_figure(f"{GROUP}/{results.tag}", figure, close=False)
         writer.add_text(GROUP, tables.markdown(results))
-    for number, variant in enumerate(results.variants):
+    for number, variant in enumerate(one for one in results.variants if not one.known):
         name = UNSAFE.sub("-", variant.name).strip("-.")  # that of runs which exist may have paths in it, and no end
         name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{number}"
         with SummaryWriter(str(folder / SUMMARY / name)) as writer:

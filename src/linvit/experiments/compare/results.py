@@ -8,9 +8,12 @@ from typing import Any
 
 from linvit.errors import UserError
 from linvit.experiments.compare.costs import Costs
+from linvit.experiments.compare.grid import TEACHER
 from linvit.experiments.compare.statistics import Difference, paired_differences, spread
 from linvit.plain_text import printable
 from linvit.runs.folder import RunFolder, Score, flat
+from linvit.tasks.teacher import DISTANCE
+from linvit.tasks.teacher import TEACHER as OF_TEACHER
 
 AVERAGED = "val/ema_"
 """How curves of a moving average's scores begin."""
@@ -26,6 +29,8 @@ class Variant:
     trouble: dict[int, str] = field(default_factory=dict)  # of a seed whose run failed, or has not been finished
     published: float | None = None  # what a paper reports, in its unit
     costs: Costs | str | None = None  # or why they could not be measured
+    known: dict[int, Score] = field(default_factory=dict)  # of a teacher, which has no runs: what its students logged
+    source: str = ""  # of the weights of a teacher
 
     @property
     def finished(self) -> dict[int, RunFolder]:
@@ -33,7 +38,9 @@ class Variant:
         return {seed: run for seed, run in self.runs.items() if seed not in self.trouble}
 
     def scores(self, tag: str | None) -> dict[int, Score]:
-        """The last score of each finished run, by seed."""
+        """The last score of each finished run, by seed, or what is known of a teacher."""
+        if self.known:
+            return self.known
         found = {seed: run.score(run.score_tag(tag)) for seed, run in self.finished.items()}
         return {seed: score for seed, score in found.items() if score is not None}
 
@@ -45,6 +52,19 @@ class Variant:
                 if is_rank(tag):
                     found.setdefault(tag.split("/")[1], []).append(curve[-1][1])
         return {layer: statistics.fmean(values) for layer, values in found.items()}
+
+    def distances(self, start: str = "") -> list[float]:
+        """How far each finished run is from its teacher: the relative error of its attention, mean over layers.
+
+        Args:
+            start: The beginning of the curves: `START` for the distance before any step.
+        """
+        tag = f"{start}{DISTANCE}"
+        runs = (
+            [curve[-1][1] for name, curve in run.curves.items() if name.startswith(tag)]
+            for run in self.finished.values()
+        )
+        return [statistics.fmean(layers) for layers in runs if layers]
 
     def rank(self) -> float | None:
         """The mean of `ranks` over the layers; None if none were measured."""
@@ -68,6 +88,13 @@ class Results:
         """The name of the score."""
         tags = {run.score_tag(self.score): None for variant in self.variants for run in variant.runs.values()}
         return " or ".join(tags) or self.score or "val/score"
+
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Of each variant that has a teacher among the rows the name of that."""
+        rows = {variant.source: variant.name for variant in self.variants if variant.known}
+        sources = {variant.name: _teacher(run) for variant in self.variants for run in variant.runs.values()}
+        return {name: rows[source] for name, source in sources.items() if source in rows}
 
     def differences(self) -> dict[str, Difference]:
         """Of each variant but the baseline from it, over the seeds that both have."""
@@ -116,6 +143,30 @@ def with_published(results: Results) -> Results:
             variant.published = 100 * score
             sources[f"{metric} in per cent ({published.source})"] = None
     return replace(results, source="; ".join(sources))
+
+
+def with_teachers(results: Results) -> Results:
+    """The same with the teachers of the runs as first rows; one without a baseline gets its only teacher as such."""
+    found: dict[str, Variant] = {}
+    for variant in results.variants:
+        for seed, run in variant.finished.items():
+            for _, score in run.curves.get(f"{OF_TEACHER}score", []):
+                source = _teacher(run)
+                name = printable(f"{TEACHER} {source}", lines=False)
+                found.setdefault(source, Variant(name, source=source)).known[seed] = Score(score, 0, 0)
+    if len(found) == 1 and TEACHER not in (variant.name for variant in results.variants):
+        (own,) = found.values()
+        own.name = TEACHER
+    variants = [*found.values(), *results.variants]
+    chosen = results.baseline in [variant.name for variant in variants]
+    first = variants[0] if len(found) == 1 else results.variants[0]
+    return replace(results, variants=variants, baseline=results.baseline if chosen else first.name)
+
+
+def _teacher(run: RunFolder) -> str:
+    """The source of the teacher of a run."""
+    option = run.model.get("teacher")
+    return str(option.get("source") if isinstance(option, dict) else option)
 
 
 def is_rank(tag: str) -> bool:

@@ -2,15 +2,18 @@
 
 import io
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.results import AVERAGED, Results, Variant
-from linvit.experiments.compare.statistics import LEAST, Difference
+from linvit.experiments.compare.statistics import LEAST, Difference, spread
 from linvit.plain_text import CsvWriter, markdown_table, printable
 from linvit.runs.folder import EVALUATED
+from linvit.tasks.teacher import START
 
+STARTED = f"{START}score"
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -19,8 +22,12 @@ def titles(results: Results) -> list[str]:
     optional = ["published"] if results.source else []
     rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
     costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
-    scores = [results.tag, *_raw(results), "epoch", "seeds", f"difference from {results.baseline} [95 % interval]"]
-    return ["variant", *scores, *costs, *rank, *optional]
+    start = ["before any step"] * bool(results.teachers)
+    scores = [*start, results.tag, *_raw(results), "epoch", "seeds"]
+    scores.append(f"difference from {results.baseline} [95 % interval]")
+    distances = ["distance before", "distance"] * bool(results.teachers)
+    crossover = ["faster from (px)"] * bool(results.teachers and costs)
+    return ["variant", *scores, *distances, *costs, *crossover, *rank, *optional]
 
 
 def rows(results: Results) -> list[list[str]]:
@@ -50,6 +57,16 @@ def notes(results: Results) -> list[str]:
         found.append(
             "Latency: median of a forward pass per image, in batches of two, all variants in turns. MACs: of one "
             "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights."
+        )
+    if results.teachers:
+        found.append(
+            "A teacher is the trained network that runs are copies of; each has scored it on its own data. As a "
+            "baseline it is one number, so intervals show the spread of its students alone. Before any step: the score "
+            "of a student with its teacher's weights. Distance: mean squared error of attention's outputs over the "
+            "mean square of the teacher's, mean over layers and seeds, on the first batch of the validation split, "
+            "before any step and of the trained weights at the end; 0 is the same, 1 as far off as zeros would be. "
+            "Faster from: the side from which on a student's forward pass of one image takes less time than its "
+            "teacher's, of the sides that were measured, multiples of the runs' own; > is for beyond all of them."
         )
     if any(variant.rank() is not None for variant in results.variants):
         found.append(
@@ -87,9 +104,14 @@ def csv_text(results: Results) -> str:
 
 def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     """A row of the CSV file."""
-    mean, spread, seeds = results.summary(variant)
+    mean, deviation, seeds = results.summary(variant)
     raw = results.summary(variant, EVALUATED)[0] if _raw(results) else None
-    row = {"variant": variant.name, "mean": mean, "standard_deviation": spread, "seeds": seeds, "raw_mean": raw}
+    row = {"variant": variant.name, "mean": mean, "standard_deviation": deviation, "seeds": seeds, "raw_mean": raw}
+    if results.teachers:
+        before, of_before, _ = results.summary(variant, STARTED) if variant.runs else (None, None, None)
+        row |= {"before_mean": before, "before_standard_deviation": of_before}
+        for name, start in (("distance_before", START), ("distance", "")):
+            row[name] = statistics.fmean(distances) if (distances := variant.distances(start)) else None
     row["untrained_part"] = results.untrained().get(variant.name)
     difference = results.differences().get(variant.name)
     names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
@@ -100,10 +122,12 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     if isinstance(found := variant.costs, Costs):
         costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory]
     row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
+    if results.teachers and isinstance(found, Costs):
+        row["faster_from"] = found.crossover and found.crossover.side
     scores = variant.scores(results.score)
     for seed in sorted({seed for one in results.variants for seed in (*one.runs, *one.trouble)}):
         score = scores.get(seed)
-        row[f"score_seed{seed}"], row[f"epoch_seed{seed}"] = score and score.value, score and score.epoch
+        row[f"score_seed{seed}"], row[f"epoch_seed{seed}"] = score and score.value, (score and score.epoch) or None
     trouble = (f"seed {seed}: {printable(text, lines=False)}" for seed, text in sorted(variant.trouble.items()))
     return row | {"trouble": "; ".join(trouble)}
 
@@ -120,17 +144,27 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
     apart = "baseline" if difference is None else "-" if math.isnan(difference.mean) else f"{difference.mean:+.4f}"
     if difference is not None and not math.isnan(difference.low):
         apart += f" [{difference.low:+.4f}, {difference.high:+.4f}]{' *' * difference.significant}"
-    scores = [_score(*results.summary(variant, tag)) for tag in (None, *_raw(results))]
+    start = [STARTED] * bool(results.teachers)
+    scores = [_score(*results.summary(variant, tag)) for tag in (*start, None, *_raw(results))]
     epochs = sorted({score.epoch for score in variant.scores(results.score).values()})
     incomplete = f" ({len(variant.trouble)} incomplete)" if variant.trouble else ""
     row = [variant.name, *scores, " to ".join(map(str, [*epochs[:1], *epochs[1:][-1:]])) or "-"]
     row += [f"{results.summary(variant)[2]}{incomplete}", apart]
+    if variant.known:  # one number, without seeds
+        score = f"{results.summary(variant)[0]:.4f}"
+        row = [variant.name, *["-"] * len(start), score, *["-"] * (len(scores) - len(start) - 1), "-", "-", apart]
+    if results.teachers:
+        row += [
+            _score(statistics.fmean(d), spread(d), len(d)) if (d := variant.distances(s)) else "-" for s in (START, "")
+        ]
     costs, rank = variant.costs, variant.rank()
     if "MACs" in columns and isinstance(costs, Costs):
         row += [count(costs.parameters), count(costs.macs), f"{costs.latency.median * 1e3:.2f}"]
         row.append(f"{costs.memory / 2**20:.1f}")
     elif "MACs" in columns:
         row += ["-"] * 4
+    if "faster from (px)" in columns:
+        row.append(str(costs.crossover or "-") if isinstance(costs, Costs) else "-")
     if "rank" in columns:
         row.append("-" if rank is None else f"{rank:.1f}")
     if "published" in columns:
