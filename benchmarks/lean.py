@@ -30,7 +30,7 @@ from authors import MODELS
 from authors.focused import Focused
 
 import linvit
-from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.analysis.operations import kept_for_backward
 from linvit.experiments.bench.costs import PASSES, format_size
 from linvit.experiments.bench.runner import Mode, Runner, Settings
 from linvit.machine import keep_memory

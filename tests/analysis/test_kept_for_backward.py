@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.analysis.operations import kept_for_backward
 
 
 def test_what_is_kept_for_backward_is_counted_once_and_without_parameters():

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from linvit import Grid
-from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.analysis.operations import kept_for_backward
 from linvit.layers.hosting import ConvStem, OutputGate
 from tests.helpers import assert_same_gradients, perturb, randn
 

@@ -15,16 +15,18 @@ from linvit.analysis.attention_matrix import (
     matrix_parts,
 )
 from linvit.analysis.rank import (
+    ROW_STATISTICS,
+    TOP,
     effective_rank_of,
     rank,
     rank_of,
     rank_tolerance,
+    row_statistics,
     singular_values,
     singular_values_of_product,
     stable_rank_of,
 )
 from linvit.analysis.recorder import Call
-from linvit.analysis.rows import ROW_STATISTICS, TOP, row_statistics
 from linvit.attention.base import Attention, Grid
 
 SPECTRAL = ("rank", "effective_rank", "stable_rank", "spectral_norm")

@@ -1,4 +1,4 @@
-"""Operations of one forward pass, counted while it runs: of any module, and of any attention mechanism.
+"""Operations of one forward pass, counted while it runs, and what it keeps: of any module, and of any mechanism.
 
 torch's `FlopCounterMode` counts matrix products, convolutions and fused attention. Beside them stands one rule: an
 operator that computes counts one operation per element of its largest tensor. Inverses and singular values count the
@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -144,6 +146,43 @@ def count_on_meta(module: nn.Module, *inputs: Any, **options: Any) -> Operations
         return count_operations(copy.deepcopy(module).to("meta"), *moved(inputs), **moved(options))
     except (NotImplementedError, RuntimeError):  # such as a test of a number's value
         return count_operations(module, *inputs, **options)
+
+
+def kept_for_backward(work: Callable[[], Any], *modules: nn.Module) -> int:
+    """Bytes of the tensors that autograd keeps from a forward pass until its backward pass.
+
+    Each storage counts once, however many operators keep it or a part of it; inputs count where they are kept. What
+    the modules own, their parameters and buffers, does not count.
+
+    Args:
+        work: A forward pass with gradients; called once. Its result must keep its graph alive.
+        modules: Whose parameters and buffers do not count.
+    """
+    own = {
+        tensor.untyped_storage().data_ptr()
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    saved: WeakSet[_Saved] = WeakSet()  # what a forward pass drops again is not kept
+
+    def pack(tensor: Tensor) -> _Saved:
+        held = _Saved(tensor)
+        saved.add(held)
+        return held
+
+    with torch.enable_grad(), saved_tensors_hooks(pack, lambda held: held.tensor):
+        result = work()
+    storages = [held.tensor.untyped_storage() for held in saved if held.tensor.layout == torch.strided]
+    del result
+    kept = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+class _Saved:
+    """A tensor that autograd keeps as long as its graph lives."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 def macs(model: nn.Module, img_size: int | Sequence[int] = 224, in_chans: int = 3) -> int:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 import linvit
 from linvit import Attention, Grid
-from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.analysis.operations import kept_for_backward
 from linvit.attention.ops.decorators import in_transform
 from tests.helpers import assert_near, mechanism, randn
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from linvit import machine
-from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.analysis.operations import count_on_meta
+from linvit.analysis.operations import count_on_meta, kept_for_backward
 from linvit.errors import UserError
 from linvit.experiments.bench.runner import Candidate, Mode, Runner, Settings
 from linvit.experiments.measure import Timing, interleaved, out_of_memory, peak_memory

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from linvit.analysis.kept_for_backward import kept_for_backward
-from linvit.analysis.operations import Operations, count_operations
+from linvit.analysis.operations import Operations, count_operations, kept_for_backward
 from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.numbers import gradients_of, trainable

@@ -8,7 +8,7 @@ import timm.optim
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.kept_for_backward import kept_for_backward
+from linvit.analysis.operations import kept_for_backward
 from linvit.backbones.initialise import classifiers
 from linvit.errors import UserError
 from linvit.testing.backbone.images import CLASSES, BackboneSubject, images
