@@ -82,15 +82,6 @@ class ImageData(LightningDataModule):
         max_pixels: Images with more are refused before they are decoded; WebP and JPEG 2000 from half as many on.
         seed: Of the order of images and of all augmentation; null is `seed_everything`.
         predict_path: Images to predict in place of the source's; anything that it can be.
-
-    Attributes:
-        size: (H, W) of the images given to the model.
-        train_transform: A training sample and its seed to the sample that is used.
-        eval_transform: Likewise of validation, test and prediction.
-        train_set: Training samples, after `setup`.
-        val_set: Validation samples.
-        test_set: Test samples.
-        predict_set: Samples to predict.
     """
 
     train_transform: Transform

@@ -10,7 +10,6 @@ import datasets
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
@@ -28,7 +27,6 @@ from linvit.data.sources.objects import (
     audit_lines,
     class_table,
     describe_findings,
-    identity,
     object_targets,
 )
 from linvit.data.sources.scan import ImageFinding, ScanResult
@@ -155,7 +153,7 @@ class DetectionData(ImageData):
         """The objects of a split, which are looked at."""
         source = self.data_source
         if isinstance(source, SceneSource):
-            return {name: Target("scene", identity) for name in ("objects", "image_id")}
+            return {name: Target("scene") for name in ("objects", "image_id")}
         table = source.table_of(split)
         if table not in source.splits:
             return {}  # which has its own message
@@ -171,7 +169,7 @@ class DetectionData(ImageData):
         """COCO's numbers of the images, which its results need."""
         column = "scene" if isinstance(self.data_source, SceneSource) else "image_id"
         known = self.predict_source is None and column in features_of(self.splits)
-        return {"image_id": Target(column, identity)} if known else {}
+        return {"image_id": Target(column)} if known else {}
 
     @cache  # noqa: B019 (a data module lives as long as its run)
     def counts(self, source: ObjectSource, split: str) -> np.ndarray:
@@ -308,11 +306,9 @@ class DetectionData(ImageData):
         if not isinstance(batch, dict):
             return batch
         entries = batch.pop("not_transferred").entries
-        if "area" not in entries:  # of training
-            entries = {name: _moved(tensors, batch["image"][0].device) for name, tensors in entries.items()}
+        for name, tensors in (
+            entries.items() if "area" not in entries else ()
+        ):  # of training: by one copy for all images
+            moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)
+            entries[name] = list(moved.split([len(tensor) for tensor in tensors]))
         return batch | entries
-
-
-def _moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors on a device, by one copy of all of them."""
-    return list(torch.cat(tensors).to(device, non_blocking=True).split([len(tensor) for tensor in tensors]))

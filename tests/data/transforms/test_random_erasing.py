@@ -8,7 +8,7 @@ from timm.data.random_erasing import RandomErasing
 
 from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box
-from linvit.data.transforms.on_device import erase_, erased_box
+from linvit.data.transforms.on_device import BatchDeviceOps, DeviceOps, erased_box
 from tests.data.distributions import alike, follows, independent
 
 COUNT = 3000
@@ -54,7 +54,8 @@ def test_noise_fills_the_box_and_nothing_else_and_follows_from_the_seed():
     boxes, seeds = [box, None, box, box], [7, 8, 8, 7]
     images = torch.full((4, 3, 64, 64), 9.0)
     state = torch.get_rng_state()
-    assert erase_(images, boxes, seeds) is images
+    ops = [DeviceOps(seed, (), box) for seed, box in zip(seeds, boxes, strict=True)]
+    assert BatchDeviceOps(ops).erase(images) is images
     assert torch.equal(state, torch.get_rng_state())
     noise = images[:, :, 3:43, 5:55]
     assert follows(noise[0].flatten(), lambda x: torch.special.ndtr(torch.as_tensor(x)).numpy())

@@ -92,7 +92,7 @@ class DataSource:
                     f"data source '{self.name}' has no validation split; a fraction of {self.val_fraction} of its "
                     f"train split is held out (--data.val_fraction)"
                 )
-            table, chosen = "train", self._held_out[split]
+            table, chosen = "train", hold_out(len(self.splits["train"]), self.val_fraction, self.name)[split]
         if table not in self.splits:
             add = "; a stream is not cut in two: add one, or set --data.streaming=false"
             way = add if self.streaming and split == "val" else ""
@@ -116,8 +116,3 @@ class DataSource:
         if split != "test":
             rank_zero_info(f"data source '{self.name}' has no test split; using its {split} split")
         return split
-
-    @cached_property
-    def _held_out(self) -> dict[str, np.ndarray]:
-        """Numbers of the training rows in two parts."""
-        return hold_out(len(self.splits["train"]), self.val_fraction, self.name)

@@ -28,7 +28,7 @@ class Target(NamedTuple):
     """Something that belongs to an image: a column, and what reads its cell, given what messages call the image."""
 
     column: str
-    read: Callable[[Any, str], Any]
+    read: Callable[[Any, str], Any] = lambda cell, name: cell
 
 
 @dataclass

@@ -139,27 +139,16 @@ class ObjectReader(SampleReader):
         sound = usable(objects, (size[0], size[1]))  # the others were refused, or are skipped
         objects = {name: values[sound] for name, values in objects.items()}
         if self.masks:
-            objects["rles"] = [
-                _rle(found["segmentation"][i], size) for i, good in zip(kept, sound, strict=True) if good
-            ]
+            stored = [found["segmentation"][i] for i, good in zip(kept, sound, strict=True) if good]
+            counts = [one if isinstance(one, str) else rle_counts(one, size) for one in stored]  # COCO's table has text
+            objects["rles"] = [{"size": list(size), "counts": one} for one in counts]
         return objects
-
-
-def _rle(stored: Any, size: tuple[int, int]) -> dict[str, Any]:
-    """A mask as a table has it: counts of the image's size, as in COCO's table, or anything that COCO's files have."""
-    counts = stored if isinstance(stored, str) else rle_counts(stored, size)
-    return {"size": list(size), "counts": counts}
-
-
-def identity(cell: Any, name: str) -> Any:
-    """A cell as it is stored."""
-    return cell
 
 
 def object_targets(column: ObjectColumn, features: Mapping[str, Any]) -> dict[str, Target]:
     """What is read of a row: objects, and where the table says them the size and COCO's number of the image."""
     known = [name for name in ("height", "width", "image_id") if name in features]
-    return {"objects": Target(column.name, identity), **{name: Target(name, identity) for name in known}}
+    return {"objects": Target(column.name), **{name: Target(name) for name in known}}
 
 
 class ObjectAudit(NamedTuple):

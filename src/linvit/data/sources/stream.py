@@ -160,7 +160,11 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # loader processes live longer than an epoch
         self.length: int | None = None
         if seed is not None:
-            self.total = total_of(shards, total, source)
+            if shards.total is None and total is None:
+                raise UserError(f"nothing says how many rows '{source}' trains on; set --data.streaming_rows")
+            if total is not None and shards.total is not None and total > shards.total:
+                raise UserError(f"--data.streaming_rows={total}, but '{source}' has {shards.total}; leave it out")
+            self.total = total or shards.total or 0
             bad.start(self.total)
             self.length = self.topology.epoch_samples(self.total) // world_size
             self.begin = rank * self.length
@@ -275,18 +279,6 @@ def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, so
             f"data source '{source}' has {available} {unit} to stream, too few for {ranks} devices x {workers} loader "
             f"processes; lower --data.num_workers, use fewer devices, or write the data into more files"
         )
-
-
-def total_of(shards: Shards, given: int | None, source: str) -> int:
-    """Rows of a training stream, from its files or the configuration."""
-    if shards.total is None and given is None:
-        raise UserError(
-            f"nothing says how many rows the training split of '{source}' has, so that all devices could do "
-            f"equally many steps; set --data.streaming_rows"
-        )
-    if given is not None and shards.total is not None and given > shards.total:
-        raise UserError(f"--data.streaming_rows={given}, but '{source}' has {shards.total}; leave it out")
-    return shards.total or 0 if given is None else given
 
 
 def shuffled(items: Iterable[T], buffer: int, seed: Sequence[int]) -> Iterator[T]:

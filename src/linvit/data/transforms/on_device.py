@@ -58,7 +58,13 @@ class BatchDeviceOps:
 
     def erase(self, images: Tensor) -> Tensor:
         """Erases a box of each normalised image (B, 3, H, W) for which one was drawn, in place."""
-        return erase_(images, [sample.erase for sample in self.samples], [sample.seed for sample in self.samples])
+        generator = torch.Generator(images.device)  # a GPU's gives other numbers than a CPU's
+        for image, sample in zip(images, self.samples, strict=True):
+            if sample.erase is not None:
+                top, left, height, width = sample.erase
+                generator.manual_seed(sample.seed)
+                image[:, top : top + height, left : left + width].normal_(generator=generator)
+        return images
 
 
 class Normalisation:
@@ -157,17 +163,3 @@ def erased_box(rng: np.random.Generator, probability: float, size: tuple[int, in
             top, left = rng.integers(size[0] - height + 1), rng.integers(size[1] - width + 1)
             return Box(int(top), int(left), height, width)
     return None
-
-
-def erase_(images: Tensor, boxes: Sequence[Box | None], seeds: Sequence[int]) -> Tensor:
-    """Fills a box of each normalised image (B, 3, H, W), unless it is None, with normal noise, in place.
-
-    The noise follows from the sample's seed and the kind of device: a GPU's generator gives other numbers than a CPU's.
-    """
-    generator = torch.Generator(images.device)
-    for image, box, seed in zip(images, boxes, seeds, strict=True):
-        if box is not None:
-            top, left, height, width = box
-            generator.manual_seed(seed)
-            image[:, top : top + height, left : left + width].normal_(generator=generator)
-    return images

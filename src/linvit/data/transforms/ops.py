@@ -63,13 +63,8 @@ def apply(ops: Iterable[Op], sample: dict[str, Any], ignore_index: int = IGNORE_
             if name in sample:
                 sample[name] = op.mask(sample[name], fill)
         if "boxes" in sample:
-            sample |= _with_area(sample | {"boxes": op.boxes(sample["boxes"], (height, width))})
+            boxes = op.boxes(sample["boxes"], (height, width))
+            sample["boxes"], kept = boxes, (boxes[:, 2:] > boxes[:, :2]).all(1)
+            sample |= {} if kept.all() else {name: sample[name][kept] for name in PER_BOX if name in sample}
         sample["image"] = op.image(sample["image"])
     return sample
-
-
-def _with_area(sample: dict[str, Any]) -> dict[str, Tensor]:
-    """Returns the entries of the boxes that have an area."""
-    boxes = sample["boxes"]
-    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return {name: sample[name] if kept.all() else sample[name][kept] for name in PER_BOX if name in sample}
