@@ -123,15 +123,14 @@ class SaveCheckpoints(Checkpoint):
         self.dirpath = trainer.strategy.broadcast(checkpoint_folder(trainer))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-        if stage == "fit" and self._writes(trainer):
-            on_rank_zero(trainer, reserve, Path(self.dirpath))
+        if stage == "fit":
+            self._require(trainer, reserve)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raises a `UserError` if the disk has no room for two checkpoints, before hours of work."""
-        if self._writes(trainer):
-            parts = [*pl_module.parameters(), *pl_module.buffers()]
-            size = sum(part.nbytes * (3 if part.requires_grad else 1) for part in parts)  # AdamW keeps two of each
-            on_rank_zero(trainer, check_room_for_two, Path(str(self.dirpath)), size)
+        parts = [*pl_module.parameters(), *pl_module.buffers()]
+        size = sum(part.nbytes * (3 if part.requires_grad else 1) for part in parts)  # AdamW keeps two of each
+        self._require(trainer, check_room_for_two, size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after a validation, unless the epoch ends with it, which saves."""
@@ -195,7 +194,7 @@ class SaveCheckpoints(Checkpoint):
         if self.failure is None and self._writes(trainer):
             others = {Path(str(self.dirpath), name) for name in replaced if name not in same}
             links = [Path(path) for path in (paths if linked else ())]
-            self.failure = self._on_rank_zero(trainer, self.path, delete_and_link, others, links)
+            self.failure = _not_saved(self.path, on_rank_zero(trainer, delete_and_link, others, links))
         if self.failure is not None:
             rank_zero_warn(
                 f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
@@ -224,18 +223,12 @@ class SaveCheckpoints(Checkpoint):
                 if in_folder:
                     remove(prepared)
 
-        return self._on_rank_zero(trainer, path, finish)
+        return _not_saved(path, on_rank_zero(trainer, finish))
 
-    def _on_rank_zero(self, trainer: Trainer, path: str, work: Callable[..., None], *args: Any) -> str | None:
-        """Does something on rank 0; why it failed, on all ranks, or None."""
-        reason = None
-        if trainer.is_global_zero:
-            try:
-                work(*args)
-            except (OSError, CheckpointException) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-        reason = trainer.strategy.broadcast(reason)
-        return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"
+    def _require(self, trainer: Trainer, check: Callable[..., None], *args: Any) -> None:
+        """Raises a `UserError` on all ranks if a check of the folder fails on rank 0."""
+        if self._writes(trainer) and (reason := on_rank_zero(trainer, check, Path(str(self.dirpath)), *args)):
+            raise UserError(f"checkpoints cannot be saved to '{self.dirpath}': {reason}")
 
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""
@@ -300,17 +293,19 @@ def check_room_for_two(folder: Path, size: int) -> None:
         )
 
 
-def on_rank_zero(trainer: Trainer, check: Callable[..., None], *args: Any) -> None:
-    """Calls a function on rank 0; if it raises a `UserError` or an `OSError` there, all ranks raise a `UserError`."""
+def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str | None:
+    """Does something on rank 0; why it failed, on all ranks, or None."""
     reason = None
     if trainer.is_global_zero:
         try:
-            check(*args)
-        except (UserError, OSError) as error:
-            reason = str(error)
-    reason = trainer.strategy.broadcast(reason)
-    if reason is not None:
-        raise UserError(reason)
+            work(*args)
+        except (UserError, OSError, CheckpointException) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+    return trainer.strategy.broadcast(reason)
+
+
+def _not_saved(path: str, reason: str | None) -> str | None:
+    return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"
 
 
 def format_bytes(size: float) -> str:

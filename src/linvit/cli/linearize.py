@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="keep the softmax of N blocks, which are found before training by converting next what costs least",
     )
-    parser.add_argument("--resume", choices=["auto"], help="auto goes on with the newest run of this command")
+    parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
 
@@ -152,7 +152,7 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
 
 
 def train_teacher(teacher: "Teacher") -> bool:
-    """Trains the teacher by its configuration, or goes on with it, where that was not done; whether it did.
+    """Trains the teacher by its configuration, or continues it, where that was not done; whether it did.
 
     Raises:
         UserError: If it fails, or if this is one of several processes, each of which would train it.

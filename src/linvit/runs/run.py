@@ -59,11 +59,6 @@ NO_WEIGHTS = (
 class Run:
     """A run, which is trained, scored or resumed. It is read at once; data, task and trainer are built on first use.
 
-    Args:
-        verb: fit, validate, test or predict.
-        options: Those of `linvit VERB`.
-        quiet: Whether it is not said which options the checkpoint overrides.
-
     Attributes:
         settings: The complete configuration, as the parser has it; a checkpoint has decided the model.
         configs: The configurations that the options name.
@@ -258,7 +253,7 @@ class Run:
             return
         run = newest(Path(source)) or RunFolder(Path(source))
         if isinstance(given, dict) and Teacher.of(given).untrained and not run.complete:
-            return  # linvit linearize goes on with it
+            return  # linvit linearize continues with it
         options = run.options()
         best = best_checkpoints(options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw"))
         file = checkpoint_in(run.folder, best, "--model.teacher.source")
