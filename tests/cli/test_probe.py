@@ -29,7 +29,7 @@ def test_a_run_beside_random_weights(run, shades, tmp_path):
     assert done.out.rstrip().endswith("out/index.html")
     with (tmp_path / "out" / "probe.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["network"] for row in rows] == ["quickstart/version_0/best, random", "quickstart/version_0/best"]
+    assert [row["network"] for row in rows] == [f"{run.folder}, random", str(run.folder)]
     for row in rows:
         assert (row["layer"], row["feature"]) == ("blocks.0", "mean")
         assert (row["kNN, k = 3"], row["linear"]) == ("0.7500", "0.7500")
@@ -52,7 +52,9 @@ def test_labels_are_needed(run, tmp_path):
     ("arguments", "message"),
     [
         (["missing"], "'missing' is neither a run, NAME/version_N, nor a checkpoint in one, nor timm:MODEL"),
-        (["--config=segmentation_quickstart"], "probes need images with one class each, .* SegmentationData"),
+        (["--config=segmentation_quickstart"], "'digit_scenes' is for SegmentationData: name others"),
+        (["--config=segmentation_quickstart", "--data.source=nowhere"], "no data at 'nowhere'"),
+        (["--config=quickstart", "--model.backbone={name: timm, model: resnet18x}"], "has no model 'resnet18x'"),
         (["--config=quickstart", "--epochs", "0"], "--epochs must be a number at least 1"),
         (["--config=quickstart", "--layers", "7"], "feature indices \\[7\\] do not fit 4 features"),
         (["timm:resnet18x", "--data.source=digits"], "has no model 'resnet18x'"),

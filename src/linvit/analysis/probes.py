@@ -94,26 +94,19 @@ def nearest_neighbours(
 
 
 class LinearProbes(NamedTuple):
-    """Linear classifiers of standardised features, one per learning rate.
+    """Linear classifiers, one per learning rate.
 
     Attributes:
-        weight: (C, G * K) of G classifiers of K classes.
-        bias: (G * K,).
-        mean: (C,) of the features that they were trained on.
-        std: (C,) of the same.
-        lrs: The G learning rates.
+        weight: (C, G, K) of G classifiers of K classes.
+        bias: (G, K).
     """
 
     weight: Tensor
     bias: Tensor
-    mean: Tensor
-    std: Tensor
-    lrs: tuple[float, ...]
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits (N, G, K) of features (N, C)."""
-        logits = torch.addmm(self.bias, (features - self.mean) / self.std, self.weight)
-        return logits.view(len(features), len(self.lrs), -1)
+        return torch.addmm(self.bias.flatten(), features, self.weight.flatten(1)).view(-1, *self.bias.shape)
 
     def accuracies(self, features: Tensor, labels: Tensor) -> Tensor:
         """The fraction (G,) of features (N, C) that each classifier gives their label (N,)."""
@@ -165,4 +158,5 @@ def linear_probes(
             for value, momentum, gradient in zip((weight, bias), momenta, gradients, strict=True):
                 momentum.mul_(MOMENTUM).add_(gradient)
                 value -= factor * momentum
-    return LinearProbes(weight, bias, mean, std, tuple(lrs))
+    weight = weight / std[:, None]  # of features as they are
+    return LinearProbes(weight.view(-1, len(lrs), num_classes), (bias - mean @ weight).view(len(lrs), num_classes))

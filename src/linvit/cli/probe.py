@@ -54,32 +54,31 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--epochs", type=int, metavar="N", default=DEFAULTS.epochs, help="(default: %(default)s)")
     parser.add_argument("--config", metavar="CONFIG", help="of the images, and of a network that is named nowhere else")
     parser.add_argument("--output", type=Path, metavar="DIR", help="to write to (default: RUN/probe, or probe)")
-    args, options = parser.parse_known_args(argv)
+    # argparse would take an option with a space in it for a network
+    options = [option for option in argv if option.startswith(("--data", "--model"))]
+    args, others = parser.parse_known_args([option for option in argv if option not in options])
     check_number("--epochs", args.epochs, at_least=1)
     for lr in args.lrs:
         check_number("--lrs", lr, above=0)
     protocol = Protocol(args.layers, args.neighbours, args.lrs, args.epochs)
-    options = [*(["--config", args.config] if args.config else []), *options, "--model.compile=false"]
-    runs = [folder for name in args.networks if (folder := run_of_checkpoint(name)) is not None]
-    folder = args.output or Path(*runs[:1], "probe")
+    folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options = [*(["--config", args.config] if args.config else []), *others, *options, "--model.compile=false"]
     names = args.networks or [None]
+    wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]
+    subjects = [read_subject(name, options, trained) for name, trained in wanted]
+    if len(sources := {subject.data.source: None for subject in subjects}) > 1:
+        raise UserError(f"these networks have images of their own, {', '.join(sources)}: choose, --data.source=SOURCE")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scores: list[Score] = []
-    sources: dict[str, str] = {}
-    for name, trained in [*[(names[0], False)] * args.random, *((name, True) for name in names)]:
-        subject = read_subject(name, options, trained)
+    for subject in subjects:
         found, images = probe(subject, protocol, device)
         scores += found
-        sources[subject.data.source] = images
-        if len(sources) > 1:
-            raise UserError(
-                f"these networks have images of their own, {', '.join(sources)}: name some for all, "
-                "--data.source=SOURCE"
-            )
-    (about,) = (f"Images of {source}: {images}, the last of which is tested." for source, images in sources.items())
-    about = f"{about} {in_words(protocol)}"
-    print("\n".join(table(table_of(scores, protocol))))
+    about = f"Images of {', '.join(sources)}: {images}, the last of which is tested. {in_words(protocol)}"
+    titles, *rows = table_of(scores, protocol)
+    for name in dict.fromkeys(name for name, *_ in rows):
+        own = [titles, *(row for row in rows if row[0] == name)]
+        print("\n".join([name, *table([("", *row[1:], "") for row in own]), ""]))
     print(reflow(about))
     print(shown(write(scores, protocol, about, shlex.join(["linvit", "probe", *argv]), folder)))
     return 0
@@ -94,7 +93,7 @@ def read_subject(name: str | None, options: Sequence[str], trained: bool) -> Sub
         trained: Whether it has its weights, or random ones.
 
     Raises:
-        UserError: If there is no such network, or no images with a class each.
+        UserError: If there is no such network, or no images with a class each are named.
     """
     folder, own = None, []
     if name is not None and name.startswith("timm:"):
@@ -108,29 +107,30 @@ def read_subject(name: str | None, options: Sequence[str], trained: bool) -> Sub
             )
         own = ["--config", str(run_config(folder)), f"--ckpt_path={name}"]
     run = Run("predict", [*own, *options], quiet=True)
-    if not isinstance(run.data, ClassificationData):
-        raise UserError(
-            f"probes need images with one class each, and these are of {type(run.data).__name__}: name others, "
-            f"--data=linvit.data.ClassificationData --data.source=SOURCE"
-        )
+    if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
+        data = run.data
+        if not any(option.startswith("--data.source=") for option in options):
+            raise UserError(
+                f"probes need images with one class each, and '{data.source}' is for {type(data).__name__}: name others, "
+                f"--data.source=FOLDER"
+            )
+        own = classification(img_size=list(data.size), mean=list(data.mean), std=list(data.std))
+        run.data = Run("predict", [*own, *options], quiet=True).data
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
     network = task.network if task.average is None else task.average.network
-    title = name or str(task.hparams["backbone"])
-    if folder is not None:
-        title = f"{folder.parent.name}/{folder.name}/{Path(run.settings.ckpt_path).stem}"
-    return Subject(title if trained else f"{title}, random", network, run.data)
+    return Subject((name or str(task.hparams["backbone"])) + ", random" * (not trained), network, run.data)
 
 
 def of_timm(model: str) -> list[str]:
     """The options that describe a trained model of timm, and images as it takes them."""
-    options = [
-        "--model=linvit.tasks.ClassificationTask",
-        f"--model.backbone={{name: timm, model: {model}, pretrained: true}}",
-    ]
-    options.append("--data=linvit.data.ClassificationData")
     config: Any = timm.models.get_pretrained_cfg(model)
-    if config is not None:
-        options += [f"--data.{name}={list(getattr(config, name))}" for name in ("mean", "std")]
-        options += [f"--data.img_size={list(config.input_size[1:])}", f"--data.crop_pct={config.crop_pct}"]
-    return options
+    known = {} if config is None else {"img_size": list(config.input_size[1:]), "crop_pct": config.crop_pct}
+    known |= {} if config is None else {"mean": list(config.mean), "std": list(config.std)}
+    return [*classification(**known), f"--model.backbone={{name: timm, model: {model}, pretrained: true}}"]
+
+
+def classification(**data: Any) -> list[str]:
+    """The options that describe labelled images."""
+    classes = ["--model=linvit.tasks.ClassificationTask", "--data=linvit.data.ClassificationData"]
+    return [*classes, *(f"--data.{name}={value}" for name, value in data.items())]

@@ -79,11 +79,12 @@ def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[l
     }
     (train, labels), (val, val_labels), (test, test_labels) = (read[split] for split in ("train", "val", tested))
     scores, classes = [], int(max(own.max() for _, own in read.values())) + 1
-    for key, trained in train.items():
-        voted = nearest_neighbours(trained, labels, test[key], protocol.neighbours)
-        probes = linear_probes(trained, labels, classes, protocol.lrs, epochs=protocol.epochs)
-        best = int(probes.accuracies(val[key], val_labels).argmax())
-        linear = probes.accuracies(test[key], test_labels)[best]
+    for key in train:
+        known, queries = train[key].to(device), test[key].to(device)
+        voted = nearest_neighbours(known, labels, queries, protocol.neighbours)
+        probes = linear_probes(known, labels, classes, protocol.lrs, epochs=protocol.epochs)
+        best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
+        linear = probes.accuracies(queries, test_labels)[best]
         accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
         scores.append(Score(subject.name, *key, accuracies, protocol.lrs[best]))
     return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
@@ -93,14 +94,14 @@ def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[l
 def features_of_split(
     network: nn.Module, data: ClassificationData, split: str, layers: Sequence[int] | None, device: torch.device
 ) -> tuple[Features, Tensor]:
-    """All features of a split, prepared as evaluation does, and the labels (N,)."""
+    """All features of a split, prepared as evaluation does, on the CPU; and the labels (N,) on the device."""
     parts: dict[tuple[int, str, str], list[Tensor]] = {}
     labels = []
     for batch in data.evaluation_dataloader(split):
         batch["image"] = batch["image"].to(device)
         data.finish(batch)
         for key, feature in pooled_features(network, batch["image"], layers).items():
-            parts.setdefault(key, []).append(feature.float())
+            parts.setdefault(key, []).append(feature.float().cpu())
         labels.append(batch["label"].to(device))
     return {key: torch.cat(part) for key, part in parts.items()}, torch.cat(labels)
 
@@ -140,16 +141,19 @@ def write(scores: Sequence[Score], protocol: Protocol, about: str, command: str,
     page = Page("Probes")
     page.code(command)
     page.paragraph(about)
-    depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
-    curves = dict.fromkeys((score.network, score.feature) for score in scores)
-    for i, title in reversed([*enumerate(titles(protocol))]):
-        points = {
-            curve: tuple((score.position, score.accuracies[i]) for score in scores if (score[0], score[3]) == curve)
-            for curve in curves
-        }
-        series = [Series(", ".join(curve), points[curve]) for curve in curves]
-        page.pictures([(line_plot(title, series, depth, Axis("accuracy")), f"{title}, over depth")])
     page.table(rows[0], rows[1:])
+    depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
+    curves: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        curves.setdefault((score.network, score.feature), []).append(score)
+    plots = []
+    for i, title in enumerate(titles(protocol)):
+        series = [
+            Series(", ".join(name), tuple((score.position, score.accuracies[i]) for score in curve))
+            for name, curve in curves.items()
+        ]
+        plots.append((line_plot(title, series, depth, Axis("accuracy")), f"{title}: accuracy over depth"))
+    page.pictures(plots, width=560)
     page.write(folder / "index.html")
     return folder / "index.html"
 
