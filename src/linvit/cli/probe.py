@@ -63,10 +63,10 @@ def main(argv: list[str]) -> int:
     protocol = Protocol(args.layers, args.neighbours, args.lrs, args.epochs)
     folder = args.output or Path(*[run_of_checkpoint(name) or "" for name in args.networks[:1]], "probe")
     check_writable(folder)
-    options = [*(["--config", args.config] if args.config else []), *others, *options, "--model.compile=false"]
+    options = [*others, *options, "--model.compile=false"]
     names = args.networks or [None]
     wanted = [*[(names[0], False)] * args.random, *((name, True) for name in names)]
-    subjects = [read_subject(name, options, trained) for name, trained in wanted]
+    subjects = [read_subject(name, args.config, options, trained) for name, trained in wanted]
     if len(sources := {subject.data.source: None for subject in subjects}) > 1:
         raise UserError(f"these networks have images of their own, {', '.join(sources)}: choose, --data.source=SOURCE")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -84,11 +84,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read_subject(name: str | None, options: Sequence[str], trained: bool) -> Subject:
+def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> Subject:
     """A network and its images.
 
     Args:
-        name: A run, a checkpoint, or timm:MODEL; None is the network that the options describe.
+        name: A run, a checkpoint, or timm:MODEL; None is the network that configuration and options describe.
+        config: A configuration.
         options: Those of `linvit validate`.
         trained: Whether it has its weights, or random ones.
 
@@ -106,13 +107,13 @@ def read_subject(name: str | None, options: Sequence[str], trained: bool) -> Sub
                 f"option follows a =, as in --data.source=FOLDER"
             )
         own = ["--config", str(run_config(folder)), f"--ckpt_path={name}"]
-    run = Run("predict", [*own, *options], quiet=True)
+    run = Run("predict", [*own, *(["--config", config] if config else []), *options], quiet=True)
     if not isinstance(run.data, ClassificationData):  # of a dense task, whose backbone is probed
         data = run.data
         if not any(option.startswith("--data.source=") for option in options):
             raise UserError(
-                f"probes need images with one class each, and '{data.source}' is for {type(data).__name__}: name others, "
-                f"--data.source=FOLDER"
+                f"probes need images with one class each, and '{data.source}' is for {type(data).__name__}: name "
+                f"others, --data.source=FOLDER"
             )
         own = classification(img_size=list(data.size), mean=list(data.mean), std=list(data.std))
         run.data = Run("predict", [*own, *options], quiet=True).data

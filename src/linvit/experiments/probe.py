@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
-from linvit.data import ClassificationData
+from linvit.data.base import ImageData
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, line_plot
 from linvit.files import replacing
@@ -23,7 +23,7 @@ class Subject(NamedTuple):
 
     name: str
     network: nn.Module
-    data: ClassificationData
+    data: ImageData
 
 
 class Protocol(NamedTuple):
@@ -92,7 +92,7 @@ def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[l
 
 @torch.inference_mode()
 def features_of_split(
-    network: nn.Module, data: ClassificationData, split: str, layers: Sequence[int] | None, device: torch.device
+    network: nn.Module, data: ImageData, split: str, layers: Sequence[int] | None, device: torch.device
 ) -> tuple[Features, Tensor]:
     """All features of a split, prepared as evaluation does, on the CPU; and the labels (N,) on the device."""
     parts: dict[tuple[int, str, str], list[Tensor]] = {}
