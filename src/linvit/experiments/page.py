@@ -41,6 +41,7 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; overflow
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top }}
 th {{ font-weight: 600 }}
 td:first-child, th:first-child, .text {{ text-align: left }}
+td:not(.text):not(:first-child) {{ white-space: nowrap }}
 tbody tr:nth-child(even) {{ background: var(--stripe) }}
 .pictures {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0 }}
 figure {{ margin: 0; max-width: 100% }}

@@ -97,12 +97,13 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
     """Score, loss and rank over the steps, mean over seeds."""
     plots = {}
     for name, tag in (("score", None), ("loss", "train/loss"), ("rank", "rank")):
-        series = [
-            Series(variant.name, points)
-            for variant in results.variants
-            if (points := mean_curve(variant, results, tag))
-        ]
-        if series:
+        series = [Series(variant.name, mean_curve(variant, results, tag)) for variant in results.variants]
+        steps = [step for one in series for step, _ in one.points]
+        if steps:
+            if tag is None:  # a teacher's score is a line
+                scores = {variant.name: results.summary(variant)[0] for variant in results.variants if variant.known}
+                ends = {name: ((min(steps), score), (max(steps), score)) for name, score in scores.items()}
+                series = [one._replace(points=ends.get(one.name, one.points)) for one in series]
             label = {"score": results.tag, "loss": "train/loss", "rank": "rank of the attention, mean over layers"}[
                 name
             ]
@@ -161,7 +162,7 @@ def _controls(page: Page, results: Results) -> None:
 
 def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
     """Each layer's rank at the end."""
-    last = {variant.name: variant.ranks() for variant in results.variants}
+    last = {variant.name: variant.ranks() for variant in results.variants if not variant.known}
     layers = list(dict.fromkeys(layer for ranks in last.values() for layer in ranks))
     if not layers:
         return
