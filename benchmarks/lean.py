@@ -92,7 +92,7 @@ def authors(rounds: int) -> None:
         for kind in Settings().passes:
             theirs, ours, theirs_compiled, ours_compiled = in_turns(runners, kind, rounds)
             row = ratio(ours, theirs), ratio(ours_compiled, theirs_compiled), ratio(ours_compiled, ours)
-            print(f"| {name} | {PASSES[kind]} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
+            print(f"| {name} | {PASSES[kind][0]} | {' | '.join(row)} | {ours[0] * 1e3:.1f} |", flush=True)
 
 
 def mechanisms(rounds: int, names: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ def mechanisms(rounds: int, names: Sequence[str]) -> None:
         runners = [layer(SHAPES[0], attention, Settings(), mode) for mode in get_args(Mode)]
         for kind in Settings().passes:
             eager, compiled, kept = in_turns(runners, kind, rounds)
-            row = PASSES[kind], ratio(compiled, eager), ratio(kept, eager)
+            row = PASSES[kind][0], ratio(compiled, eager), ratio(kept, eager)
             print(f"| {attention} | {' | '.join(row)} | {eager[0] * 1e3:.1f} |", flush=True)
 
 
@@ -123,7 +123,7 @@ def models(rounds: int, names: Sequence[str], batch: int, compiled: bool) -> Non
         for kind in settings.passes:
             times = in_turns(runners, kind, rounds)
             row = [ratio(times[1], times[0]), f"{times[1][0]:.2f}", *([ratio(times[3], times[2])] if compiled else [])]
-            print(f"| {name} | {PASSES[kind]} | {' | '.join(row)} |", flush=True)
+            print(f"| {name} | {PASSES[kind][0]} | {' | '.join(row)} |", flush=True)
 
 
 def memory(names: Sequence[str], compiled: bool) -> None:
