@@ -29,6 +29,8 @@ SMALL = flags(data__batch_size=2, data__num_workers=0, trainer__accelerator="cpu
 DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
 BOXES = flags(data__source="digit_scenes", data__img_size=64, data__resize_limits="[64, 64]")
+LINEARIZE = [name for name in EXPERIMENTS if name.startswith("configs/linearize/")]
+UNTRAINED = ["--stages=null", "--model.backbone.pretrained=false", "--data.img_size=112"]  # sides that 14 and 16 divide
 SMALLEST = {
     "pvt_v2_b0_retinanet_1x",
     "maresunet_vaihingen",
@@ -41,6 +43,7 @@ SMALLEST = {
     "soft_tiny",
     "flatten_pvt_v2_b0",
     "flatten_swin_tiny",
+    *("quickstart", "teacher", "deit_tiny"),
 }
 
 
@@ -67,7 +70,7 @@ def bases(content):
 
 
 def slow_unless_small(name):
-    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING and Path(name).stem not in SMALLEST
+    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING + LINEARIZE and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
@@ -171,6 +174,10 @@ def test_it_runs(name, tmp_path):
         if "images" in name
         else ["--model.teacher=null"]  # which is trained first: see tests/cli/test_linearize.py
         if "linearize/quickstart" in name
+        else [*SCENES, "--data.img_size=112", "--data.multiple=14"]
+        if "linearize/ade20k" in name
+        else ["--data.source=digits", *UNTRAINED]
+        if name in LINEARIZE and "teacher" not in name
         else []
     )
     done = linvit("fit", f"--config={ROOT / name}", "--trainer.fast_dev_run=true", *SMALL, *data, cwd=tmp_path)

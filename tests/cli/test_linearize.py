@@ -98,7 +98,7 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
     assert (options["teacher"]["feature_weight"], options["teacher"]["copied"]) == (1, "nothing")
     done = linvit("linearize", *given, cwd=root)  # the first stage is finished, the second has another epoch
     assert done.code == 0, done.err
-    assert "goes on from last.ckpt" in done.log
+    assert "continues from last.ckpt" in done.log
     assert all(torch.equal(value, before[name]) for name, value in weights(first).items())
     assert not (root / "new/stage_1/quickstart/version_1").exists()
     assert not (root / "new/quickstart/version_1").exists()
@@ -123,10 +123,9 @@ def test_a_student_is_scored_without_its_teacher(folder):
 
 
 def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
-    assert of_teacher("timm:vit_tiny_patch16_224", []) == [
-        "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}",
-        "--model.teacher={}",
-    ]
+    backbone = "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}"
+    assert of_teacher("timm:vit_tiny_patch16_224", ["--config=mine.yaml"]) == [backbone, "--model.teacher.source=null"]
+    assert of_teacher("timm:vit_tiny_patch16_224", [])[:2] == ["--config", "linearize/features"]
     assert of_teacher("weights.pth", []) == ["--model.teacher.source=weights.pth"]
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)

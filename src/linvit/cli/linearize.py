@@ -39,6 +39,7 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
 OF_A_RUN = "base/linearize"
+ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
 
 
 def main(argv: list[str]) -> int:
@@ -136,7 +137,15 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
         return []
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
-        return [f"--model.backbone={{name: timm, model: {name}, pretrained: true}}", "--model.teacher={}"]
+        spec = f"--model.backbone={{name: timm, model: {name}, pretrained: true}}"
+        alone: list[str] = []
+        if not any(option.partition("=")[0] in ("--config", "-c") for option in options):
+            import timm
+
+            known = timm.get_pretrained_cfg(name)
+            alone = ["--config", ALONE]
+            alone += [f"--data.{part}={list(getattr(known, part))}" for part in ("mean", "std") if known is not None]
+        return [*alone, spec, "--model.teacher.source=null"]
     from linvit.runs.folder import run_config, run_of_checkpoint
 
     path = Path(teacher)

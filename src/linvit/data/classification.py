@@ -37,6 +37,7 @@ class ClassificationData(ImageData):
         source: An embedded set ("digits"), a path, or `hub:owner/name`; see `ImageData`.
         num_classes: How many classes to expect; null takes what the data has.
         label_column: Column of the labels; null finds it.
+        labels: Whether images have classes; false takes the images alone, for a task that learns from its teacher.
         augmentation: Random changes to training images.
         crop_mode: How evaluation resizes and crops, in timm's words: center (resize until `img_size / crop_pct` is
             covered, crop the centre), squash (resize to `img_size / crop_pct` whatever the aspect, crop the centre), or
@@ -55,7 +56,7 @@ class ClassificationData(ImageData):
         "labels with --data.label_column"
     )
     advanced_options: ClassVar[frozenset[str]] = ImageData.advanced_options | {
-        *("label_column", "crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom")
+        *("label_column", "labels", "crop_ratio", "interpolation", "augment_on", "rotate", "translate", "zoom")
     }
 
     check_options: ClassVar[dict[str, dict[str, Any]]] = {
@@ -67,6 +68,7 @@ class ClassificationData(ImageData):
         source: str = "digits",
         num_classes: int | None = None,
         label_column: str | None = None,
+        labels: bool = True,
         augmentation: Augmentation = Augmentation(),  # noqa: B008 (frozen)
         crop_mode: CropMode = "center",
         crop_pct: float = 0.875,
@@ -78,12 +80,15 @@ class ClassificationData(ImageData):
         self.bands.check_colours({"auto_augment": augmentation.auto_augment, "color_jitter": augmentation.color_jitter})
         self.expected_classes = num_classes
         self.given_label_column = label_column
+        self.labels = labels
         self.train_transform = TrainTransform(self.size, augmentation, self.mean)
         self.eval_transform = EvalTransform(self.size, crop_mode, crop_pct, self.mean)
 
     @cached_property
     def label_column(self) -> str | None:
         """Name of the column of labels, or None if there is none."""
+        if not self.labels:
+            return None
         features = features_of(self.data_source.tables)
         return find_column(features, self.given_label_column, datasets.ClassLabel, LABEL_COLUMNS, self.source)
 
@@ -96,7 +101,7 @@ class ClassificationData(ImageData):
     def num_classes(self) -> int | None:
         """Number of classes, None without labels; a `UserError` if the configuration expects another."""
         if self.label_column is None:
-            return self.expected_classes
+            return self.expected_classes if self.labels else 0
         if self.class_names is None and self.data_source.streaming:
             if self.expected_classes is None:
                 raise UserError(
@@ -130,6 +135,8 @@ class ClassificationData(ImageData):
 
     def targets(self, split: str) -> Mapping[str, Target]:
         """The labels of a split, checked beforehand unless it is streamed."""
+        if not self.labels:
+            return {}
         if has_masks(self.source):
             raise UserError(
                 f"'{self.source}' holds images and masks, a class for each pixel, and not folders of classes: train a "

@@ -162,7 +162,7 @@ def add_curve(page: Page, path: Path) -> None:
     page.table(["converted", "block", "error", "score", "ms per image"], rows, CAPTION)
     labels = tuple(map(str, range(len(found))))
     plots = [
-        scatter_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title))
+        scatter_plot(title, [Series("converted", points, labels=labels)], Axis("ms per image"), Axis(title), lines=True)
         for title, points in (
             ("Score", tuple((1e3 * one.seconds, one.score) for one in found)),
             ("Error of the last features", tuple((1e3 * one.seconds, one.error) for one in found)),

@@ -8,17 +8,19 @@ from linvit.tasks.base import Task
 if TYPE_CHECKING:
     from linvit.tasks.classification import ClassificationTask
     from linvit.tasks.detection.task import DetectionTask
+    from linvit.tasks.features import FeatureTask
     from linvit.tasks.segmentation.task import SegmentationTask
     from linvit.tasks.teacher import Teacher
 
 _LAZY = {
     "ClassificationTask": "linvit.tasks.classification",
     "DetectionTask": "linvit.tasks.detection.task",
+    "FeatureTask": "linvit.tasks.features",
     "SegmentationTask": "linvit.tasks.segmentation.task",
     "Teacher": "linvit.tasks.teacher",
 }
 
-__all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "Task", "Teacher"]
+__all__ = ["ClassificationTask", "DetectionTask", "FeatureTask", "SegmentationTask", "Task", "Teacher"]
 
 
 def __getattr__(name: str) -> Any:

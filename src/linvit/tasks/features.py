@@ -1,0 +1,61 @@
+"""A student of a teacher's features, from images alone."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, Metric
+
+from linvit.errors import UserError
+from linvit.tasks.base import Task
+from linvit.tasks.teacher import teacher_network
+
+ALONE = "FeatureTask learns from a teacher alone, to which it is compared: set --model.teacher, with task_weight: 0"
+
+
+class FeatureTask(Task):
+    """Learns what a teacher makes of images without labels; `val/score` is the cosine similarity of both features.
+
+    The network has no classifier: its output is the backbone's pooled features (B, D). Needs `teacher` with
+    `task_weight: 0`, to be scored, too.
+
+    Args:
+        **task: Arguments of `Task`: backbone, attention, teacher, optimisation.
+
+    Example:
+        $ linvit linearize --teacher timm:vit_small_patch14_dinov2 --model.attention=mlla --data.source=PATH
+    """
+
+    score_metric = "similarity"
+
+    def configure_network(self) -> nn.Module:
+        """The backbone without a classifier."""
+        return self.build_with_attention(num_classes=0)
+
+    def configure_metrics(self) -> Mapping[str, Metric]:
+        """The mean over images of the cosine of the angle between the features of both: 1 is the same."""
+        return {"similarity": MeanMetric(nan_strategy="disable")}
+
+    def training_loss(self, batch: dict[str, Any]) -> Tensor:
+        """Raises a `UserError`: there are no labels."""
+        raise UserError(ALONE)
+
+    def score_batch(self, network: nn.Module, batch: dict[str, Any], metrics: Mapping[str, Any]) -> Tensor:
+        """Updates the similarity; returns the features (B, D)."""
+        features: Tensor = network(batch["image"])
+        target = (self._reference if self.distillation is None else self.distillation.teacher)(batch["image"])
+        metrics["similarity"].update(F.cosine_similarity(features.float(), target.float(), dim=1))
+        return features
+
+    def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Ids (B) and features (B, D)."""
+        return {"id": batch["id"], "features": network(batch["image"])}
+
+    @cached_property
+    def _reference(self) -> nn.Module:
+        """The teacher, where nothing is trained; no submodule, so that no checkpoint has it."""
+        if self.teacher is None:
+            raise UserError(ALONE)
+        return teacher_network(self, self.teacher).eval().to(self.device)
