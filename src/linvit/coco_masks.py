@@ -24,11 +24,7 @@ def encode(masks: Any) -> list[Rle]:
 
 
 def decode(rles: Sequence[Rle]) -> np.ndarray:
-    """Masks (n, H, W) of 0 and 1 in 8 bits, of RLEs of one size; (0, 0, 0) without any.
-
-    Raises:
-        UserError: If the counts do not add up to the size.
-    """
+    """Masks (n, H, W) of 0 and 1 in 8 bits, of RLEs of one size; (0, 0, 0) without any."""
     if not rles:
         return np.zeros((0, 0, 0), np.uint8)
     library = _library()
@@ -75,11 +71,7 @@ def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
 
 
 def compress(counts: Sequence[int], size: tuple[int, int]) -> Rle:
-    """The RLE of uncompressed counts: pixels outside, inside, outside, ... of the object, column by column.
-
-    Raises:
-        UserError: If they do not add up to the size.
-    """
+    """The RLE of uncompressed counts: pixels outside, inside, outside, ... of the object, column by column."""
     if min(counts, default=-1) < 0 or sum(counts) != size[0] * size[1]:
         raise UserError(
             f"counts of a run-length encoded mask must be 0 or more and add up to the pixels of the image, "

@@ -24,12 +24,6 @@ class PrintableStream:
 
     What moves the cursor is written out, but as a progress bar writes it: a carriage return at the start or the end of
     a text, and line feeds with as many steps back up. So is what the stream's encoding lacks.
-
-    Args:
-        stream: Where the text goes. All else is the stream's.
-
-    Attributes:
-        unchecked: That stream.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -68,9 +62,6 @@ class CsvWriter:
     """Writes rows to a CSV file: one line each, and no cell that a spreadsheet would take for a formula.
 
     Such a cell gets an apostrophe before it, as a spreadsheet marks text. Numbers stay.
-
-    Args:
-        file: A text file that was opened with `newline=""`.
     """
 
     def __init__(self, file: IO[str]) -> None:

@@ -30,11 +30,7 @@ class Georeference(NamedTuple):
 
 
 def load_rasterio(what: str) -> Any:
-    """Imports rasterio.
-
-    Raises:
-        UserError: If it is not installed; says that `what` needs it.
-    """
+    """Imports rasterio."""
     try:
         import rasterio
     except ImportError as error:
@@ -43,12 +39,7 @@ def load_rasterio(what: str) -> Any:
 
 
 def read_values(data: bytes, kind: str, name: str) -> np.ndarray:
-    """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored.
-
-    Raises:
-        UserError: If rasterio is not installed.
-        OSError: If the file is damaged.
-    """
+    """Reads the values (bands, H, W) of a file of one of the formats in `DRIVERS`, as they are stored."""
     rasterio = load_rasterio(f"'{name}', a {kind} of more than 8 bits or more than 3 bands,")
     try:
         with rasterio.MemoryFile(data) as file, file.open(driver=DRIVERS[kind]) as opened:

@@ -24,10 +24,6 @@ def table(rows: Sequence[tuple[str, ...]], width: int | None = None) -> list[str
 
     The last column holds sentences. It is wrapped beside the others, or stands beneath its row where they leave it too
     little room; one that does not fit and equals that of the row above is left out.
-
-    Args:
-        rows: The titles, then the rows, all of one length. The first column stays as it is, indentation included.
-        width: Characters; None is the width of the terminal.
     """
     width = terminal_width() if width is None else width
     rows = [tuple(printable(cell, lines=False) for cell in row) for row in rows]

@@ -14,11 +14,7 @@ SHORT = 2 * MAX_DEPTH  # characters that can be neither deep nor large
 
 
 def read(path: Path) -> str:
-    """The text of a YAML file.
-
-    Raises:
-        UserError: If it is too large or no UTF-8.
-    """
+    """The text of a YAML file."""
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"'{path}' is not a configuration: it is larger than {MAX_BYTES:,} bytes")
     try:
@@ -28,12 +24,7 @@ def read(path: Path) -> str:
 
 
 def load(text: str, what: str) -> Any:
-    """The value of a YAML text, read as a configuration is: `1e-6` is a number.
-
-    Raises:
-        UserError: If `check` refuses it.
-        Exception: Of the loader's kinds, if it is not YAML.
-    """
+    """The value of a YAML text, read as a configuration is: `1e-6` is a number."""
     check(text, what)
     import jsonargparse  # `linvit list` reads the tables of configurations without it
 
@@ -48,23 +39,13 @@ _Tuples.add_constructor("tag:yaml.org,2002:python/tuple", lambda loader, node: l
 
 
 def load_with_tuples(text: str, what: str) -> Any:
-    """The same of a file that Lightning has written, in which a tuple has a tag; it becomes a list.
-
-    Raises:
-        UserError: If `check` refuses it.
-        yaml.YAMLError: If it is not YAML.
-    """
+    """The same of a file that Lightning has written, in which a tuple has a tag; it becomes a list."""
     check(text, what)
     return yaml.load(text, _Tuples)
 
 
 def check(text: str, what: str) -> None:
-    """Raises a `UserError` if a text nests too deeply or stands for too much; one that is not YAML the loader reports.
-
-    Args:
-        text: The YAML.
-        what: What the message calls it.
-    """
+    """Raises a `UserError` if a text nests too deeply or stands for too much; the loader reports what is not YAML."""
     if len(text) < SHORT and "*" not in text:
         return
     open_: list[tuple[str | None, int]] = [(None, 0)]  # the anchor of each open list or mapping, and its values so far

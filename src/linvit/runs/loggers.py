@@ -253,15 +253,7 @@ def check_loggers(given: Any) -> None:
 
 
 def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
-    """The loggers of a training run.
-
-    Args:
-        given: `trainer.logger`: null or true for TensorBoard and the table, keys of services to add to these, or
-            loggers that replace them.
-        versions: Folder of all versions of the run.
-        version: Version that is resumed; None starts a new one.
-        purge_step: Step from which it is resumed.
-    """
+    """The loggers of a training run."""
     parts = given if isinstance(given, list) else [given]
     keys = [part for part in parts if isinstance(part, str)]
     loggers = [part for part in parts if isinstance(part, Logger)]

@@ -98,10 +98,7 @@ def check_content(content: Any, source: Any) -> dict[str, Any]:
 def not_plain(value: Any, text: bool = False, depth: int = 0) -> str | None:
     """What an option holds that is not a plain value, or that a parser might take for a class and its arguments.
 
-    Args:
-        value: The option, or a part of it.
-        text: Whether it may not be text that reads as a list or a mapping.
-        depth: In how many lists and mappings it lies.
+    With `text`, that is text, too, which reads as a list or a mapping.
     """
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:
