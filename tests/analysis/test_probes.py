@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import linvit
 from linvit import UserError
+from linvit.analysis import probes
 from linvit.analysis.probes import linear_probes, nearest_neighbours, pooled_features
 
 CLASSES = 4
@@ -22,7 +23,8 @@ def features():
     return (known @ mix + 3).double(), labels, (queries @ mix + 3).double()
 
 
-def test_neighbours_vote_by_their_similarity(features):
+def test_neighbours_vote_by_their_similarity(features, monkeypatch):
+    monkeypatch.setattr(probes, "SIMILARITIES", 500)  # four queries at a time
     known, labels, queries = features
     found = nearest_neighbours(known, labels, queries, [1, 10, 20])
     similarities = F.cosine_similarity(queries[:, None], known, dim=-1).tolist()
@@ -43,7 +45,7 @@ def test_there_are_as_many_features_as_neighbours(features):
 
 def test_linear_probes_become_logistic_regression(features):
     known, labels, queries = features
-    probes = linear_probes(known, labels, CLASSES, [0.1, 0.3], epochs=400, batch_size=120, weight_decay=0.05)
+    trained = linear_probes(known, labels, CLASSES, [0.1, 0.3], epochs=400, batch_size=120, weight_decay=0.05)
     mean, std = known.mean(0), known.std(0, correction=0)
     weight, bias = (
         torch.zeros(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, CLASSES), (CLASSES,))
@@ -59,9 +61,9 @@ def test_linear_probes_become_logistic_regression(features):
     solver.step(loss)
     expected = ((queries - mean) / std @ weight + bias).softmax(-1)
     for i in range(2):
-        assert (probes.logits(queries)[:, i].softmax(-1) - expected).abs().max() < 1e-4
+        assert (trained.logits(queries)[:, i].softmax(-1) - expected).abs().max() < 1e-4
     right = (((known - mean) / std @ weight + bias).argmax(-1) == labels).double().mean()
-    assert probes.accuracies(known, labels).tolist() == pytest.approx([right.item()] * 2)
+    assert trained.accuracies(known, labels).tolist() == pytest.approx([right.item()] * 2)
 
 
 def test_each_learning_rate_is_trained_as_if_it_were_alone(features):

@@ -28,7 +28,7 @@ EPILOG = """examples:
 Options of linvit validate say which images (--data.source=FOLDER) and how they
 are prepared; what they leave open, the configuration of a run says, or timm of
 its models. The run's folder, or ./probe, gets index.html, with the scores over
-depth, probe.md and probe.csv. All features are kept in memory: --layers=-1 takes
+depth, probe.md and probe.csv. All features are kept in memory; --layers=-1 are
 those of the last layer alone.
 """
 DEFAULTS = Protocol()
