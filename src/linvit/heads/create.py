@@ -1,14 +1,15 @@
-"""Builds the backbone and the head of a network for dense prediction, which fit together."""
+"""Networks for dense prediction: a backbone, linvit's or timm's, and a head for its feature maps."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
-from torch import nn
+from timm.layers import Format
+from torch import Tensor, nn
 
+from linvit.backbones.base import Backbone
 from linvit.backbones.create import create_backbone, dense_options, image_channels
 from linvit.errors import UserError
 from linvit.heads.base import Head
-from linvit.heads.pyramid import drop_unused, pyramid
 from linvit.registry import Spec, backbones, heads
 from linvit.signatures import takes
 
@@ -64,17 +65,89 @@ def backbone_and_head(
     return network, heads.create(head, channels=channels, reductions=reductions, num_classes=num_classes, **size)
 
 
-def check_fit(backbone: nn.Module, head: Head, given: tuple[tuple[int, ...], ...]) -> None:
-    """Raises a `UserError` unless the head was made for these channels and reductions of the backbone's maps."""
-    made_for = head.channels, head.reductions
-    if made_for != given:
-        raise UserError(
-            f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
-            f"gives it {given}. Make both by linvit.{head.maker}"
-        )
+class DenseNetwork(nn.Module):
+    """A backbone and a head that fit together.
+
+    Args:
+        backbone: Any backbone with feature maps, of linvit or timm.
+        head: A head that was made for the maps of the backbone that it wants; see `pyramid`.
+
+    Raises:
+        UserError: If the head was made for other maps.
+    """
+
+    def __init__(self, backbone: nn.Module, head: Any) -> None:
+        super().__init__()
+        self.pyramid = pyramid(backbone, head.levels)
+        made_for = head.channels, head.reductions
+        if made_for != self.pyramid[1:]:
+            raise UserError(
+                f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
+                f"gives it {self.pyramid[1:]}. Make both by linvit.{head.maker}"
+            )
+        self.backbone = backbone
+        self.head = head
+        self.num_classes: int = head.num_classes
+
+    def feature_maps(self, images: Tensor) -> list[Tensor]:
+        """What the head gets of images (B, 3, H, W): maps (B, C, H', W')."""
+        return feature_maps(self.backbone, images, self.pyramid.indices)
 
 
 def heads_of(task: str) -> list[str]:
     """Returns the names of linvit's own heads of a task."""
     own = [name for name, owners in heads.entries().items() if owners[0].owner == "linvit"]
     return [name for name in own if getattr(heads.get(name), "task", None) == task]
+
+
+class Pyramid(NamedTuple):
+    """Which feature maps of a backbone a head gets."""
+
+    indices: tuple[int, ...]
+    channels: tuple[int, ...]
+    reductions: tuple[int, ...]
+
+
+def pyramid(backbone: nn.Module, choose: Callable[[Sequence[int]], Sequence[int]]) -> Pyramid:
+    """Returns what a head gets of the features of a backbone: `choose` has positions, given all reductions."""
+    levels = feature_levels(backbone)
+    reductions = [level["reduction"] for level in levels]
+    indices = tuple(choose(reductions)) if levels else ()
+    if not indices:
+        had = f"has features at reductions {reductions}, none that the head can use" if levels else "has no features"
+        raise UserError(
+            f"{type(backbone).__name__} {had}. Take a backbone with feature maps, such as swin_tiny or "
+            f"{{name: timm, model: resnet50}}"
+        )
+    chosen = [levels[i] for i in indices]
+    return Pyramid(indices, *(tuple(level[key] for level in chosen) for key in ("num_chs", "reduction")))
+
+
+def feature_levels(backbone: Any) -> list[dict[str, Any]]:
+    """Returns channels and reduction of each feature, under timm's names `num_chs` and `reduction`."""
+    info = getattr(backbone, "feature_info", [])
+    return list(info) if isinstance(info, list) else list(info.get_dicts())  # timm's FeatureInfo
+
+
+def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[Tensor]:
+    """Returns chosen features (B, C, H', W') of images (B, 3, H, W), in linvit's backbones with the norms they have."""
+    if hasattr(backbone, "forward_intermediates"):
+        own = isinstance(backbone, Backbone)  # some of timm's have no norm of features, and refuse to apply it
+        found: list[Tensor] = backbone.forward_intermediates(
+            images, indices=list(indices), norm=own, intermediates_only=True
+        )
+        return found
+    features = backbone(images)  # timm's wrappers for features_only=True
+    chosen = [features[i] for i in indices]
+    last = getattr(backbone, "output_fmt", Format.NCHW) == Format.NHWC
+    return [feature.permute(0, 3, 1, 2) for feature in chosen] if last else chosen
+
+
+def drop_unused(backbone: Any, indices: Sequence[int]) -> None:
+    """Drops the modules of a backbone that its features at `indices` do not need: they would get no gradient."""
+    if hasattr(backbone, "prune_intermediate_layers"):
+        idle = True
+        if isinstance(backbone, Backbone):
+            trained = [parameter.requires_grad for parameter in backbone.norm.parameters()]
+            idle = bool(trained) and not any(trained)  # it does nothing, and checkpoints contain it
+        backbone.prune_intermediate_layers(list(indices), prune_norm=idle, prune_head=True)

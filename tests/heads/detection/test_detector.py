@@ -7,11 +7,10 @@ import torch
 
 import linvit
 from linvit import UserError
-from linvit.heads.create import heads_of
+from linvit.heads.create import feature_maps, heads_of
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.boxes import BoxCoder
 from linvit.heads.detection.detector import Detector
-from linvit.heads.pyramid import feature_maps
 from tests.families import narrow, small
 
 
@@ -60,11 +59,6 @@ def test_a_plain_transformer_is_refused(head: str) -> None:
 def test_wrong_input_is_refused(images: object, targets: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         detector()(images, targets)
-
-
-def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(UserError, match=r"one \(height, width\) for each of the 1 images"):
-        detector().eval()([IMAGE], sizes=[(3, 4), (5, 6)])
 
 
 def test_detections_are_scaled_to_the_original_size() -> None:

@@ -7,39 +7,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linvit.heads.create import backbone_and_head, check_fit
+from linvit.errors import UserError
+from linvit.heads.create import DenseNetwork, backbone_and_head, feature_maps
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
-from linvit.heads.detection.targets import check_images, check_sizes, check_targets, usable
-from linvit.heads.pyramid import feature_maps, pyramid
+from linvit.heads.detection.boxes import has_area
 from linvit.registry import Spec
 
 DIVISOR = 32  # of the sides of padded images
 
 
-class Detector(nn.Module):
+class Detector(DenseNetwork):
     """A backbone and a head of object detection or instance segmentation, called as torchvision's detectors are.
 
     There are three differences: classes are 0 to K - 1, without one for the background; images are normalised and
     resized before; and detections may be asked for in pixels of the original images.
 
-    Args:
-        backbone: Any backbone with feature maps, of linvit or timm.
-        head: A head that was made for the maps of the backbone that it wants; see `linvit.heads.pyramid.pyramid`.
-
     Attributes:
         with_masks: Whether it predicts masks, for which targets need `masks`.
-
-    Raises:
-        UserError: If the head was made for other maps.
     """
 
     def __init__(self, backbone: nn.Module, head: DetectionHead) -> None:
-        super().__init__()
-        self.pyramid = pyramid(backbone, head.levels)
-        check_fit(backbone, head, self.pyramid[1:])
-        self.backbone = backbone
-        self.head = head
-        self.num_classes = head.num_classes
+        super().__init__(backbone, head)
         self.with_masks = head.with_masks
         self._feature_maps: Any = feature_maps
 
@@ -62,11 +50,11 @@ class Detector(nn.Module):
             `scores` (n,), the best first, and, if `with_masks`, `masks` (n, H, W) of bool.
 
         Raises:
-            UserError: If there is no image, or images, targets or sizes are not as above.
+            UserError: If there is no image, or images or targets are not as above.
         """
         check_images(images)
         given = [(image.shape[-2], image.shape[-1]) for image in images]
-        original = given if sizes is None else check_sizes(sizes, len(images))
+        original = given if sizes is None else [(int(height), int(width)) for height, width in sizes]
         shapes = [ImageShape(*each) for each in zip(given, padded_sizes(images), original, strict=True)]
         truth = None
         if self.training:
@@ -74,7 +62,7 @@ class Detector(nn.Module):
             truth = [usable(target, image) for target, image in zip(checked, shapes, strict=True)]
         return self.head(self.feature_maps(images), shapes, truth)  # type: ignore[no-any-return]
 
-    def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:
+    def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]  # of several sizes
         """What the head gets of images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
         return self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices)  # type: ignore[no-any-return]
 
@@ -96,6 +84,64 @@ def pad_and_stack(images: Sequence[Tensor]) -> Tensor:
 def padded_sizes(images: Sequence[Tensor]) -> list[tuple[int, int]]:
     """The sizes (H, W) to which images (3, h, w) are padded."""
     return [(-(-x.shape[-2] // DIVISOR) * DIVISOR, -(-x.shape[-1] // DIVISOR) * DIVISOR) for x in images]
+
+
+def check_images(images: Sequence[Tensor]) -> None:
+    """Raises a `UserError` unless there are images (C, h, w) of floats."""
+    if not len(images):
+        raise UserError("a detector needs at least one image; got an empty list")
+    for i, image in enumerate(images):
+        if image.ndim != 3 or not image.is_floating_point() or 0 in image.shape:
+            raise UserError(
+                f"a detector takes a list of normalised images (3, h, w) of floats; image {i} is a tensor "
+                f"{tuple(image.shape)} of {str(image.dtype).removeprefix('torch.')}"
+            )
+
+
+def check_targets(
+    targets: Sequence[Target] | None, images: Sequence[ImageShape], num_classes: int, with_masks: bool
+) -> Sequence[Target]:
+    """Returns the targets of a batch."""
+    names = ("boxes", "labels", "masks")[: 3 if with_masks else 2]
+    if targets is None:
+        raise UserError(
+            f"in training mode a detector needs targets, one mapping with {', '.join(names)} per image; for detections "
+            f"call eval() first"
+        )
+    if len(targets) != len(images):
+        raise UserError(f"there are {len(images)} images and {len(targets)} targets; give one target per image")
+    for i, (target, image) in enumerate(zip(targets, images, strict=True)):
+        missing = [name for name in names if name not in target]
+        if missing:
+            hint = ", or take a head without masks, such as faster_rcnn" if missing == ["masks"] else ""
+            raise UserError(f"the target of image {i} has no {' and no '.join(missing)}; it has {list(target)}{hint}")
+        count = len(target["labels"])
+        shapes = {"boxes": (count, 4), "labels": (count,), "masks": (count, *image.size)}
+        for name in names:
+            if tuple(target[name].shape) != shapes[name]:
+                raise UserError(
+                    f"in the target of image {i}, {name} must be a tensor {shapes[name]} beside {count} labels and an "
+                    f"image of {image.size[0]} x {image.size[1]}; got {tuple(target[name].shape)}"
+                )
+    labels = torch.cat([target["labels"] for target in targets])
+    if len(labels):
+        least, greatest = (int(label) for label in labels.aminmax())
+        if least < 0 or greatest >= num_classes:
+            raise UserError(
+                f"labels must lie between 0 and {num_classes - 1}: the detector has {num_classes} classes, without one "
+                f"for the background; got labels from {least} to {greatest}"
+            )
+    return targets
+
+
+def usable(target: Target, image: ImageShape) -> Target:
+    """Returns the target without boxes that have no area in the image, with masks of the padded image's size."""
+    keep = has_area(image.clip(target["boxes"]))
+    found = {"boxes": target["boxes"][keep], "labels": target["labels"][keep]}
+    if "masks" in target:
+        below, right = (image.padded[i] - image.size[i] for i in (0, 1))
+        found["masks"] = F.pad(target["masks"][keep], (0, right, 0, below))
+    return found
 
 
 def create_detector(

@@ -72,18 +72,15 @@ class RoIStage(nn.Module):
 
     def boxes(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Returns logits and relative boxes of the RoIs of all images."""
-        size = self.box_head.size
-        return self.box_head(  # type: ignore[no-any-return]
-            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
-        )
+        return self.box_head(self._features(maps, boxes, self.box_head.size))  # type: ignore[no-any-return]
 
     def masks(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Returns logits (n, s, s) of the masks of the RoIs of all images, each for its class (n,)."""
         assert self.mask_head is not None
-        size = self.mask_head.size
-        return self.mask_head.of_class(
-            roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale), labels
-        )
+        return self.mask_head.of_class(self._features(maps, boxes, self.mask_head.size), labels)
+
+    def _features(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], size: int) -> Tensor:
+        return roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
 
     def losses(
         self,

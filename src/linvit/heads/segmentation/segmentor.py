@@ -3,33 +3,15 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from linvit.heads.create import backbone_and_head, check_fit
+from linvit.heads.create import DenseNetwork, backbone_and_head
 from linvit.heads.layers import resize
-from linvit.heads.pyramid import feature_maps, pyramid
-from linvit.heads.segmentation.base import SegmentationHead
 from linvit.registry import Spec
 
 
-class Segmentor(nn.Module):
-    """A backbone and a head of semantic segmentation: images (B, 3, H, W) of any size to logits (B, K, H, W).
-
-    Args:
-        backbone: Any backbone with feature maps, of linvit or timm.
-        head: A head that was made for the maps of the backbone that it wants; see `linvit.heads.pyramid.pyramid`.
-
-    Raises:
-        UserError: If the head was made for other maps.
-    """
-
-    def __init__(self, backbone: nn.Module, head: SegmentationHead) -> None:
-        super().__init__()
-        self.pyramid = pyramid(backbone, head.levels)
-        check_fit(backbone, head, self.pyramid[1:])
-        self.backbone = backbone
-        self.head = head
-        self.num_classes = head.num_classes
+class Segmentor(DenseNetwork):
+    """A backbone and a head of semantic segmentation: images (B, 3, H, W) of any size to logits (B, K, H, W)."""
 
     @overload
     def forward(self, images: Tensor, *, auxiliary: Literal[False] = False, full_size: bool = True) -> Tensor: ...
@@ -56,10 +38,6 @@ class Segmentor(nn.Module):
         if full_size:
             logits, *others = (resize(maps, images.shape[-2:]) for maps in (logits, *others))
         return (logits, others) if auxiliary else logits
-
-    def feature_maps(self, images: Tensor) -> list[Tensor]:
-        """What the head gets of images (B, 3, H, W): maps (B, C, H', W')."""
-        return feature_maps(self.backbone, images, self.pyramid.indices)
 
 
 def create_segmentor(
