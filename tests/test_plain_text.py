@@ -17,7 +17,7 @@ from linvit.cli.training import command_line
 from linvit.cli.training.command_line import LOGGER, hide_library_messages
 from linvit.data.sources.read import name_of
 from linvit.plain_text import CsvWriter, PrintableStream, printable
-from linvit.weights.report import Report
+from linvit.weights.load import Report
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\r"
 

@@ -6,8 +6,7 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 import linvit
-from linvit.weights import hub
-from linvit.weights.read import read
+from linvit.weights.read import HUB_FILES, read
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def calls(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source", ["hf-hub:timm/deit_tiny.fb_in1k", "timm/deit_tiny.fb_in1k"])
 def test_the_first_file_that_is_there(calls, source):
     assert torch.equal(read(source).state["w"], torch.ones(2))
-    assert calls[0] == [("timm/deit_tiny.fb_in1k", file, None) for file in hub.FILES[:3]]
+    assert calls[0] == [("timm/deit_tiny.fb_in1k", file, None) for file in HUB_FILES[:3]]
 
 
 def test_a_named_file_and_a_revision(calls):

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from linvit.errors import UserError
 from linvit.image_size import image_size
-from linvit.weights import hub, torch_file
+from linvit.weights import torch_file
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors", ".ckpt", ".tar")
+HUB = "hf-hub:"  # prefix of the repositories of the Hugging Face hub
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin", "model.pth", "model.pt")
 AVERAGED = ("state_dict_ema", "model_ema")
 TRAINED, AVERAGE = "network.", "ema.network."  # prefixes of a task's weights, and of their moving average
 WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weights` wrote
@@ -27,15 +30,11 @@ class Weights:
     """The weights of a source, and where they come from.
 
     Attributes:
-        state: Tensors under the names of the source, without the prefixes that wrappers add.
-        source: The source, for messages.
+        state: Tensors under the names of the source, without the prefixes of wrappers; of a network its backbone's.
         key: Where the state was in the source: "model", "state_dict.ema.network", or "" if it was not nested.
-        other_keys: The keys beside it.
         img_size: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square
             unless linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
-        file: The file, or None.
-        beside: If the source is of a whole network: its other tensors, such as a head's, under their own names. `state`
-            is then the backbone's.
+        beside: The other tensors of a network, such as its head's, under their own names.
         model: Which model they are of, if linvit wrote the file: "backbone deit_nano, attention focused".
     """
 
@@ -84,16 +83,46 @@ def _file(source: str | Path) -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    if isinstance(source, str) and path.suffix not in SUFFIXES and hub.is_repository(source):
-        return hub.download(source)
+    if isinstance(source, str) and path.suffix not in SUFFIXES and is_repository(source):
+        return download(source)
     folder = path if path.is_dir() else path.parent
     files = sorted(file.name for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, files, n=5, cutoff=0.3) or files[:5]
     there = f" In '{folder}' there are: {', '.join(near)}." if near else ""
     raise UserError(
         f"there is no file of weights at '{source}'.{there} A source is a file ({', '.join(SUFFIXES)}) or a repository "
-        f"of the hub, {hub.PREFIX}owner/name"
+        f"of the hub, {HUB}owner/name"
     )
+
+
+def is_repository(source: str) -> bool:
+    """Whether a source names a repository: `hf-hub:owner/name`, or `owner/name` where there is no such folder."""
+    return source.startswith(HUB) or (REPOSITORY.fullmatch(source) is not None and not Path(source).parent.exists())
+
+
+def download(source: str) -> Path:
+    """Downloads the weights of a repository and returns the path of the local copy."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    path, _, revision = source.removeprefix(HUB).partition("@")
+    owner, _, rest = path.partition("/")
+    name, _, file = rest.partition("/")
+    reason: Exception | None = None
+    for candidate in [file] if file else HUB_FILES:
+        try:
+            return Path(hf_hub_download(f"{owner}/{name}", candidate, revision=revision or None))
+        except EntryNotFoundError as error:
+            reason = error
+        except (OSError, ValueError) as error:
+            reason = error
+            break
+    looked = file or ", ".join(HUB_FILES)
+    raise UserError(
+        f"no weights from '{source}': {' '.join(str(reason).split())[:300]}\n"
+        f"  looked for {looked} in the repository '{owner}/{name}' of the hub. Name another file with "
+        f"{HUB}{owner}/{name}/FILE, or download it and give its path"
+    ) from reason
 
 
 def _content(file: Path) -> tuple[Any, tuple[int, int] | None, str]:
