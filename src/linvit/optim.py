@@ -20,12 +20,11 @@ def parameter_groups(
     """Groups of parameters for an optimiser: with and without weight decay, for each learning rate.
 
     1-D tensors (norms, biases) are not decayed, nor what a submodule names in its `no_weight_decay()`, unless
-    `no_decay` says otherwise. Layer-wise
-    learning-rate decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022) multiplies the learning rate by
-    `layer_decay` once per layer down from the last, in submodules that group their parameters by layer
-    (`group_matcher`, timm's contract); all others keep it. In a submodule with a classifier (`get_classifier`, the same
-    contract), all other parameters have `backbone_lr_scale` times the classifier's peak, as in CSWin's fine-tuning
-    (Dong et al. 2022).
+    `no_decay` says otherwise. Layer-wise learning-rate decay (ELECTRA, Clark et al. 2020; BEiT, Bao et al. 2022)
+    multiplies the learning rate by `layer_decay` once per layer down from the last, in submodules that group their
+    parameters by layer (`group_matcher`, timm's contract); all others keep it. In a submodule with a classifier
+    (`get_classifier`, the same contract), all other parameters have `backbone_lr_scale` times the classifier's peak, as
+    in CSWin's fine-tuning (Dong et al. 2022).
 
     Args:
         model: Its trainable parameters are grouped.

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import recomputed
 from linvit.errors import UserError
-from linvit.layers.mlp import BatchNormLinear
+from linvit.layers.mlp import BatchNormLinear, Linear
 
 
 class ConvStem(nn.Module):
@@ -88,15 +88,15 @@ class AttentionHost(nn.Module):
         letters = {"q": key_widths, "k": key_widths, "v": [mechanism.dim for mechanism in mechanisms]}
         self.widths = [width for letter in self.projections for width in letters[letter]]
         if reduced:
-            self.q = nn.Linear(dim, self.widths[0], bias=bias)
-            self.kv = nn.Linear(dim, sum(self.widths[1:]), bias=bias)
+            self.q = Linear(dim, self.widths[0], bias=bias)
+            self.kv = Linear(dim, sum(self.widths[1:]), bias=bias)
         else:
-            self.qkv = nn.Linear(dim, sum(self.widths), bias=bias)
+            self.qkv = Linear(dim, sum(self.widths), bias=bias)
         self.out_norm = nn.LayerNorm(out_dim, eps=1e-5) if first.out_norm == "ln" else None
         self.gate = None if first.gate == "none" else OutputGate(dim, out_dim, silu=first.gate == "silu", bias=bias)
         # The shift of the norm replaces the bias.
         norm = first.proj_norm == "bn2d"
-        self.proj = BatchNormLinear(out_dim, dim) if norm else nn.Linear(out_dim, dim, bias=proj_bias)
+        self.proj = BatchNormLinear(out_dim, dim) if norm else Linear(out_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def project(self, out: Tensor, x: Tensor) -> Tensor:
