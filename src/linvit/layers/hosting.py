@@ -65,6 +65,10 @@ class OutputGate(nn.Linear):
 class AttentionHost(nn.Module):
     """Base of attention layers: what lies around mechanisms of one spec that work side by side."""
 
+    q: nn.Linear
+    kv: nn.Linear
+    qkv: nn.Linear
+    proj: nn.Linear
     proj_drop: nn.Module
 
     def surround(
