@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from linvit import Attention, Grid, UserError
 from linvit.attention.ops.decorators import full_precision
-from linvit.attention.ops.functional import resize_tokens
-from linvit.attention.ops.tables import SizeOf, resize_table
+from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 
 
 class Sound(Attention):

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from timm.models import adapt_input_conv
 
 import linvit
-from linvit.attention.ops.tables import grid_from_count, resize_table
+from linvit.attention.ops.functional import grid_from_count, resize_table
 from linvit.layers.hosting import OutputGate
 from linvit.weights.layouts.backbones import LAYOUTS
 from linvit.weights.load import load_pretrained

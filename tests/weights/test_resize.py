@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import linvit
-from linvit.attention.ops.tables import grid_from_count, resize_table
+from linvit.attention.ops.functional import grid_from_count, resize_table
 from linvit.weights.load import load_pretrained
 from tests.helpers import perturb, randn
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.parts import ConvolvedValues, depthwise_matrix
+from linvit.attention.ops.value_conv import ConvolvedValues, depthwise_matrix
 from linvit.errors import UserError
 
 Channel = int | Literal["mean"]

@@ -22,10 +22,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import join_heads, same_size, split_heads, upcast
-from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.tables import SizeOf
-from linvit.attention.ops.value_conv import value_conv
+from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads, upcast
+from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
 KEY_TABLES = ("an_bias", "ah_bias", "aw_bias", "ac_bias")

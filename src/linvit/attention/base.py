@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_choice, check_number
 from linvit.registry import Spec, attentions
 
@@ -251,7 +251,7 @@ class Attention(nn.Module):
     def matrix_parts(self) -> dict[str, "Attention"]:
         """Mechanisms whose equivalent matrices add up to this one's, by name; {} if it is all of one piece.
 
-        For a kernel beside a convolution of the values `linvit.attention.ops.parts` makes them. They may share
+        For a kernel beside a convolution of the values `linvit.attention.ops.value_conv` makes them. They may share
         parameters with this mechanism; nothing trains through them.
         """
         return {}

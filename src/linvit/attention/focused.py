@@ -21,10 +21,8 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import focus, focus_as_written
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import linear_attention, linear_factors, resize_tokens
-from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.tables import SizeOf, resize_table
-from linvit.attention.ops.value_conv import depthwise_conv
+from linvit.attention.ops.functional import SizeOf, linear_attention, linear_factors, resize_table, resize_tokens
+from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
 
 

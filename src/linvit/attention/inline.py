@@ -23,8 +23,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import ACTIVATIONS
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.value_conv import check_side, convolve_values
+from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_values
 from linvit.errors import UserError
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
-from linvit.attention.ops.parts import ConvolvedValues
-from linvit.attention.ops.value_conv import convolve_heads, convolve_sequence
+from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
 
 

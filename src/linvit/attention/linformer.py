@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import resize_tokens, same_size
-from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.functional import SizeOf, resize_tokens, same_size
 from linvit.errors import UserError, check_number
 
 

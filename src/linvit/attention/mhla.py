@@ -24,10 +24,8 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.blocks import even_blocks, initial_weights, resize_weights
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import join_heads, split_heads
-from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.tables import SizeOf
-from linvit.attention.ops.value_conv import value_conv
+from linvit.attention.ops.functional import SizeOf, join_heads, split_heads
+from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import check_number
 
 RELU_EPS = 1e-6  # added to the features

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.parts import ConvolvedAttention
-from linvit.attention.ops.value_conv import check_side, convolve_sequence
+from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_sequence
 from linvit.errors import UserError, check_number
 
 DEFAULT_NUMBER = 64  # of landmarks

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.softmax_free import GaussianKernels, NewtonInverse, check_tied, paper_conv_size, paper_ratio
-from linvit.attention.ops.value_conv import convolve_heads, head_conv
+from linvit.attention.ops.value_conv import ConvolvedAttention, convolve_heads, head_conv
 
 
 class SoftAttention(ConvolvedAttention):

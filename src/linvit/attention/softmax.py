@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.decorators import full_precision
-from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.value_conv import value_conv
+from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import check_number
 
 

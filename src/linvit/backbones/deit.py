@@ -21,7 +21,7 @@ from timm.layers import resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.tables import SizeOf, resize_table
+from linvit.attention.ops.functional import SizeOf, resize_table
 from linvit.backbones.base import Backbone
 from linvit.backbones.initialise import classifier
 from linvit.backbones.stage import run_blocks, specs_and_rates

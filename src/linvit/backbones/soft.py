@@ -19,7 +19,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.functional import SizeOf
 from linvit.backbones.base import Backbone, check_stages
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.functional import resize_tokens, same_size
-from linvit.attention.ops.tables import SizeOf, resize_table
+from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens, same_size
 from linvit.errors import UserError
 from linvit.registry import Spec
 

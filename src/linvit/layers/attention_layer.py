@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table

@@ -9,8 +9,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.ops.functional import resize_tokens
-from linvit.attention.ops.tables import SizeOf, resize_table
+from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 
 
 def position_table(size: tuple[int, int], num_heads: int) -> nn.Parameter:

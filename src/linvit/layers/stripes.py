@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.tables import SizeOf
+from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
 from linvit.layers.hosting import AttentionHost, attend, queries_keys_values

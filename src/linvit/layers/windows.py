@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.tables import SizeOf, grid_from_count
+from linvit.attention.ops.functional import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
 from linvit.layers.relative_positions import position_table

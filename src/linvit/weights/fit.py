@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention
-from linvit.attention.ops.tables import SizeOf, grid_from_count, resize_table
+from linvit.attention.ops.functional import SizeOf, grid_from_count, resize_table
 from linvit.layers.relative_positions import resize_position_table
 
 NAMES = {name: name for name in ("q", "k", "v", "kv", "qk", "qkv", "qg", "qkvg")} | {"gate": "g"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linvit.attention.ops.tables import grid_from_count, resize_table
+from linvit.attention.ops.functional import grid_from_count, resize_table
 from tests.helpers import randn
 
 SQUARE = partial(grid_from_count, img_size=(1, 1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from linvit.heads.detection.assign import Assigner, Sampler
+from linvit.heads.detection.anchors import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.cascade_mask_rcnn import CascadeMaskRCNN

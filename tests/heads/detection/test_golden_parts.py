@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from linvit.heads.detection.anchors import Anchors
-from linvit.heads.detection.assign import BACKGROUND, IGNORED
+from linvit.heads.detection.anchors import BACKGROUND, IGNORED, Anchors
 from linvit.heads.detection.base import ImageShape
 from linvit.heads.detection.boxes import BoxCoder, multiclass_nms
 from linvit.heads.layers import FPN, TwoMoreLevels

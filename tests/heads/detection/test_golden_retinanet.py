@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torchvision.ops import sigmoid_focal_loss
 
-from linvit.heads.detection.anchors import by_anchor
-from linvit.heads.detection.assign import IGNORED
+from linvit.heads.detection.anchors import IGNORED, by_anchor
 from linvit.heads.detection.detector import Detector
 from linvit.heads.detection.retinanet import RetinaNet
 from linvit.weights.layouts.networks import RETINANET

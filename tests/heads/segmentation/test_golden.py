@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 import linvit
 from linvit.heads.layers import PyramidPooling, resize
-from linvit.heads.segmentation.attention_skip import AttentionSkip
-from linvit.heads.segmentation.channel_attention import ChannelAttention, LinearChannelAttention
+from linvit.heads.segmentation.attention_skip import AttentionSkip, ChannelAttention, LinearChannelAttention
 from linvit.heads.segmentation.fcn import FCN
 from linvit.heads.segmentation.macunet import ChannelReweighting
 from linvit.heads.segmentation.maresunet import Decoder

@@ -8,9 +8,8 @@ from torch import Tensor
 from linvit.attention.base import Gate, Grid
 from linvit.attention.ops.activations import elu_plus_one
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.parts import ConvolvedAttention
 from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.value_conv import value_conv
+from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import check_number
 
 

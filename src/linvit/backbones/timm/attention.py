@@ -10,12 +10,13 @@ from torch import nn
 from linvit.backbones.initialise import tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.hosts import (
+    ACCEPTED,
     ReplacedAttention,
     ReplacedPVTv2Attention,
     ReplacedSwinAttention,
     ReplacedViTAttention,
+    patch_grid,
 )
-from linvit.backbones.timm.patch_grid import ACCEPTED, patch_grid
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.registry import Spec

@@ -1,15 +1,19 @@
-"""Anchors: the boxes of fixed shapes at every cell of every feature map, from which detectors predict.
+"""Anchors, which true box an anchor or a proposal is trained to find, and which of them take part in a loss.
 
 Paper: Ren et al. 2015, "Faster R-CNN: Towards Real-Time Object Detection with Region Proposal Networks", Sec. 3.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_iou
 
 from linvit.heads.detection.base import Size
+
+BACKGROUND = -1
+IGNORED = -2
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,76 @@ class Anchors:
 def by_anchor(maps: Tensor, values: int) -> Tensor:
     """Returns a map of A predictions of some values at each cell, (B, A values, H, W), as (B, H W A, values)."""
     return maps.permute(0, 2, 3, 1).reshape(len(maps), -1, values)
+
+
+@dataclass(frozen=True)
+class Assigner:
+    """Assigns boxes to true ones by their intersection over union (IoU), as mmdetection's `MaxIoUAssigner`.
+
+    torchvision's `Matcher` differs where a true box of low overlap claims boxes: there the boxes go to the true one
+    that they overlap most, here to the one that claims them, of several the last; and it has no least overlap.
+
+    Args:
+        positive: From this IoU on, a box is assigned to the true one that it overlaps most.
+        negative: Below this IoU a box is background. In between it is ignored.
+        low_quality: Whether each true box also claims all boxes whose IoU with it is the greatest of any, so that none
+            is without.
+        least: The least IoU of such a claim. With 0, as of RetinaNet, a true box that overlaps nothing claims all
+            that do not overlap it, so a true box without an area in the image must be left out before.
+    """
+
+    positive: float
+    negative: float
+    low_quality: bool = True
+    least: float = 0.0
+
+    def __call__(self, boxes: Tensor, truth: Tensor) -> Tensor:
+        """Returns for each of n boxes (n, 4) the position of its true box (m, 4), or `BACKGROUND`, or `IGNORED`."""
+        if not len(truth):
+            return torch.full((len(boxes),), BACKGROUND, device=boxes.device)
+        iou = box_iou(truth, boxes)  # (m, n)
+        overlap, best = iou.max(0)
+        matched = torch.full_like(best, IGNORED)
+        matched[overlap < self.negative] = BACKGROUND
+        matched = torch.where(overlap >= self.positive, best, matched)
+        if self.low_quality and len(boxes):
+            greatest = iou.amax(1, keepdim=True)  # (m, 1)
+            claims = (iou == greatest) & (greatest >= self.least)
+            last = len(truth) - 1 - claims.flip(0).byte().argmax(0)  # (n,)
+            matched = torch.where(claims.any(0), last, matched)
+        return matched
+
+    def among(self, usable: Tensor, boxes: Tensor, truth: Tensor) -> Tensor:
+        """Returns the same for those of the boxes (n, 4) that are usable (n,); the others are ignored."""
+        matched = torch.full((len(boxes),), IGNORED, device=boxes.device)
+        matched[usable] = self(boxes[usable], truth)
+        return matched
+
+
+def choose_at_random(candidates: Tensor, count: int) -> Tensor:
+    """Returns `count` of the candidates (n,) at random, without replacement and in their order, or all if fewer."""
+    if len(candidates) <= count:
+        return candidates
+    chosen = torch.randperm(len(candidates), device=candidates.device)[:count]
+    return candidates[chosen.sort().values]
+
+
+@dataclass
+class Sampler:
+    """Takes positives up to a fraction, and negatives for the rest.
+
+    torchvision's `BalancedPositiveNegativeSampler` draws as many, but cannot be told which.
+
+    Args:
+        choose: Takes so many of the candidates, positions (n,); in tests another than at random.
+    """
+
+    num: int
+    fraction: float
+    choose: Callable[[Tensor, int], Tensor] = choose_at_random
+
+    def __call__(self, matched: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the positions of positives and negatives of what an `Assigner` returned."""
+        positive = self.choose((matched >= 0).nonzero()[:, 0], int(self.num * self.fraction))
+        negative = self.choose((matched == BACKGROUND).nonzero()[:, 0], self.num - len(positive))
+        return positive, negative

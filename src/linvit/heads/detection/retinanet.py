@@ -16,8 +16,7 @@ from torchvision.ops import sigmoid_focal_loss
 from linvit.attention.ops.functional import upcast
 from linvit.errors import check_number
 from linvit.heads.base import rows
-from linvit.heads.detection.anchors import Anchors, by_anchor
-from linvit.heads.detection.assign import IGNORED, Assigner
+from linvit.heads.detection.anchors import IGNORED, Anchors, Assigner, by_anchor
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.boxes import BoxCoder, best, check_limits, has_area, top
 from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower

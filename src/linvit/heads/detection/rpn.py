@@ -13,8 +13,7 @@ from torchvision.ops import batched_nms
 
 from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
-from linvit.heads.detection.anchors import Anchors, by_anchor
-from linvit.heads.detection.assign import Assigner, Sampler
+from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
 from linvit.heads.detection.base import ImageShape, Target
 from linvit.heads.detection.boxes import BoxCoder, has_area, top
 from linvit.heads.layers import conv

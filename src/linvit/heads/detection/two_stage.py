@@ -12,7 +12,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from linvit.errors import check_number
 from linvit.heads.base import rows
-from linvit.heads.detection.assign import Assigner, Sampler
+from linvit.heads.detection.anchors import Assigner, Sampler
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
 from linvit.heads.detection.boxes import check_limits, multiclass_nms
