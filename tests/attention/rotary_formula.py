@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linvit import Attention, AttentionLayer, Grid
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention
 from tests.attention.soft_formula import naive_local
 from tests.golden_files import Golden
 

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from linvit import AttentionLayer, Grid
 from linvit.analysis import attention_matrix
-from linvit.attention.mhla import MHLAttention
-from linvit.attention.ops.blocks import INITIAL, initial_weights
+from linvit.attention.mhla import INITIAL, MHLAttention, initial_weights
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import assert_near, assert_same_gradients, inputs, mechanism, options_then_grids
 

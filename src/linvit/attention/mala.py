@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
 class MALAAttention(RotaryLinearAttention):

@@ -19,8 +19,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Gate, Grid, Stem
-from linvit.attention.ops.rotary import check_rotary, rotate
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention, check_rotary, rotate
 
 
 class MLLAAttention(RotaryLinearAttention):

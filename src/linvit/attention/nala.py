@@ -22,8 +22,7 @@ from torch import Tensor
 from linvit.attention.base import Gate, Grid, OutNorm
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.functional import l2_norm, safe_norm
-from linvit.attention.ops.rotary import rotate
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention, rotate
 from linvit.errors import check_number
 
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import by_sign
-from linvit.attention.ops.rotary import rotate_tokens
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention, rotate_tokens
 
 
 class PolaPPAttention(RotaryLinearAttention):

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from linvit.attention.base import Grid
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention
 
 
 class RALAAttention(RotaryLinearAttention):

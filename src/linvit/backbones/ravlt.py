@@ -18,7 +18,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.rotary_linear import RotaryLinearAttention
+from linvit.attention.ops.rotary import RotaryLinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.base import Backbone, check_stages
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
