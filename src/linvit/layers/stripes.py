@@ -165,6 +165,8 @@ class StripeAttention(AttentionHost):
                 f"vertical and horizontal stripes share heads and channels equally, so both are even; got {num_heads} "
                 f"heads and {dim} channels. Change them, or let one stripe cover the plane (width None)"
             )
+        for name in ("stem", "qkv"):
+            self.register_module(name, None)  # parameters of these come first
         self.branches = nn.ModuleList(
             StripeBranch(dim // count, num_heads // count, grid, shape, attention=attention, key_dim=key_dim)
             for shape in shapes
