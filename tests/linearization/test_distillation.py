@@ -3,12 +3,15 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from linvit import Attention, Grid, UserError, create_backbone, list_attentions
 from linvit.layers.attention_layer import AttentionLayer
@@ -17,6 +20,7 @@ from linvit.layers.mlp import Mlp
 from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
 from tests.golden_files import load
+from tests.training import trainer
 
 GRID = Grid((3, 5), num_prefix=1)
 
@@ -319,3 +323,52 @@ def test_ddp_has_the_gradients_of_the_student_alone(group: None) -> None:
         gradients.append([parameter.grad for parameter in student.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
     torch.testing.assert_close(gradients[2], gradients[0])
+
+
+class Module(LightningModule):
+    """As a user writes one, with the teacher as a part, and checkpointed blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = create_backbone("deit_nano", num_classes=10).requires_grad_(False)
+        self.student = linearize(self.teacher, "linear")
+        self.student.set_grad_checkpointing()
+        self.distillation = Distillation(self.teacher, self.student)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        matched = self.student(batch).square().mean() + self.distillation.loss()
+        self.losses.append(matched.item())
+        return matched
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.student.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_it_works_in_a_module_of_lightning(tmp_path: Path, precision: Literal["32-true", "bf16-mixed"]) -> None:
+    torch.manual_seed(0)
+    module = Module()
+    before = copy.deepcopy(module.teacher.state_dict())
+    runner = trainer(tmp_path, max_epochs=3, accumulate_grad_batches=2, precision=precision)
+    runner.fit(module, DataLoader(images(8), 2))
+    assert runner.global_step == 6
+    assert sum(module.losses[-4:]) < sum(module.losses[:4])
+    for name, weight in module.teacher.state_dict().items():
+        torch.testing.assert_close(weight, before[name].to(weight.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_compiled_student_has_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    teacher, gradients = create_backbone({"name": "deit_nano", "depth": 1}, num_classes=10), []
+    untrained = linearize(teacher, "linear").train()
+    for compiled in (False, True):
+        student = copy.deepcopy(untrained)
+        distillation = Distillation(copy.deepcopy(teacher), student, PARTS)
+        if compiled:
+            student.compile(backend="aot_eager")
+            distillation.teacher.compile(backend="aot_eager")
+        (student(images(4)).square().mean() + distillation.loss()).backward()
+        gradients.append([parameter.grad for parameter in student.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)

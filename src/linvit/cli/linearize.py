@@ -93,7 +93,6 @@ def main(argv: list[str]) -> int:
 
             blocks, table = find_kept(run, args.keep)
             options.append(f"--model.attention={json.dumps(blocks)}")
-            print(f"--model.attention='{json.dumps(blocks)}'", flush=True)
         folders: list[Path] = []
         for stage, place in zip(stages, places, strict=True):
             here = [f"--trainer.default_root_dir={place}", *of_stage_before(run, folders)]

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ class Measured(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        return f"error {self.error:.4f}, score {self.score:.4f}, {1e3 * self.seconds:.3f} ms per image"
+        return f"error {self.error:.3g}, score {self.score:.4f}, {1e3 * self.seconds:.3f} ms per image"
 
 
 class Measurements:
@@ -82,7 +83,7 @@ class Measurements:
     @property
     def order(self) -> list[int]:
         """The blocks in the order of their conversion."""
-        return greedy_order([key[0] for key in self.rows if len(key) == 1], lambda blocks: self(blocks).error)
+        return list(greedy_order([key[0] for key in self.rows if len(key) == 1], lambda blocks: self(blocks).error))
 
     def _read(self) -> dict[tuple[int, ...], Measured]:
         if not self.path.exists():
@@ -95,13 +96,12 @@ class Measurements:
         }
 
 
-def find_kept(run: Run, count: int, say: Callable[[str], None] = print) -> tuple[list[Spec | None], Path]:
-    """Finds the blocks of a run's teacher that keep their attention.
+def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
+    """Finds the blocks of a run's teacher that keep their attention; rank 0 prints what is found, as it comes.
 
     Args:
         run: Of which one attention for all blocks is given.
         count: How many are kept.
-        say: Is told what is found, line by line.
 
     Returns:
         The list for `--model.attention`, and the file with all measurements.
@@ -138,6 +138,7 @@ def find_kept(run: Run, count: int, say: Callable[[str], None] = print) -> tuple
     root = Path(run.settings.trainer.default_root_dir or "checkpoints", run_name(run.configs))
     table = Measurements(root / f"keep-{name}.csv", measure)
     total = len(blocks) * (len(blocks) + 1) // 2 + 1
+    say = rank_zero_only(partial(print, flush=True))
     say(f"which blocks to keep: {total} networks are measured, {len(table.rows)} of them are in {table.path} already")
     say(f"nothing converted: {table([])}")
     for block in blocks:
@@ -146,7 +147,9 @@ def find_kept(run: Run, count: int, say: Callable[[str], None] = print) -> tuple
     for block in greedy_order(blocks, lambda converted: table(converted).error):
         order.append(block)
         say(f"{len(order)} converted, {conversions.layers[block]} the last: {table(order)}")
-    return conversions.specs(order[: len(blocks) - count]), table.path
+    specs = conversions.specs(order[: len(blocks) - count])
+    say(f"--model.attention='{json.dumps(specs)}'")
+    return specs, table.path
 
 
 def add_curve(page: Page, path: Path) -> None:
@@ -156,7 +159,7 @@ def add_curve(page: Page, path: Path) -> None:
     found = [table(order[:converted]) for converted in range(len(order) + 1)]
     names = ["", *map(str, order)]
     rows = [
-        [str(converted), names[converted], f"{one.error:.4f}", f"{one.score:.4f}", f"{1e3 * one.seconds:.3f}"]
+        [str(converted), names[converted], f"{one.error:.3g}", f"{one.score:.4f}", f"{1e3 * one.seconds:.3f}"]
         for converted, one in enumerate(found)
     ]
     page.table(["converted", "block", "error", "score", "ms per image"], rows, CAPTION)

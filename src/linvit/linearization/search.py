@@ -1,6 +1,6 @@
 """Which blocks of a trained network can take another attention, found without training (JetViT, 2026)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -46,8 +46,8 @@ class Conversions:
         return [self.attention if block in converted else None for block in range(len(self.layers))]
 
 
-def greedy_order(blocks: Collection[int], error: Callable[[Collection[int]], float]) -> list[int]:
-    """Blocks in the order of their conversion: next is the one with the least error given those before it.
+def greedy_order(blocks: Collection[int], error: Callable[[Collection[int]], float]) -> Iterator[int]:
+    """Yields blocks in the order of their conversion: next is the one with the least error given those before it.
 
     Args:
         blocks: Their numbers.
@@ -56,4 +56,4 @@ def greedy_order(blocks: Collection[int], error: Callable[[Collection[int]], flo
     order: list[int] = []
     while left := [block for block in blocks if block not in order]:
         order.append(min(left, key=lambda block: error([*order, block])))
-    return order
+        yield order[-1]
