@@ -122,6 +122,12 @@ def test_a_teacher_of_whom_nothing_is_matched_is_not_run(teacher, tmp_path):
     torch.testing.assert_close(task.network.state_dict(), alone.network.state_dict(), rtol=0, atol=0)
 
 
+def test_a_deeper_network_is_no_teacher(tmp_path):
+    torch.save(tiny_task(backbone={**TINY, "depth": 2}).network.state_dict(), tmp_path / "deep.pth")
+    with pytest.raises(UserError, match=r"has not the depth of .*'blocks\.1\.attn\.proj\.weight'"):
+        TaskDistillation(tiny_task(**STUDENT), Teacher(source=str(tmp_path / "deep.pth")))
+
+
 def test_what_only_the_student_has_can_be_frozen(teacher, tmp_path):
     options = {"attention": "focused", "warmup_epochs": 0, "teacher": teacher, "freeze": ["*.mechanism.*"], "lr": 0.1}
     before = started(tiny_task(**options), tmp_path).network.state_dict()

@@ -176,6 +176,11 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     options["attention"] = given.get("attention")
     network = type(task)(**options).network
     report = load_pretrained(network, teacher.source, ema=given.get("predict_with") == "ema" if given else None)
+    if others := [name for name in (*report.unexpected, *report.missing) if name.endswith("attn.proj.weight")]:
+        raise UserError(
+            f"the teacher {teacher.source} has not the depth of {task.hparams['backbone']}: {quote_first(others)} are "
+            f"in one of them alone. Set --model.backbone to that of the teacher"
+        )
     if report.initialised and teacher.logit_weight:
         name, reason = next(iter(report.initialised.items()))
         raise UserError(f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0")
