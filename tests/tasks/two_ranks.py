@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import ClassReport, ImageCount
@@ -38,25 +38,12 @@ class Rows(torch.utils.data.Dataset):
         return self.images[draw.row]
 
 
-class Broadcasts(Callback):
-    """Notes whether DDP broadcasts buffers in a forward pass of training and of validation."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def on_train_batch_start(self, trainer, *args):
-        self.seen["train"] = getattr(trainer.strategy.model, "broadcast_buffers", None)
-
-    def on_validation_batch_start(self, trainer, *args):
-        self.seen["val"] = getattr(trainer.strategy.model, "broadcast_buffers", None)
-
-
 def run(folder, devices, checkpoint=None):
     """Trains for an epoch unless there is a checkpoint; what was scored, on this process."""
     torch.manual_seed(0)
     # Batch norm: buffers, which DistributedDataParallel would exchange in every forward pass.
     task = tiny_task(backbone={"name": "timm", "model": "resnet10t"}, img_size=32, ema_decay=0.5)
-    report, counter, broadcasts = ClassReport(Path(folder) / "report"), ImageCount(), Broadcasts()
+    report, counter = ClassReport(Path(folder) / "report"), ImageCount()
     runner = Trainer(
         accelerator="cpu",
         devices=devices,
@@ -67,14 +54,13 @@ def run(folder, devices, checkpoint=None):
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        callbacks=[report, counter, broadcasts],
+        callbacks=[report, counter],
     )
     found = {}
     if checkpoint is None:
         runner.fit(task, datamodule=Odd())
         found["scores"] = {n: v.item() for n, v in runner.callback_metrics.items() if n.startswith("val/")}
         found["average"] = sum(weight.double().sum().item() for weight in task.ema.network.parameters())
-        found["broadcasts"] = dict(broadcasts.seen)
         checkpoint = Path(folder) / "x.ckpt"
         runner.save_checkpoint(checkpoint)
     (found["validated"],) = runner.validate(

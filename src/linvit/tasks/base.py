@@ -21,12 +21,7 @@ from linvit.errors import UserError, check_choice, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
-from linvit.tasks.execution import (
-    MatmulPrecision,
-    broadcast_buffers,
-    enable_grad_checkpointing,
-    keep_attention_features,
-)
+from linvit.tasks.execution import MatmulPrecision, enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
@@ -322,13 +317,8 @@ class Task(LightningModule):
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
         return {f"network.{name}": scale for name in self.distillation.new}
 
-    def on_validation_start(self) -> None:
-        """Has DDP broadcast no buffers while ranks evaluate."""
-        broadcast_buffers(self, at_each_forward=False)
-
     def on_validation_end(self) -> None:
-        """Has DDP broadcast them again; writes down how a student starts."""
-        broadcast_buffers(self, at_each_forward=True)
+        """Writes down how a student starts."""
         if self.distillation is not None and self.trainer.sanity_checking:
             self.distillation.log_start()
 

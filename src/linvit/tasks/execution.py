@@ -4,7 +4,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from linvit.errors import UserError
 
@@ -35,19 +34,6 @@ def keep_attention_features(network: nn.Module) -> None:
     for module in network.modules():
         if hasattr(module, "recompute"):
             module.recompute = False  # type: ignore[assignment]
-
-
-def broadcast_buffers(task: LightningModule, at_each_forward: bool) -> None:
-    """Broadcasts rank 0's buffers, those that its checkpoint holds; whether DDP does so at each forward from now on.
-
-    The ranks evaluate parts of the set that may differ by one image, so that one rank may have a batch more. DDP
-    broadcasts buffers in every forward pass, evaluation included: in that batch it would wait for ever.
-    """
-    wrapper = task.trainer.strategy.model
-    if isinstance(wrapper, DistributedDataParallel):
-        for buffer in task.buffers():
-            torch.distributed.broadcast(buffer, 0)
-        wrapper.broadcast_buffers = at_each_forward
 
 
 class MatmulPrecision(Callback):
