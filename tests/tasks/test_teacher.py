@@ -7,8 +7,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from linvit import UserError
-from linvit.tasks import ClassificationTask, DetectionTask, SegmentationTask
+from linvit.data import ClassificationData
+from linvit.tasks import ClassificationTask, DetectionTask, FeatureTask, SegmentationTask
 from linvit.tasks.teacher import TaskDistillation, Teacher
+from tests.data.images import picture, save
 from tests.training import CLASSES, SIDE, TINY, Memory, batches, fit, tiny_task, trainer
 
 STUDENT: dict[str, Any] = {"attention": "linear", "warmup_epochs": 0}
@@ -232,3 +234,22 @@ def test_scores_and_distances_before_any_step_are_in_the_curves(teacher, tmp_pat
     assert logged["teacher/score"] == [(0, pytest.approx(validated["val/ema_score"]))]
     assert logged["start/distance/blocks.0.attn"] == [(0, pytest.approx(expected))]
     assert len(logged["distance/blocks.0.attn"]) == len(logged["val/score"]) == 2  # of two epochs
+
+
+def test_features_are_learned_and_scored_without_labels(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(20):
+        save(picture(number, 20, 24), tmp_path / "photos" / f"{number}.png")
+    data = ClassificationData(str(tmp_path / "photos"), labels=False, batch_size=4, num_workers=0, img_size=16)
+    source = str(tmp_path / "teacher.pth")
+    torch.save(tiny_task().network.state_dict(), source)
+    option = {"source": source, "task_weight": 0, "feature_weight": 1.0}
+    task = FeatureTask(backbone=TINY, attention="linear", img_size=16, num_classes=data.num_classes, teacher=option)
+    runner = trainer(tmp_path, max_epochs=1)
+    runner.fit(task, datamodule=data)
+    during = runner.callback_metrics["val/score"]
+    (after,) = trainer(tmp_path).validate(task, datamodule=data, verbose=False)  # the teacher is loaded for it
+    assert after["val/score"] == pytest.approx(during.item())
+    assert 0 < after["val/score"] < 1
+    with pytest.raises(UserError, match="learns from a teacher alone"):
+        fit(FeatureTask(backbone=TINY, img_size=16), tmp_path)

@@ -36,6 +36,13 @@ in a list keeps a block's softmax. What is matched, and how much it counts:
   --model.teacher.feature_weight=0        the last features
   --model.teacher.logit_weight=0          the logits
   --model.teacher.task_weight=1           the task's own loss; 0 needs no labels
+Stages (stages: in a configuration) are runs that start from one another's last
+weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
+options, such as
+  {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
+   model.teacher.task_weight: 0}
+and --resume=auto goes on in the stage that was interrupted. A model of timm
+without --config is learned from images alone, of any folder.
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
 OF_A_RUN = "base/linearize"

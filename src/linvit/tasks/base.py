@@ -315,7 +315,9 @@ class Task(LightningModule):
             return {}
         if self.distillation is None:
             raise UserError("new_lr_scale is for the parameters that a teacher does not have: set --model.teacher")
-        return {f"network.{name}": scale for name in self.distillation.new}
+        new = self.distillation.new
+        rank_zero_info(f"learning rate x {scale:g} for {len(new)} tensors of parameters: {quote_first(new)}")
+        return {f"network.{name}": scale for name in new}
 
     def on_validation_end(self) -> None:
         """Writes down how a student starts."""
