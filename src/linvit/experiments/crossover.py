@@ -11,7 +11,7 @@ from linvit.errors import UserError
 from linvit.experiments.measure import interleaved, out_of_memory, peak_memory
 
 TIMES = (1, 2, 3, 4)  # the sides that are measured, over that of the image
-CALLS = 6  # of each network at one size, about
+CALLS = 4  # of each network at one size, about
 LONGEST = 4.0
 
 
@@ -74,7 +74,7 @@ def costs_by_size(
         images = image[None].repeat(1, 1, times, times).to(device)
         works = {name: partial(network, images) for name, network in networks.items()}
         try:
-            timing = interleaved(works, budget=seconds / len(TIMES), device=device)
+            timing = interleaved(works, budget=seconds / len(TIMES), least=1, device=device)
             memory = {name: peak_memory(work, device) for name, work in works.items()}
         except Exception as error:
             if times > 1 and (out_of_memory(error) or isinstance(error, AssertionError | UserError)):

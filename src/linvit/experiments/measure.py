@@ -49,6 +49,7 @@ def interleaved(
     works: Mapping[str, Work],
     *,
     budget: float,
+    least: int = LEAST,
     device: str | torch.device = "cpu",
     times: dict[str, list[float]] | None = None,
     on_sample: Callable[[float], None] | None = None,
@@ -57,13 +58,14 @@ def interleaved(
     """Times callables in turns, so that other work of the machine slows all of them.
 
     Every callable is called once or twice to warm up. Then rounds follow: each takes a sample of every callable, which
-    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and at least 3 samples,
+    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and its least samples,
     leaves the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100.
 
     Args:
         works: The callables, without arguments, by name. Each must have done its work when it returns, but for what is
             queued on a CUDA device.
-        budget: Seconds for all samples together; exceeded where 3 samples of each take longer.
+        budget: Seconds for all samples together; exceeded where the least samples of each take longer.
+        least: Samples of each in any case.
         device: Synchronised before and after each sample if it is a CUDA device, so what is measured is wall time,
             launches included.
         times: Is filled with the samples as they come, so that an interruption does not lose them.
@@ -101,8 +103,8 @@ def interleaved(
         if not taken:
             return share
         each = calls[name] * statistics.mean(times[name])
-        if taken < LEAST:
-            return max(share - taken * each, (LEAST - taken) * each)
+        if taken < least:
+            return max(share - taken * each, (least - taken) * each)
         return 0.0 if taken >= MOST else max(0.0, min(share - taken * each, (MOST - taken) * each))
 
     while unfinished := [name for name in works if left(name) > 0]:
