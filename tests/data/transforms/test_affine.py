@@ -1,4 +1,4 @@
-"""Affine maps against PIL's, and on images of one colour."""
+"""Affine maps against PIL's, against the naive formula for boxes, and on images of one colour."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from linvit.data.transforms import on_device
-from linvit.data.transforms.geometry import affine_matrix, warp
+from linvit.data.transforms.geometry import Warp, affine_matrix, warp
 from tests.data.transforms.test_pixel_ops import FILL, photograph, tensor
 
 HEIGHT, WIDTH = 37, 53
@@ -48,6 +48,31 @@ def test_an_image_of_one_colour_stays_so(matrix, bicubic, device):
         else:
             moved = warp(image, matrix, bicubic, (level,) * 3)
         assert torch.equal(moved, image)
+
+
+@each
+def test_labels_are_pil_s_nearest(matrix):
+    labels = np.random.default_rng(0).integers(0, 250, (HEIGHT, WIDTH), dtype=np.uint8)
+    found = Warp(matrix, False, (0,)).mask(torch.from_numpy(labels), 255)
+    theirs = pil(labels, matrix, Image.Resampling.NEAREST, 255)  # computed in fixed point numbers
+    assert (found.numpy() != theirs).mean() <= 2e-3
+    instances = torch.from_numpy(labels).long()[None].repeat(2, 1, 1)  # any type, any number
+    of = Warp(matrix, False, (0,))
+    assert torch.equal(of.mask(instances, 0)[1], of.mask(instances[1], 0))
+
+
+@each
+def test_boxes_hold_their_moved_corners(matrix):
+    """Against the definition, corner by corner in float64: the matrix leads from the moved place back to the corner."""
+    boxes = torch.rand(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 30
+    boxes[:, 2:] += boxes[:, :2]
+    a, b, c, d, e, f = matrix
+    for box, found in zip(boxes.tolist(), Warp(matrix, False, (0,)).boxes(boxes, (10**6, 10**6)).tolist(), strict=True):
+        corners = [(box[i], box[j]) for i in (0, 2) for j in (1, 3)]
+        moved = np.array([np.linalg.solve([[a, b], [d, e]], [x - c, y - f]) for x, y in corners])
+        within = np.clip([*moved.min(0), *moved.max(0)], 0, None)  # of the image
+        assert found == pytest.approx(within, abs=1e-9)
+    assert Warp(matrix, False, (0,)).boxes(torch.zeros(0, 4), (9, 9)).shape == (0, 4)
 
 
 class TestAffine:

@@ -15,6 +15,8 @@ from linvit.data.transforms.geometry import (
     HorizontalFlip,
     Pad,
     Resize,
+    Warp,
+    affine_matrix,
     random_box,
     resize,
 )
@@ -105,6 +107,9 @@ OPS = {
     "shrink without antialias": Resize((31, 44), "bilinear", antialias=False),
     "flip": HorizontalFlip(),
     "pad": Pad(3, 5, 7, 11, (0, 0, 0)),
+    "shear": Warp((1, 0.21, -4.3, 0, 1, 0), False, (0, 0, 0)),
+    "shift": Warp((1, 0, 3, 0, 1, -8), False, (0, 0, 0)),
+    "turn and zoom": Warp(affine_matrix(30, 1.2, (4, -3), (HEIGHT, WIDTH)), False, (0, 0, 0)),
     "colour": PixelOp("contrast", 1.4),
 }
 
@@ -124,7 +129,9 @@ class TestTogether:
             "id": "x",
         }
 
-    @pytest.mark.parametrize("names", [*[[name] for name in OPS], ["flip", "crop", "resize", "pad"]], ids=str)
+    @pytest.mark.parametrize(
+        "names", [*[[name] for name in OPS], ["flip", "turn and zoom", "crop", "resize", "pad"]], ids=str
+    )
     def test_mask_and_box_follow_the_image(self, names):
         sample = self.sample()
         done = apply([OPS[name] for name in names], sample)
@@ -140,7 +147,7 @@ class TestTogether:
         assert torch.equal(sample["mask"], self.sample()["mask"])  # what was given is left alone
 
     def test_what_comes_from_outside_has_no_class_and_is_no_part_of_an_instance(self):
-        done = apply([Pad(left=6, right=4, bottom=2)], self.sample())
+        done = apply([Pad(right=4, bottom=2), Warp((1, 0, -6, 0, 1, 0), False, (0, 0, 0))], self.sample())
         assert (done["mask"][:, :6] == IGNORE_INDEX).all()
         assert (done["mask"][-2:] == IGNORE_INDEX).all()
         assert not done["masks"][:, -2:].any()
@@ -154,12 +161,14 @@ class TestTogether:
             "iscrowd": torch.tensor([False, True, False]),
             "masks": torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8),
         }
-        done = apply([Crop(Box(10, 10, 40, 60))], sample)
+        done = apply(
+            [Crop(Box(10, 10, 40, 60)), Warp(affine_matrix(10, 1, (0, 0), (40, 60)), False, (0, 0, 0))], sample
+        )
         assert (done["labels"].tolist(), done["iscrowd"].tolist(), len(done["masks"])) == ([2], [True], 1)
         assert len(done["boxes"]) == 1
         none = apply([Crop(Box(50, 0, 10, 10))], sample)
         assert (none["boxes"].shape, none["masks"].shape, none["labels"].shape) == ((0, 4), (0, 10, 10), (0,))
-        ops = [OPS[name] for name in ("resize", "flip", "pad")]
+        ops = [OPS[name] for name in ("resize", "flip", "pad", "turn and zoom")]
         assert apply(ops, none)["boxes"].shape == (0, 4)
 
 

@@ -157,7 +157,7 @@ class HorizontalFlip(Op):
 
 @dataclass(frozen=True)
 class Warp(Op):
-    """Applies an affine map to an image, bicubically or bilinearly; labels and boxes are not moved."""
+    """Applies an affine map, bicubically or bilinearly; the size stays."""
 
     matrix: Matrix
     bicubic: bool
@@ -166,6 +166,24 @@ class Warp(Op):
     def image(self, image: Tensor) -> Tensor:
         """Interpolates as PIL does."""
         return warp(image, self.matrix, self.bicubic, self.fill)
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Gives each pixel the label of the place that it shows, or `fill` if that is outside."""
+        a, b, c, d, e, f = self.matrix
+        height, width = mask.shape[-2:]
+        x, y = np.arange(width) + 0.5, np.arange(height)[:, None] + 0.5  # centres of pixels
+        columns, rows = np.floor(a * x + b * y + c), np.floor(d * x + e * y + f)  # (H, W)
+        inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
+        places = np.where(inside, rows * width + columns, 0).astype(np.int64)
+        return mask.flatten(-2)[..., torch.from_numpy(places)].masked_fill(torch.from_numpy(~inside), fill)
+
+    def boxes(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns the boxes around the four moved corners, clipped to the image."""
+        a, b, c, d, e, f = self.matrix
+        inverse = torch.linalg.inv(torch.tensor([[a, b], [d, e]], dtype=torch.float64))
+        x, y = boxes.double()[:, [0, 2, 0, 2]] - c, boxes.double()[:, [1, 1, 3, 3]] - f  # (N, 4 corners)
+        corners = torch.stack([x, y], -1) @ inverse.mT  # (N, 4, 2)
+        return clip(torch.cat([corners.amin(1), corners.amax(1)], -1).to(boxes.dtype), size)
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
