@@ -36,7 +36,9 @@ class Matching:
             ("projected") the output projection. Where a mechanism widens its output, it is always behind.
         attention_tokens: "all", or "patches" without class and register tokens.
         attention_inputs: What a block's attention gets: the "student"'s own tokens, or the "teacher"'s. With the
-            teacher's no error adds up, each block learns alone, and its attention alone gets gradients of it.
+            teacher's no error adds up, each block learns alone, and its attention alone gets gradients of it. What
+            is replaced by the teacher's gets no gradient: in DistributedDataParallel a module of yours must return the
+            loss from its `forward` and be wrapped with find_unused_parameters=True, as tasks of linvit are.
     """
 
     attention_weight: float = 50.0
