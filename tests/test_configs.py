@@ -174,7 +174,7 @@ def test_it_runs(name, tmp_path):
         if "images" in name
         else ["--model.teacher=null"]  # which is trained first: see tests/cli/test_linearize.py
         if "linearize/quickstart" in name
-        else [*SCENES, "--data.img_size=112", "--data.multiple=14"]
+        else SCENES
         if "linearize/ade20k" in name
         else ["--data.source=digits", *UNTRAINED]
         if name in LINEARIZE and "teacher" not in name
