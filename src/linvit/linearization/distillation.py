@@ -76,6 +76,9 @@ class Distillation:
     both make of them. `loss()` then returns the weighted sum. The teacher is no part of the student: it is in none of
     its state dicts and gets no gradients. A copy of the student is not compared.
 
+    A student with BatchNorm normalises by its batch and its teacher by fixed statistics, so their distance has a floor.
+    Freezing the student's statistics did not help on the digits.
+
     Args:
         teacher: The trained network. It is put into evaluation mode, and follows the student's device and precision.
         student: The same network with another attention, as `linvit.linearize` makes it; it may be wrapped in
