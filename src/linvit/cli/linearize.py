@@ -41,7 +41,7 @@ weights, all but the last in folders stage_1, stage_2, ...; each is a mapping of
 options, such as
   {trainer.max_epochs: 4, model.teacher.attention_inputs: teacher,
    model.teacher.task_weight: 0}
-and --resume=auto goes on in the stage that was interrupted. A model of timm
+and --resume=auto continues the stage that was interrupted. A model of timm
 without --config is learned from images alone, of any folder.
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """

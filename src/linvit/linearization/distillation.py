@@ -121,13 +121,12 @@ class Distillation:
             self._watch("logits", "")
         self._hooks.append(student.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
 
-    def run(self, images: Any) -> None:
-        """Gives images to the student and its teacher, without the head of a dense task."""
+    def run(self, images: Any) -> Any:
+        """What the student, and its teacher beside it, make of images, without the head of a dense task."""
         if hasattr(self.student, "feature_maps"):
             self._start(self.student, (images,), {})
-            self.student.feature_maps(images)  # type: ignore[operator]
-        else:
-            self.student(images)
+            return self.student.feature_maps(images)  # type: ignore[operator]
+        return self.student(images)
 
     def errors(self) -> dict[str, dict[str, Tensor]]:
         """The errors of the last forward pass in training mode, unweighted, by part ("attention", ...) and module.
@@ -182,15 +181,17 @@ class Distillation:
             self._measuring = False
             self.student.train(training)
 
-    def unreached(self, images: Any) -> list[str]:
-        """Names of the student's parameters that get no gradient, since nothing that is matched depends on them."""
+    def unreached(self, images: Any, *, by_outputs: bool) -> list[str]:
+        """Names of the parameters that nothing that is matched depends on; nor, `by_outputs`, what `run` returns."""
         training = self.student.training
         self.student.eval()  # in which images change nothing
         self._measuring = True
         try:
             with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-                self.run(images)
+                output = self.run(images)
                 loss = self.loss()
+                if by_outputs:
+                    loss = loss + sum(part.sum() for part in ([output] if isinstance(output, Tensor) else output))
         finally:
             self._measuring = False
             self.student.train(training)

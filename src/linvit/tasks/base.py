@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -290,8 +289,6 @@ class Task(LightningModule):
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
             self.distillation = TaskDistillation(self, self.teacher)
-            if self.teacher.attention_inputs == "teacher" and isinstance(self.trainer.strategy, DDPStrategy):
-                self.trainer.strategy._ddp_kwargs["find_unused_parameters"] = True  # what is replaced has no gradient
             if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
                 self.trainer.num_sanity_val_steps = float("inf")
 

@@ -107,9 +107,13 @@ class TaskDistillation(Distillation):
             f"matched. {len(self.new)} tensors of the student are not its teacher's"
             f"{': ' * bool(self.new)}{quote_first(self.new)}"
         )
-        if not option.task_weight and (unreached := self.unreached(task.example_input_array)):
-            rank_zero_info("parameters that nothing depends on that is matched are frozen")
-            task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
+        if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
+            unreached = self.unreached(task.example_input_array, by_outputs=bool(option.task_weight))
+            if option.task_weight and hasattr(task.network, "backbone"):  # its head has a loss of its own
+                unreached = [name for name in unreached if name.startswith("backbone.")]
+            if unreached:
+                rank_zero_info("parameters that no loss depends on are frozen")
+                task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """The weighted sum of the task's loss for a batch and of what is matched, which the task logs."""
