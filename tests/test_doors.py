@@ -11,7 +11,7 @@ DOORS = {  # what opens something: the files that may call it
     "pickle.load": set(),
     "pickle.loads": {"testing/behaviour.py"},  # what they have just pickled
     "Image.open": {"data/transforms/decode.py"},
-    "fsspec.open": {"data/sources/read.py", "data/sources/shards.py", "tasks/safe_loading.py"},
+    "fsspec.open": {"data/sources/read.py", "data/sources/stream.py", "tasks/safe_loading.py"},
     "jsonargparse.get_loader": {"yaml_text.py"},
     "yaml.load": {"yaml_text.py"},
     "yaml.safe_load": set(),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from linvit import UserError
 from linvit.testing import Verdict, check_attention
 from tests.testing import wrong_declarations
 from tests.testing.helpers import attention_lines
@@ -9,8 +10,6 @@ from tests.testing.helpers import attention_lines
 UNREADABLE = {
     "ComplexityInWords": "complexity must be one of O(N), O(N^2); got 'linear'.",
     "OtherProjections": "projections must be one of qkv, qv, kv, qk; got 'qq'.",
-    "OtherNorm": "proj_norm must be one of none, bn2d; got 'ln'.",
-    "GateInOtherWords": "gate must be one of none, linear, silu; got 'tanh'.",
     "FlagInWords": "takes_bias must be True or False; got 'no'",
     "FractionalWidth": "out_dim must be a whole number at least 1; got 48.0",
     "UnevenWidth": "out_dim 33 is not divisible by num_heads 2",
@@ -50,6 +49,18 @@ def test_what_cannot_be_read_ends_the_check(name: str) -> None:
         ("declarations", Verdict.FAIL),
     ]
     assert report["declarations"].note == UNREADABLE[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("OtherNorm", "proj_norm must be one of none, bn2d"),
+        ("GateInOtherWords", "gate must be one of none, linear, silu"),
+    ],
+)
+def test_what_no_host_has_is_refused_when_it_is_built(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=f"{name}.{words}"):
+        check_attention(getattr(wrong_declarations, name), quick=True)
 
 
 @pytest.mark.parametrize("name", WRONG)
