@@ -23,7 +23,7 @@ from linvit.signals import STOP
 from tests.cli import forked
 from tests.cli.runs import QUICKSTART, events, flags, tiny
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LONG = tiny(trainer__max_epochs=1000, trainer__limit_val_batches=1)
 
 

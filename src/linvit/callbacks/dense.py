@@ -152,4 +152,4 @@ class ValidationPictures(Callback):
         with training_on(trainer):
             Path(folder).mkdir(parents=True, exist_ok=True)
             write_picture(Path(folder) / f"val_{self.name}.png", Image.fromarray(picture))
-        add_picture(trainer, f"val/{self.name}", picture)
+            add_picture(trainer, f"val/{self.name}", picture)

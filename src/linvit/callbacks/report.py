@@ -91,7 +91,7 @@ class Report(Callback):
             write_table(Path(folder) / f"{stage}_classes.csv", rows)
             write_picture(Path(folder) / f"{stage}_{self.name}.png", Image.fromarray(picture))
             self._table = Path(folder) / f"{stage}_classes.csv"
-        add_picture(trainer, f"{stage}/{self.name}", picture)
+            add_picture(trainer, f"{stage}/{self.name}", picture)
 
 
 @contextmanager
