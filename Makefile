@@ -37,7 +37,7 @@ $(RUNS)/result.txt: | .venv/installed
 	  echo "  trained model    $$run/checkpoints/best_ema.ckpt"; \
 	  echo "  look at the run  make tensorboard, then open http://localhost:6006"; \
 	  echo "  compare          $(BIN)/linvit fit --config quickstart --model.attention=softmax"; \
-	  echo "  train it anew    rm $@ && make quickstart"; } > $@ && \
+	  echo "  train it again   rm $@ && make quickstart"; } > $@ && \
 	rm $(RUNS)/unfinished
 
 test: .venv/installed-dev ## all fast tests
