@@ -3,26 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import Attention, AttentionRope
-from timm.models import beit, eva, pvt_v2, swin_transformer
 from torch import nn
 
 from linvit.backbones.initialise import tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
-from linvit.backbones.timm.hosts import (
-    ACCEPTED,
-    ReplacedAttention,
-    ReplacedPVTv2Attention,
-    ReplacedSwinAttention,
-    ReplacedViTAttention,
-    patch_grid,
-)
+from linvit.backbones.timm.hosts import ACCEPTED, Model, ReplacedAttention
+from linvit.backbones.timm.pvt_v2 import ReplacedPVTv2Attention
+from linvit.backbones.timm.swin import ReplacedSwinAttention
+from linvit.backbones.timm.vit import ReplacedViTAttention
 from linvit.errors import UserError
-from linvit.image_size import image_size
 from linvit.registry import Spec
 
-PLAIN = (Attention, AttentionRope, beit.Attention, eva.EvaAttention)
-REPLACEABLE: tuple[type[nn.Module], ...] = (*PLAIN, pvt_v2.Attention, swin_transformer.WindowAttention)
+HOSTS: tuple[type[ReplacedAttention], ...] = (ReplacedViTAttention, ReplacedPVTv2Attention, ReplacedSwinAttention)
+REPLACEABLE: dict[type[nn.Module], Any] = {source: host for host in HOSTS for source in host.sources}
 
 
 def replace_timm_attention(
@@ -37,20 +30,9 @@ def replace_timm_attention(
     found = {name: module for name, module in found.items() if specs[name] is not None}
     for module in found.values():
         check_replaceable(network, module)
-    patches = patch_grid(network, img_size) if any(isinstance(module, PLAIN) for module in found.values()) else None
-    levels: list[dict[str, Any]] = list(network.feature_info)  # type: ignore[arg-type]
+    model = Model(network, img_size)
     for name, source in found.items():
-        spec = specs[name]
-        new: ReplacedAttention
-        if isinstance(source, swin_transformer.WindowAttention):
-            new = ReplacedSwinAttention(source, spec)
-        elif patches is not None:
-            new = ReplacedViTAttention(source, spec, patches)
-        else:
-            stride = next(level["reduction"] for level in levels if name.startswith(f"{level['module']}."))
-            height, width = image_size(img_size)
-            new = ReplacedPVTv2Attention(source, spec, (-(-height // stride), -(-width // stride)))
-        network.set_submodule(name, new)
+        network.set_submodule(name, REPLACEABLE[type(source)](source, specs[name], model, name))
     tie_mechanisms(network)
 
 
@@ -87,9 +69,7 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
         raise UserError(
             f"{what} turns q and k by rotary position embeddings, for which a mechanism has no place; {ACCEPTED}"
         )
-    kept = {"qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "q_norm", "k_norm", "proj"}
-    kept |= {"q", "kv", "sr", "norm"} if isinstance(source, pvt_v2.Attention) else {"relative_position_bias_table"}
-    extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - kept)
+    extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - REPLACEABLE[type(source)].kept)
     if extra:
         raise UserError(f"{what} also has {', '.join(extra)}, for which a mechanism has no place; {ACCEPTED}")
     dim, inner = source.proj.out_features, source.proj.in_features  # type: ignore[union-attr]

@@ -1,7 +1,8 @@
-"""The layers that replace attention in timm models: a mechanism between the model's own projections."""
+"""What all layers have in common that replace attention in timm models, and what tells them their tokens' grid."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import gen_relative_position_index, resize_rel_pos_bias_table
@@ -12,11 +13,10 @@ from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
-from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
 from linvit.registry import Spec, attentions
 
-ACCEPTED = "take timm's ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 or Swin, such as vit_tiny_patch16_224"
-"""The models of timm whose attention can be replaced, for messages."""
+ACCEPTED = "take one of timm's models that the README lists, such as vit_tiny_patch16_224"
+"""Ends the messages about models whose attention cannot be replaced."""
 
 
 class PatchGrid:
@@ -32,15 +32,30 @@ class PatchGrid:
         self.grid = self.grid._replace(size=(height, width))
 
 
-def patch_grid(network: Any, img_size: int | Sequence[int]) -> PatchGrid:
-    """Registers a `PatchGrid` on a model."""
-    patch_embed: Any = getattr(network, "patch_embed", None)
-    if not hasattr(patch_embed, "dynamic_feat_size"):
-        raise UserError(
-            f"{type(network).__name__} has no patch embedding that tells the grid of its tokens; {ACCEPTED}"
-        )
-    size = getattr(patch_embed, "grid_size", None) or patch_embed.dynamic_feat_size(image_size(img_size))
-    return PatchGrid(patch_embed, tuple(size), network.num_prefix_tokens)
+class Model:
+    """A model of timm whose attention is replaced, and the size of its images."""
+
+    def __init__(self, network: Any, img_size: int | Sequence[int]) -> None:
+        self.network = network
+        self.img_size = image_size(img_size)
+
+    @cached_property
+    def patches(self) -> PatchGrid:
+        """The patch grid of the model's images, which all its layers share."""
+        embed: Any = getattr(self.network, "patch_embed", None)
+        if not hasattr(embed, "dynamic_feat_size"):
+            raise UserError(
+                f"{type(self.network).__name__} has no patch embedding that tells the grid of its tokens; {ACCEPTED}"
+            )
+        size = getattr(embed, "grid_size", None) or embed.dynamic_feat_size(self.img_size)
+        return PatchGrid(embed, tuple(size), self.network.num_prefix_tokens)
+
+    def level(self, name: str) -> tuple[int, int]:
+        """The plane (H, W) of the level of the pyramid that a module belongs to."""
+        levels = self.network.feature_info
+        stride = next(level["reduction"] for level in levels if name.startswith(f"{level['module']}."))
+        height, width = self.img_size
+        return -(-height // stride), -(-width // stride)
 
 
 class ReplacedAttention(AttentionHost):
@@ -50,7 +65,14 @@ class ReplacedAttention(AttentionHost):
     projection. Where a mechanism widens its output, the projection's further columns get initial values. A relative
     position bias is kept for a mechanism that takes one. Stem, norm and gate are new where the mechanism declares them,
     and the gate is 1 at first.
+
+    A subclass names the classes that it replaces, is built as `(source, spec, model, name)`, with the module, the
+    `Model` around it and its path there, and has the module's `forward`. It is entered in the table in `attention.py`.
     """
+
+    sources: ClassVar[tuple[type[nn.Module], ...]]
+    kept: ClassVar[set[str]] = {"qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "q_norm", "k_norm", "proj"}
+    """Of the source's parameters, those that stay; one with others is refused."""
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
         super().__init__()
@@ -146,64 +168,6 @@ class ReplacedAttention(AttentionHost):
         self.relative_position_index = index.to(table.device)
 
 
-class ReplacedViTAttention(ReplacedAttention):
-    """Replaces the attention of ViT, DeiT, BEiT and EVA, which is among all tokens, prefix first."""
-
-    def __init__(self, source: Any, spec: Spec, patches: PatchGrid) -> None:
-        super().__init__(source, spec, patches.grid)
-        self.patches = patches
-
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        rope: Tensor | None = None,
-        shared_rel_pos_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, C) -> (B, N, C). A mask is refused unless the mechanism takes a bias."""
-        if is_causal or rope is not None or (attn_mask is not None and not self.mechanism.takes_bias):
-            raise UserError(f"{type(self.mechanism).__name__} in a timm model takes no mask and no rotary positions")
-        return self.mix(x, self.patches.grid, shared_rel_pos_bias if attn_mask is None else attn_mask)
-
-
-class ReplacedPVTv2Attention(ReplacedAttention):
-    """Replaces PVTv2's attention, with its spatial reduction unless the mechanism needs as many keys as queries."""
-
-    def __init__(self, source: Any, spec: Spec, size: tuple[int, int]) -> None:
-        sr = reduction(source) if reducible_spec(spec, source.proj.in_features, source.num_heads, Grid(size)) else None
-        super().__init__(source, spec, Grid(size, kv_size=None if sr is None else sr.reduced(size)))
-        self.sr = sr
-
-    def forward(self, x: Tensor, feat_size: Sequence[int]) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
-        grid = Grid((feat_size[0], feat_size[1]))
-        if self.sr is None:
-            return self.mix(x, grid)
-        t = self.stemmed(x, grid)
-        k, v = self.kv(self.sr(t, grid)).split(self.widths[1:], -1)
-        return self.finish(x, t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
-
-
-class ReplacedSwinAttention(ReplacedAttention):
-    """Replaces Swin's attention inside windows. A mechanism that takes no bias gets no shift mask either."""
-
-    def __init__(self, source: Any, spec: Spec) -> None:
-        super().__init__(source, spec, Grid(tuple(source.window_size)))
-        if self.stem is not None:
-            raise UserError(
-                f"timm's Swin hands its attention windows that are cut already, so the stem '{self.mechanism.stem}' of "
-                f"{type(self.mechanism).__name__}, a convolution of the map, has no place. Set stem: none, or take "
-                f"linvit's swin_tiny"
-            )
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
-        height, width = self.window_size
-        bias = None if mask is None else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)  # (B n, 1, h w, h w)
-        return self.mix(x, Grid((height, width)), bias)
-
-
 def projection_rows(source: Any) -> Rows:
     """Returns weight and bias of the q, k and v projections of timm's module; a missing bias among others is 0."""
     fused = getattr(source, "qkv", None)
@@ -223,17 +187,3 @@ def projection_rows(source: Any) -> Rows:
         letter: (layer.weight, None if none else torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias)
         for letter, layer in zip("qkv", layers, strict=True)
     }
-
-
-def reduction(source: Any) -> StridedReduction | PooledReduction | None:
-    """Builds PVTv2's spatial reduction with timm's layers in it."""
-    if source.sr is None:
-        return None
-    dim = source.sr.in_channels
-    sr: StridedReduction | PooledReduction
-    if source.pool is None:
-        sr = StridedReduction(dim, source.sr.stride[0])
-    else:
-        sr = PooledReduction(dim, source.pool.output_size)
-    sr.conv, sr.norm = source.sr, source.norm
-    return sr

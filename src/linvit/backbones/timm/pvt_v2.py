@@ -1,0 +1,48 @@
+"""Attention with spatial reduction, in PVTv2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.models import pvt_v2
+from torch import Tensor
+
+from linvit.attention.base import Grid
+from linvit.backbones.timm.hosts import Model, ReplacedAttention
+from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible_spec
+from linvit.registry import Spec
+
+
+class ReplacedPVTv2Attention(ReplacedAttention):
+    """Replaces PVTv2's attention, with its spatial reduction unless the mechanism needs as many keys as queries."""
+
+    sources = (pvt_v2.Attention,)
+    kept = ReplacedAttention.kept | {"q", "kv", "sr", "norm"}
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        size = model.level(name)
+        sr = reduction(source) if reducible_spec(spec, source.proj.in_features, source.num_heads, Grid(size)) else None
+        super().__init__(source, spec, Grid(size, kv_size=None if sr is None else sr.reduced(size)))
+        self.sr = sr
+
+    def forward(self, x: Tensor, feat_size: Sequence[int]) -> Tensor:
+        """(B, N, C) -> (B, N, C) for the plane (H, W)."""
+        grid = Grid((feat_size[0], feat_size[1]))
+        if self.sr is None:
+            return self.mix(x, grid)
+        t = self.stemmed(x, grid)
+        k, v = self.kv(self.sr(t, grid)).split(self.widths[1:], -1)
+        return self.finish(x, t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
+
+
+def reduction(source: Any) -> StridedReduction | PooledReduction | None:
+    """Builds PVTv2's spatial reduction with timm's layers in it."""
+    if source.sr is None:
+        return None
+    dim = source.sr.in_channels
+    sr: StridedReduction | PooledReduction
+    if source.pool is None:
+        sr = StridedReduction(dim, source.sr.stride[0])
+    else:
+        sr = PooledReduction(dim, source.pool.output_size)
+    sr.conv, sr.norm = source.sr, source.norm
+    return sr
