@@ -241,6 +241,23 @@ class ImageData(LightningDataModule):
         raise UserError(f"'{checkpoint_path}' holds nothing of the data; build {cls.__name__} with its arguments")
 
     @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """How evaluation prepares an image, as plain values; None where `eval_transform` has no `options` to say it."""
+        own = getattr(self.eval_transform, "options", None)
+        if own is None:
+            return None
+        numbers, ranges = self.bands.numbers, self.bands.ranges
+        return {
+            **own,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "bands": None if numbers is None else list(numbers),
+            "value_range": None if ranges is None else [list(pair) for pair in ranges],
+            "exif_orientation": self.images.exif_orientation,
+            "max_pixels": self.images.max_pixels,
+        }
+
+    @property
     def splits(self) -> Splits:
         """The rows of each split that the data has, images and targets in the form that training needs."""
         return self.data_source.splits

@@ -157,6 +157,13 @@ class RunFolder:
         return f"linvit fit --config {shlex.quote(str(shown(run_config(self.folder))))} --resume=auto"
 
     @property
+    def best(self) -> list[str]:
+        """Names of its best checkpoint, the wanted one first; see `best_checkpoints`."""
+        options = self.options()
+        names = options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw")
+        return best_checkpoints(*names)
+
+    @property
     def _trainer(self) -> dict[str, Any]:
         return self.config.get("trainer") or {}
 

@@ -254,9 +254,7 @@ class Run:
         run = newest(Path(source)) or RunFolder(Path(source))
         if isinstance(given, dict) and Teacher.of(given).untrained and not run.complete:
             return  # linvit linearize continues with it
-        options = run.options()
-        best = best_checkpoints(options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw"))
-        file = checkpoint_in(run.folder, best, "--model.teacher.source")
+        file = checkpoint_in(run.folder, run.best, "--model.teacher.source")
         model.teacher = {**given, "source": str(file)} if isinstance(given, dict) else str(file)
 
     def _fact(self, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -32,6 +33,8 @@ from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
+DESCRIPTION = "linvit"
+"""What a checkpoint says of itself besides its options: linvit's version, the class of the task, the preprocessing."""
 # Arguments that a checkpoint does not decide:
 SET_BY_RUN = (
     "predict_with",
@@ -322,7 +325,7 @@ class Task(LightningModule):
             self.distillation.log_start()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the total batch size, and how many updates the moving average has had.
+        """Adds what prediction needs besides the weights, the total batch size, and the updates of the moving average.
 
         Raises:
             UserError: If the weights or the optimiser's state are not finite, so that the files before them are kept.
@@ -332,6 +335,12 @@ class Task(LightningModule):
                 f"the model is not finite at step {self.trainer.global_step}, so it is not saved, and the checkpoints "
                 f"before it are kept: {quote_first(bad, 3)}. Lower --model.lr, or set --trainer.gradient_clip_val=1"
             )
+        own = type(self)
+        checkpoint[DESCRIPTION] = {
+            "version": version("linvit"),
+            "task": f"{own.__module__}:{own.__qualname__}",
+            "preprocessing": getattr(self.trainer.datamodule, "preprocessing", None),  # type: ignore[attr-defined]
+        }
         checkpoint["total_batch"] = total_batch_size(self.trainer)
         if self.ema is not None:
             checkpoint["ema_updates"] = self.ema.updates

@@ -141,6 +141,11 @@ class EvalTransform:
         self.crop_pct = crop_pct
         self.fill = colour_of(mean)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it does, as plain values."""
+        return {"size": list(self.size), "crop_mode": self.crop_mode, "crop_pct": self.crop_pct}
+
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Turns the `image` of a sample, 8-bit (3, h, w), into one of (3, H, W); the seed does not matter."""
         shape = sample["image"].shape[-2:]

@@ -105,6 +105,7 @@ class EvalTransform:
 
     def __init__(self, limits: Limits | None, masks: bool) -> None:
         self.resize = segmentation.EvalTransform(limits)
+        self.options = self.resize.options
         self.masks = masks
 
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -112,6 +112,11 @@ class EvalTransform:
         self.limits = limits
         self.multiple = multiple
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it does, as plain values."""
+        return {"resize_limits": self.limits and list(self.limits), "multiple": self.multiple}
+
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         """Resizes `image` (3, h, w) and adds `size`, which is (h, w) as it was; the seed does not matter."""
         image, size = sample["image"], tuple(sample["image"].shape[-2:])

@@ -1,0 +1,1 @@
+"""From what a run has left to predictions, without its trainer and data."""

@@ -1,0 +1,252 @@
+"""What a trained network's file says of it besides the weights, as plain values, and the network built from that."""
+
+import json
+import pkgutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch.utilities import rank_zero_warn
+from packaging.version import InvalidVersion, Version
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from linvit import tasks
+from linvit.entries import restrict_imports_to
+from linvit.errors import UserError, quote_first
+from linvit.finite import not_finite
+from linvit.image_size import image_size
+from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
+from linvit.runs.folder import CHECKPOINTS, CONFIG, RunFolder, newest, run_of_checkpoint
+from linvit.tasks.base import DESCRIPTION, SET_BY_RUN, Task
+from linvit.tasks.optimisation import Optimisation
+from linvit.tasks.pretrained import skip_pretrained
+from linvit.tasks.safe_loading import no_larger_than, not_plain
+from linvit.weights import torch_file
+from linvit.weights.read import AVERAGE, TRAINED, WRITTEN_BY, model_named
+
+Weights = Literal["raw", "ema"]
+OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", *(field.name for field in fields(Optimisation))}
+"""Options of a task that do not change its trained network."""
+OF_IMAGES = ("mean", "std", "bands", "value_range", "exif_orientation", "max_pixels", "resize_limits", "multiple")
+"""Options of data modules that say how evaluation prepares images; those that crop have `CROP`, too."""
+CROP = ("crop_mode", "crop_pct")
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What is known of a trained network. All of it is plain values, which JSON holds.
+
+    Attributes:
+        version: linvit's, which trained it.
+        task: Class of its task: "linvit.tasks.classification:ClassificationTask".
+        options: Arguments of the task that make the network and its predictions: `backbone`, `attention`, `head`,
+            `img_size`, `in_chans`, `num_classes`, `class_names`, `window` ...
+        weights: Which of a run's weights these are: "raw", or "ema", their moving average.
+        preprocessing: Arguments of `linvit.inference.preprocessing.Preprocessing`; None if nobody said.
+    """
+
+    version: str
+    task: str
+    options: dict[str, Any]
+    weights: Weights = "raw"
+    preprocessing: dict[str, Any] | None = None
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, or their numbers."""
+        return list(self.options.get("class_names") or map(str, range(self.options.get("num_classes") or 0)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Any, source: object) -> "ModelDescription":
+        """Reads what `as_dict` gave.
+
+        Args:
+            content: Of any kind, since a file of another's has it.
+            source: The file, for messages.
+
+        Raises:
+            UserError: If it is not one.
+        """
+        kinds = {"version": str, "task": str, "options": dict, "weights": str, "preprocessing": dict | None}
+        wrong = None if isinstance(content, dict) else f"it is a {type(content).__name__}"
+        for name, kind in kinds.items() if wrong is None else ():
+            if not isinstance(content.get(name), kind):
+                wrong = f"{name} is {content.get(name)!r:.80}"
+        if wrong is None and (reason := not_plain(content["options"]) or not_plain(content["preprocessing"])):
+            wrong = f"it holds {reason}"
+        if wrong is not None:
+            raise UserError(f"'{source}' does not describe a trained network of linvit: {wrong}")
+        return cls(**{name: content[name] for name in kinds})
+
+
+def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[ModelDescription, dict[str, Tensor]]:
+    """The description of a trained network, and its weights under the network's own names. Nothing in it is executed.
+
+    Args:
+        source: The folder of a run, whose best checkpoint is taken, or of several, whose newest is; a checkpoint of a
+            run; or a file of `write_trained`.
+        weights: Which of a checkpoint's; None are those with which its run predicts.
+
+    Raises:
+        UserError: If there is no such file, or it does not say enough.
+    """
+    path = Path(source)
+    if path.is_dir() and not (path / CHECKPOINTS).is_dir():
+        run = newest(path)
+        if run is None:
+            raise UserError(f"'{path}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
+        path = run.folder
+    if (path / CHECKPOINTS).is_dir():
+        path = checkpoint_in(path, RunFolder(path).best, "the model")
+    return _of_safetensors(path) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
+
+
+def _of_safetensors(path: Path) -> tuple[ModelDescription, dict[str, Tensor]]:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = json.loads(metadata["description"]) if "description" in metadata else None
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file '{path}'") from error
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise torch_file.broken(path, error) from error
+    if content is None:
+        raise UserError(
+            f"'{path}' holds weights alone, and says neither what network they are of nor how images are prepared: "
+            f"give the folder of the run, or build the network and call linvit.load_pretrained(network, '{path}')"
+        )
+    return ModelDescription.from_dict(content, path), state
+
+
+def _of_checkpoint(path: Path, weights: Weights | None) -> tuple[ModelDescription, dict[str, Tensor]]:
+    content = read_checkpoint(path)
+    given, known = content["hyper_parameters"], content.get(DESCRIPTION)
+    averaged = bool(content.get("ema_updates"))
+    if weights == "ema" and not averaged:
+        raise UserError(f"checkpoint '{path}' has no moving average of the weights: take the raw ones")
+    if weights is None:
+        weights = "ema" if averaged and given.get("predict_with") == "ema" else "raw"
+    options = {name: value for name, value in given.items() if name not in OF_TRAINING}
+    known = _of_config(path) if known is None else known
+    if not isinstance(known, Mapping):
+        raise UserError(f"'{path}' does not describe a trained network of linvit: it holds a {type(known).__name__}")
+    prefix = AVERAGE if weights == "ema" else TRAINED
+    state = {n.removeprefix(prefix): tensor for n, tensor in content["state_dict"].items() if n.startswith(prefix)}
+    return ModelDescription.from_dict({**known, "options": options, "weights": weights}, path), state
+
+
+def _of_config(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint from before it described itself lacks, from the configuration of its run."""
+    run = run_of_checkpoint(checkpoint)
+    config = {} if run is None or not (run / CONFIG).is_file() else RunFolder(run).config
+    model, data = config.get("model"), config.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        raise UserError(
+            f"checkpoint '{checkpoint}' does not say which task it is of and how images are prepared, as those of "
+            f"older versions do not: it must lie in its run's folder, NAME/version_N, with {CONFIG} there"
+        )
+    given = data.get("init_args") or {}
+    crop = {"size": list(image_size(given["img_size"])), **{n: given[n] for n in CROP}} if CROP[0] in given else {}
+    preprocessing = {name: given[name] for name in OF_IMAGES if name in given} | crop
+    known = str(data.get("class_path")).startswith("linvit.data.")  # others may prepare images in their own way
+    return {"version": "0", "task": model.get("class_path"), "preprocessing": preprocessing if known else None}
+
+
+def build_task(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    source: str | Path,
+    allow: Collection[str] = (),
+    **options: Any,
+) -> Task:
+    """The task with its network and the weights, in evaluation mode; `task.network` is plain torch.
+
+    Args:
+        description: Of the network. Nothing that it names is imported unless it is registered, or is allowed.
+        state: The network's weights.
+        source: Where both come from, for messages.
+        allow: Paths, "package.module:Class", of classes that may be imported though they are not registered.
+        **options: Of the task that a network does not decide: `compile`.
+
+    Raises:
+        UserError: If it names what is not registered, or options and weights do not fit each other.
+    """
+    written = description.version
+    try:
+        newer = Version(written) > Version(version("linvit"))
+    except InvalidVersion:
+        newer = False
+    try:
+        found = task_class(description.task, allow)
+        with skip_pretrained(), restrict_imports_to(list(allow)), no_larger_than(state, source):
+            task = found(**{**description.options, **options})
+        check_same_model(source, dict(state), task.network, model_named(description.options))
+        if bad := not_finite(task.network, {"state_dict": state}):
+            raise UserError(f"its weights are not finite: {quote_first(bad, 3)}")
+        task.network.load_state_dict(state)
+    except Exception as error:  # options of any content
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+        if newer:
+            reason = (
+                f"linvit {written} wrote it, which is newer than this one, {version('linvit')}: update it. {reason}"
+            )
+        raise UserError(f"'{source}' cannot be used: {reason}") from error
+    if newer:
+        rank_zero_warn(f"'{source}' is of linvit {written}, which is newer than this one, {version('linvit')}")
+    return task.eval().requires_grad_(False)
+
+
+def build_network(
+    description: ModelDescription, state: Mapping[str, Tensor], source: str | Path, allow: Collection[str] = ()
+) -> nn.Module:
+    """The network alone; see `build_task`."""
+    return build_task(description, state, source, allow).network
+
+
+def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
+    """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed.
+
+    Raises:
+        UserError: If it is another: to import it would run its code.
+    """
+    dotted = name.replace(":", ".")
+    last = dotted.rpartition(".")[2]
+    if dotted in {path.replace(":", ".") for path in allow}:
+        known = [pkgutil.resolve_name(name)]
+    else:
+        known = [*_subclasses(Task), *([getattr(tasks, last)] if last in tasks.__all__ else [])]
+    for each in known:
+        paths = (f"{each.__module__}.{each.__qualname__}", f"linvit.tasks.{last}")
+        if isinstance(each, type) and issubclass(each, Task) and dotted in paths and each.__name__ == last:
+            return each
+    raise UserError(
+        f"the task '{name}' is not linvit's, and to import it would run its code. If you trust it, import its module "
+        f"first, or name it: linvit.load(..., allow=['{name}']), or --allow={name} on the command line"
+    )
+
+
+def _subclasses(of: type[Task]) -> Iterator[type[Task]]:
+    for each in of.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def write_trained(path: str | Path, network: nn.Module, description: ModelDescription) -> None:
+    """Writes a network's weights with its description as a safetensors file, which `read_trained` reads."""
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
+    options = {
+        name: description.options[name]
+        for name in ("backbone", "attention", "head", "img_size")
+        if name in description.options
+    }
+    metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # which load_pretrained reads
+    save_file(state, path, metadata | {"description": json.dumps(description.as_dict())})

@@ -1,0 +1,97 @@
+"""What a file says of the network in it, and the network that is built from that."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from linvit.errors import UserError
+from linvit.inference.description import ModelDescription, build_network, build_task, read_trained, write_trained
+from linvit.tasks import ClassificationTask
+from tests.second_task.task import InkTask
+from tests.training import SIDE, TINY
+
+PREPROCESSING = {
+    **{"size": [16, 16], "crop_mode": "center", "crop_pct": 1.0},
+    **{"mean": [0.305, 0.305, 0.305], "std": [0.376, 0.376, 0.376], "bands": None, "value_range": None},
+    **{"exif_orientation": True, "max_pixels": 89478485},
+}
+
+
+def test_a_checkpoint_says_how_to_predict(run):
+    description, state = read_trained(run.folder)
+    assert description.task == "linvit.tasks.classification:ClassificationTask"
+    assert description.class_names == list("0123456789")
+    assert description.options["backbone"] == {"name": "deit_nano", "depth": 1}
+    assert description.weights == "raw"
+    assert not {"lr", "pretrained", "teacher", "ema_decay"} & description.options.keys()
+    preprocessing = description.preprocessing
+    assert preprocessing["size"] == list(
+        torch.Size(ClassificationTask.load_from_checkpoint(run.checkpoint("best")).example_input_array.shape[2:])
+    )
+    assert preprocessing.keys() == PREPROCESSING.keys()
+    assert ModelDescription.from_dict(json.loads(json.dumps(description.as_dict())), "JSON") == description
+    network = build_network(description, state, run.folder)
+    task = ClassificationTask.load_from_checkpoint(run.checkpoint("best")).eval()
+    images = torch.randn(2, *task.example_input_array.shape[1:])
+    assert torch.equal(network(images), task.network(images))
+
+
+def test_an_older_checkpoint_is_described_by_the_configuration_of_its_run(run, tmp_path):
+    old = tmp_path / "quickstart" / "version_0"
+    content = torch.load(run.checkpoint("best"), weights_only=True)
+    (old / "checkpoints").mkdir(parents=True)
+    del content["linvit"]
+    torch.save(content, old / "checkpoints" / "best.ckpt")
+    with pytest.raises(UserError, match="does not say which task it is of"):
+        read_trained(old / "checkpoints" / "best.ckpt")
+    shutil.copy(run.config, old)
+    description, _ = read_trained(old)
+    assert replace(description, version="") == replace(read_trained(run.folder)[0], version="", task=description.task)
+    assert description.task == "linvit.tasks.ClassificationTask"
+    build_task(description, _, old)
+
+
+def test_a_file_of_weights_says_the_same(run, tmp_path):
+    description, state = read_trained(run.folder)
+    write_trained(tmp_path / "model.safetensors", build_network(description, state, run.folder), description)
+    again, weights = read_trained(tmp_path / "model.safetensors")
+    assert again == description
+    assert weights.keys() == state.keys()
+    assert all(torch.equal(weights[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task": "os:system"}, "the task 'os:system' is not linvit's"),
+        ({"task": "linvit.tasks.teacher:Teacher"}, "is not linvit's"),
+        ({"options": {"backbone": "antigravity:fly"}}, "to import it would run its code"),
+        ({"options": {"attention": "of_a_plug_in"}}, "no attention is called 'of_a_plug_in'"),
+        ({"options": {"backbone": {"name": "deit_nano", "depth": 400}}}, "describe a larger model than it holds"),
+        ({"version": "999.0", "options": {"foo": 1}}, "linvit 999.0 wrote it, which is newer than this one"),
+    ],
+)
+def test_nothing_is_built_that_is_not_registered(change, said):
+    task = ClassificationTask(backbone=TINY, num_classes=2, img_size=SIDE)
+    options = {"backbone": TINY, "num_classes": 2, "img_size": SIDE} | change.get("options", {})
+    description = ModelDescription("0.1", "linvit.tasks.ClassificationTask", options)
+    with pytest.raises(UserError, match=said):
+        build_task(replace(description, **{**change, "options": options}), task.network.state_dict(), "FILE")
+
+
+@pytest.mark.parametrize("content", [[], {"version": 1}, {"version": "1", "task": "x", "options": {"a": "{b: c}"}}])
+def test_what_is_no_description_is_refused(content):
+    with pytest.raises(UserError, match="'FILE' does not describe a trained network"):
+        ModelDescription.from_dict(content, "FILE")
+
+
+def test_a_third_party_task_is_one_that_is_imported_or_allowed():
+    task = InkTask(backbone=TINY, num_classes=2, img_size=SIDE)
+    options = {"backbone": TINY, "num_classes": 2, "img_size": SIDE}
+    description = ModelDescription("0.1", "tests.second_task.task:InkTask", options)
+    assert isinstance(build_task(description, task.network.state_dict(), "FILE"), InkTask)
+    with pytest.raises(UserError, match="--allow=other:InkTask"):
+        build_task(replace(description, task="other:InkTask"), task.network.state_dict(), "FILE")
