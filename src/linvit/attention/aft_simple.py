@@ -26,6 +26,7 @@ class AFTSimpleAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    equivariant = True
     max_rank = 1  # each channel is an outer product
 
     def __init__(

@@ -90,6 +90,10 @@ class Attention(nn.Module):
         takes_bias: Whether `forward` accepts `bias=` (B or 1, h, N, M), to be added to the logits.
         narrow_keys: Whether `key_dim` may differ from C / h. Not where keys and values are multiplied entry by entry.
         takes_input: Whether `forward` accepts `x=` (B, N, C), the layer's input.
+        rotary: Whether the mechanism itself turns q and k, or features of them, by their positions. A host that does
+            refuses it then.
+        equivariant: Whether the output moves with its queries and keys are a set: no token's place in the grid counts.
+            Hosts that drop tokens ask it.
         fewer_keys: Whether keys and values may be of another grid than the queries, as under spatial reduction. Hosts
             ask it of a mechanism that projects "qkv".
         channelwise: Whether the equivalent matrix differs from channel to channel.
@@ -115,6 +119,8 @@ class Attention(nn.Module):
     narrow_keys: ClassVar[bool] = True
     takes_bias: ClassVar[bool] = False
     takes_input: bool = False
+    rotary: bool = False
+    equivariant: bool = False
     fewer_keys: bool = True
     channelwise: bool = False
     linear_in_values: bool = True

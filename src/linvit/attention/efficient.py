@@ -28,6 +28,7 @@ class EfficientAttention(Attention):
     """
 
     complexity = "O(N)"
+    equivariant = True
 
     def __init__(
         self,

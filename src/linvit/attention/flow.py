@@ -31,6 +31,7 @@ class FlowAttention(Attention):
     """
 
     complexity = "O(N)"
+    equivariant = True
 
     def __init__(
         self,

@@ -68,6 +68,7 @@ class HydraAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    equivariant = True
     max_rank = 1  # each channel is an outer product
     eps: float
     constant: float

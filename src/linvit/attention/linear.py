@@ -32,6 +32,7 @@ class LinearAttention(Attention):
     """
 
     complexity = "O(N)"
+    equivariant = True
 
     def __init__(
         self,

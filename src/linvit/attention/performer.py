@@ -44,6 +44,7 @@ class PerformerAttention(Attention):
     """
 
     complexity = "O(N)"
+    equivariant = True
     projection_matrix: Tensor | None
     seed: Tensor
     passes: Tensor

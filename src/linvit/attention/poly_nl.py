@@ -31,6 +31,7 @@ class PolyNLAttention(Attention):
     channelwise = True
     narrow_keys = False
     complexity = "O(N)"
+    equivariant = True
     max_rank = 1  # each channel is an outer product
 
     def __init__(

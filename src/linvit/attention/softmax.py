@@ -65,6 +65,7 @@ class SoftmaxAttention(ConvolvedAttention):
         self.rotary = rotary
         self.lepe = value_conv("lepe_kernel", dim, lepe_kernel)
         self.channelwise = self.lepe is not None
+        self.equivariant = not rotary and self.lepe is None
         self.gate, self.out_norm = gate, out_norm
         self.fused = fused
 

@@ -29,6 +29,7 @@ class XCAttention(Attention):
     fewer_keys = False
     linear_in_values = False
     complexity = "O(N)"
+    equivariant = True
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None, temperature: float = 1.0

@@ -22,13 +22,14 @@ def replace_attention(
     A linvit backbone becomes what its constructor builds with `attention=`. Kept are the projections of q, k and v that
     the new mechanism has, too, in equal widths, and the output projection; the parameters of the mechanism are new.
 
-    In a timm model the norms of q and k stay as well, and a relative position bias where the mechanism takes one. It
-    takes images of the sizes that it took before. Where blocks are recomputed in the backward pass
-    (`set_grad_checkpointing`), that pass must come before images of another size go forward.
+    In a timm model the norms of q and k stay as well, rotary positions, by which it turns q and k before the mechanism
+    gets them, and a relative position bias where the mechanism takes one. It takes images of the sizes that it took
+    before. Where blocks are recomputed in the backward pass (`set_grad_checkpointing`), that pass must come before
+    images of another size go forward.
 
     Args:
-        model: A backbone of linvit, any model of linvit's attention layers, or timm's ViT, DeiT, BEiT, EVA without
-            rotary positions, PVTv2 or Swin, and what is built of the same modules.
+        model: A backbone of linvit, any model of linvit's attention layers, or one of timm's that the README lists,
+            and what is built of the same modules.
         attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm model that takes
             any size. A model of linvit knows its own.

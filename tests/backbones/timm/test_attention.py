@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.layers import Attention
 from torch import Tensor, nn
 
 import linvit
@@ -18,6 +19,7 @@ SWIN = {"img_size": 56, "depths": (2, 2, 1, 1), "embed_dim": 24, "num_heads": (1
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("test_vit", {"img_size": 64}),
     ("test_vit", {"img_size": 64, "qk_norm": True, "qkv_bias": False}),
+    ("test_vit", {"img_size": 64, "scale_attn_norm": True}),  # a norm of what attention mixes
     ("test_vit2", {"img_size": 64}),  # a register token
     ("test_vit3", {"img_size": 64}),
     ("test_vit4", {"img_size": 64}),
@@ -286,7 +288,6 @@ def test_the_bias_goes_only_to_what_takes_one() -> None:
     [
         ("resnet18", r"ResNet has no attention.*mixes tokens by Conv2d, MaxPool2d\. Leave attention out, or"),
         ("cait_xxs24_224", r"Cait has no attention that linvit can replace.*ClassAttn, TalkingHeadAttn"),
-        ("eva02_tiny_patch14_224", "EvaAttention turns q and k by rotary position embeddings"),
         ("mobilevit_xxs", "ByobNet has no patch embedding that tells the grid"),
         (
             "swinv2_cr_tiny_224",
@@ -302,8 +303,10 @@ def test_a_model_that_cannot_take_it_says_why(model: str, message: str) -> None:
 
 
 def test_what_has_no_place_is_refused() -> None:
-    with pytest.raises(UserError, match=r"Attention also has norm, for which a mechanism has no place"):
-        replace_attention(vit(scale_attn_norm=True), "focused")
+    layer = vit().blocks[0]
+    layer.attn = Attention(64, 2, gated=True)
+    with pytest.raises(UserError, match=r"Attention also has gate, for which a mechanism has no place"):
+        replace_attention(layer, "focused")
 
 
 def test_masks_are_refused_by_what_takes_none() -> None:

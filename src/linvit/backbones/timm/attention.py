@@ -65,13 +65,15 @@ def _nothing_to_replace(network: nn.Module) -> str:
 def check_replaceable(network: nn.Module, source: nn.Module) -> None:
     """Raises a `UserError` where an attention module does more than project and mix."""
     what = f"{type(network).__name__}'s {type(source).__name__}"
-    if getattr(network, "rope", None) is not None:
-        raise UserError(
-            f"{what} turns q and k by rotary position embeddings, for which a mechanism has no place; {ACCEPTED}"
-        )
     extra = sorted({name.partition(".")[0] for name, _ in source.named_parameters()} - REPLACEABLE[type(source)].kept)
     if extra:
         raise UserError(f"{what} also has {', '.join(extra)}, for which a mechanism has no place; {ACCEPTED}")
+    dropout = getattr(getattr(source, "attn_drop", None), "p", 0)
+    if dropout:
+        raise UserError(
+            f"{what} drops weights of its attention in training (rate {dropout:g}), and most mechanisms never form "
+            f"them; create the model with attn_drop_rate=0"
+        )
     dim, inner = source.proj.out_features, source.proj.in_features  # type: ignore[union-attr]
     if dim != inner:
         raise UserError(f"{what} has heads of {inner} channels for tokens of {dim}, and must have as many; {ACCEPTED}")

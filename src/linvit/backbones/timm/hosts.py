@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import gen_relative_position_index, resize_rel_pos_bias_table
+from timm.layers import apply_rot_embed_cat, gen_relative_position_index, resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
@@ -109,14 +109,19 @@ class ReplacedAttention(AttentionHost):
         if self.relative_position_bias_table is not None:
             self.register_buffer("relative_position_index", source.relative_position_index, persistent=False)
         self.window_size: Any = getattr(source, "window_size", None)
+        self.rotate_half: bool = getattr(source, "rotate_half", False)
+        self.norm: nn.Module | None = None  # of what is mixed
         self.proj = widened(source.proj, self.mechanism.out_dim, heads)
         self.proj_drop = source.proj_drop
 
-    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one."""
+    def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None, rope: Tensor | None = None) -> Tensor:
+        """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one.
+
+        `rope` are sines and cosines (..., N, 2 d) of timm for the patches, by which q and k are turned.
+        """
         t = self.stemmed(x, grid)
         q, k, v = queries_keys_values(self.mechanism, self.qkv(t).split(self.widths, -1), t)
-        return self.finish(x, t, q, k, v, grid, bias)
+        return self.finish(x, t, q, k, v, grid, bias, rope)
 
     def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
         """Applies the stem, if the mechanism has one, to the tokens (B, N, C) of a grid."""
@@ -129,25 +134,38 @@ class ReplacedAttention(AttentionHost):
         return x if self.stem is None else self.stem(x, grid)
 
     def finish(
-        self, x: Tensor, t: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        t: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grid: Grid,
+        bias: Tensor | None = None,
+        rope: Tensor | None = None,
     ) -> Tensor:
         """Attends and returns the layer's output (B, N, C)."""
         tied = k is q
-        q = self._normalised(self.q_norm, q)
-        k = q if tied else self._normalised(self.k_norm, k)
+        q = self._placed(self.q_norm, q, grid.num_prefix, rope)
+        k = q if tied else self._placed(self.k_norm, k, grid.num_prefix, rope)
         table = self.relative_position_bias_table
         if table is not None:
             index = self.relative_position_index
             own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
             bias = own if bias is None else own + bias
         out = attend(self.mechanism, q, k, v, grid, x=t, bias=bias if self.mechanism.takes_bias else None)
-        return self.project(out, x)
+        return self.project(out if self.norm is None else self.norm(out), x)
 
-    def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Applies a norm over the channels of each head, (B, N, C) -> (B, N, C)."""
-        if isinstance(norm, nn.Identity):
+    def _placed(self, norm: nn.Module, x: Tensor, prefix: int, rope: Tensor | None) -> Tensor:
+        """Applies a norm over the channels of each head and turns those of the patches, (B, N, C) -> (B, N, C)."""
+        if isinstance(norm, nn.Identity) and rope is None:
             return x
-        return norm(x.unflatten(2, (self.mechanism.num_heads, -1))).flatten(2)  # type: ignore[no-any-return]
+        heads: Tensor = norm(x.unflatten(2, (self.mechanism.num_heads, -1)))  # (B, N, h, d)
+        if rope is not None:
+            patches = heads[:, prefix:].transpose(1, 2)
+            turned = apply_rot_embed_cat(patches, rope, half=self.rotate_half).transpose(1, 2)
+            heads = torch.cat([heads[:, :prefix], turned], dim=1)
+        return heads.flatten(2)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Sets another window size, as timm's method of this name does, and resizes the table of relative positions."""
@@ -183,7 +201,11 @@ def projection_rows(source: Any) -> Rows:
         return dict(zip("qkv", pairs, strict=True))
     layers = (source.q_proj, source.k_proj, source.v_proj)
     none = all(layer.bias is None for layer in layers)
-    return {
-        letter: (layer.weight, None if none else torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias)
-        for letter, layer in zip("qkv", layers, strict=True)
-    }
+    found = {}
+    for letter, layer in zip("qkv", layers, strict=True):
+        weight, bias = layer.weight, layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
+        copies = source.proj.in_features // len(weight)  # more than 1 where heads share keys and values
+        weight, bias = (rows.unflatten(0, (-1, source.head_dim)) for rows in (weight, bias))
+        weight, bias = (rows.repeat_interleave(copies, 0).flatten(0, 1) for rows in (weight, bias))
+        found[letter] = weight, None if none else bias
+    return found

@@ -34,7 +34,7 @@ class AttentionRank(Measurement):
     All of `linvit.analysis.attention_statistics`, per head and part, is written to attention_rank.csv in the run's
     folder.
 
-    The attention of timm models is measured, too: ViT, DeiT, BEiT, EVA without rotary positions, PVTv2 and Swin.
+    The attention of timm models is measured, too, of those in which it can be replaced.
 
     Args:
         every_n_steps: Optimiser steps between two measurements.

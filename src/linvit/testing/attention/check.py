@@ -25,6 +25,7 @@ CONTRACT = Contract(
         behaviour.BATCH_INDEPENDENCE,
         *behaviour.COMMON,
         Check("memory layout", shape.memory_layout),
+        Check("order of tokens", shape.order_of_tokens),
         Check("NaN propagates", shape.nan_propagates),
         Check("equivalent matrix", matrix.equivalent_matrix),
         Check("factors", matrix.factors),

@@ -12,7 +12,7 @@ PROJECTIONS = ("qkv", "qv", "kv", "qk")
 COMPLEXITIES = ("O(N)", "O(N^2)")
 FLAGS = (
     *("narrow_keys", "fewer_keys", "takes_bias", "takes_input", "channelwise", "linear_in_values", "matrix_is_exact"),
-    "exports_any_size",
+    *("rotary", "equivariant", "exports_any_size"),
 )
 
 

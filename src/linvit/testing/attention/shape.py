@@ -121,6 +121,19 @@ def memory_layout(subject: AttentionSubject) -> Line:
     return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
 
 
+def order_of_tokens(subject: AttentionSubject) -> Line:
+    """Checks that tokens in another order give the same outputs in that order, where the mechanism declares it."""
+    mechanism = subject.build()
+    if not mechanism.equivariant:
+        return not_supported("equivariant is False")
+    given = inputs(mechanism, NOMINAL)
+    order = torch.randperm(NOMINAL.num_queries, generator=torch.Generator().manual_seed(0))
+    moved = given.map(lambda x: x[..., order, :])
+    error = relative_error(moved(mechanism), given(mechanism)[..., order, :])
+    said = f"tokens in another order: {error:.0e}"
+    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e}); declare equivariant = False")
+
+
 def nan_propagates(subject: AttentionSubject) -> Line:
     """Checks that a NaN in an input comes out as NaN, in its own sample alone, and that the backward pass runs."""
     mechanism = subject.build()
