@@ -93,9 +93,9 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
     registered = (entry.target for entries in known.values() for entry in entries)
     if named is not None and path not in named and path not in registered:
         raise UserError(
-            f"the checkpoint names the {kind} class '{path}', and to import it would run its code. If you trust it, "
-            f"name it, too: --model.{kind}={shlex.quote(path)} on the command line, or "
-            f"load_from_checkpoint(..., {kind}={path!r})"
+            f"the {kind} class '{path}' is not registered, and to import it for a file or for timm would run its code. "
+            f"If you trust it, register it (linvit.register_{kind}), or name it, too: "
+            f"--model.{kind}={shlex.quote(path)} on the command line, or load_from_checkpoint(..., {kind}={path!r})"
         )
     return Entry(path, path, f"'{path}'")
 

@@ -103,7 +103,7 @@ def test_the_command_line_imports_no_class_that_it_does_not_name(run, tmp_path, 
     arguments = ("validate", f"--config={run.config}", f"--ckpt_path={tmp_path / 'x.ckpt'}")
     done = command(*arguments, cwd=tmp_path)
     assert done.code == 2
-    assert f"the checkpoint names the backbone class '{name}'" in done.err
+    assert f"the backbone class '{name}' is not registered" in done.err
     assert "module_of_a_run" not in sys.modules
     done = command(*arguments, f"--model.backbone={name}", cwd=tmp_path)
     assert done.code == 0, done.err

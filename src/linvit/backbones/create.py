@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import nn
 
 from linvit.backbones.replace_attention import replace_attention
+from linvit.backbones.timm.record import record
 from linvit.errors import UserError
 from linvit.registry import Spec, backbones
 from linvit.signatures import takes
@@ -49,10 +50,18 @@ def create_backbone(
                 f"backbone '{name}' brings its own attention, so {attention!r} cannot go into it; set attention to null"
             )
         if isinstance(attention, list | tuple) and None in attention:
-            built = cast("nn.Module", backbones.create(spec, **options))
+            built = _built(spec, options)
             return replace_attention(built, attention, 224 if img_size is None else img_size)
         options["attention"] = attention
-    return cast("nn.Module", backbones.create(spec, **options))
+    return _built(spec, options)
+
+
+def _built(spec: Spec, options: Mapping[str, Any]) -> nn.Module:
+    """The backbone, with a note on how it was built."""
+    network = cast("nn.Module", backbones.create(spec, **options))
+    name, own = backbones.parse(spec)
+    record(network, name, {**own, **options})
+    return network
 
 
 def image_channels(in_chans: int) -> dict[str, int]:

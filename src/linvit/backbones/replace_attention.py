@@ -7,6 +7,7 @@ from torch import nn
 from linvit.backbones.initialise import init_vit, tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.attention import replace_timm_attention, unwrapped
+from linvit.backbones.timm.record import record_replacement
 from linvit.errors import UserError
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.projections import keep_weights
@@ -64,4 +65,5 @@ def replace_attention(
         keep_weights(layer, new.to(layer.proj.weight))
         network.set_submodule(name, new.train(layer.training))
     tie_mechanisms(network)
+    record_replacement(network, attention, img_size)
     return model

@@ -9,6 +9,7 @@ from linvit.backbones.initialise import tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
 from linvit.backbones.timm.hosts import ACCEPTED, Model, ReplacedAttention
 from linvit.backbones.timm.pvt_v2 import ReplacedPVTv2Attention
+from linvit.backbones.timm.record import record_replacement
 from linvit.backbones.timm.swin import ReplacedSwinAttention
 from linvit.backbones.timm.vit import ReplacedViTAttention
 from linvit.errors import UserError
@@ -34,6 +35,7 @@ def replace_timm_attention(
     for name, source in found.items():
         network.set_submodule(name, REPLACEABLE[type(source)](source, specs[name], model, name))
     tie_mechanisms(network)
+    record_replacement(network, attention, img_size)
 
 
 def unwrapped(network: nn.Module) -> nn.Module:

@@ -182,8 +182,16 @@ class ReplacedAttention(AttentionHost):
             table.detach(), new_window_size=(height, width), new_bias_shape=shape, old_window_size=tuple(old)
         )
         self.relative_position_bias_table = nn.Parameter(resized, requires_grad=table.requires_grad)
-        index = gen_relative_position_index((height, width), class_token=special > 0)
-        self.relative_position_index = index.to(table.device)
+        self.init_non_persistent_buffers()
+
+    def init_non_persistent_buffers(self) -> None:
+        """Makes the table's index again, as timm's method of this name does; transformers calls it."""
+        table = self.relative_position_bias_table
+        if table is not None:
+            height, width = self.window_size
+            special = len(table) > (2 * height - 1) * (2 * width - 1)  # rows for the class token
+            index = gen_relative_position_index((height, width), class_token=special)
+            self.relative_position_index = index.to(table.device)
 
 
 def projection_rows(source: Any) -> Rows:

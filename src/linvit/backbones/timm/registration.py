@@ -1,57 +1,74 @@
 """linvit's backbones in timm's registry: `timm.create_model("flatten_swin_tiny")` after `import linvit.backbones`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import (
+    build_model_with_cfg,
+    generate_default_cfgs,
+    model_entrypoint,
+    register_model,
+    resolve_pretrained_cfg,
+)
 from torch import nn
 
 from linvit.backbones.timm.attention import unwrapped
+from linvit.backbones.timm.record import REPLACED, layout, name_in_timm, preparation
+from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
-from linvit.model_info import model_info
 from linvit.registry import backbones
-
-
-def layout(network: Any, input_size: tuple[int, ...]) -> dict[str, Any]:
-    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them."""
-    found: dict[str, Any] = {}
-    names = {module: name for name, module in network.named_modules()}
-    convolutions = [name for module, name in names.items() if isinstance(module, nn.Conv2d)]
-    if convolutions:
-        found["first_conv"] = convolutions[0]
-    if hasattr(network, "get_classifier"):
-        heads: Any = network.get_classifier()
-        found["classifier"] = tuple(names[head] for head in heads) if isinstance(heads, tuple) else names[heads]
-    if getattr(network, "feature_info", None):
-        stride = network.feature_info[-1]["reduction"]
-        found["pool_size"] = tuple(-(-side // stride) for side in input_size[1:])
-    return found
-
-
-def preparation(name: str) -> dict[str, Any]:
-    """Returns how images are prepared for a backbone, where that differs from timm's defaults (224, 0.875, bicubic)."""
-    facts = model_info().get(name)
-    if facts is None:
-        return {}
-    size = (3, facts.img_size, facts.img_size)
-    return {"input_size": size, "crop_pct": facts.crop_pct, "crop_mode": facts.crop_mode}
-
+from linvit.signatures import takes
 
 default_cfgs = generate_default_cfgs(
-    {name: preparation(name) for name in backbones.names()}
+    {**{name_in_timm(name): preparation(name) for name in backbones.names()}, REPLACED: {}}
 )  # timm looks for this name
 
 
 def register_with_timm() -> None:
-    """Registers all names, those of plug-ins too, that timm does not have; a backbone is imported when it is used."""
+    """Registers all names, those of plug-ins too; a backbone is imported when it is used.
+
+    A name that timm has given to a model of its own gets a prefix, "linvit_pvt_v2_b0".
+    """
     for name in backbones.names():
-        if name != "timm" and not timm.is_model(name):
-            register_model(entrypoint(name))
+        if name != "timm" and not timm.is_model(name_in_timm(name)):
+            register_model(entrypoint(name_in_timm(name), lambda name=name, **options: build(name, **options)))
+    if not timm.is_model(REPLACED):
+        register_model(entrypoint(REPLACED, build_replaced))
 
 
-def entrypoint(name: str) -> Callable[..., nn.Module]:
-    """Returns the function by which timm creates a backbone of linvit."""
+def build(name: str, global_pool: str | None = None, **options: Any) -> nn.Module:
+    """Builds a backbone of linvit with arguments of timm's, which may name the pooling of any."""
+    if global_pool is not None and takes(backbones.get(name), "global_pool"):
+        options["global_pool"] = global_pool
+    network: Any = backbones.create({"name": name, **options})
+    if hasattr(network, "check_pool") and global_pool is not None:
+        network.check_pool(global_pool)
+        network.global_pool = global_pool
+    network._traits = {"first_conv": layout(network, (3, 224, 224)).get("first_conv")}
+    return network  # type: ignore[no-any-return]
+
+
+def build_replaced(model: str, replaced: Sequence[dict[str, Any]], **options: Any) -> nn.Module:
+    """Builds a model of timm's registry and replaces its attention, as often as it had been when it was saved.
+
+    Args:
+        model: Its name.
+        replaced: Of each time, the `attention` and the `img_size` of `linvit.replace_attention`.
+        options: Of the model.
+    """
+    from linvit.backbones.replace_attention import replace_attention
+
+    if not isinstance(model, str) or model == REPLACED or not timm.is_model(model):
+        raise UserError(f"'{REPLACED}' replaces the attention of a model of timm's registry; {model!r} is none")
+    network: nn.Module = model_entrypoint(model)(**options)
+    for one in replaced:
+        replace_attention(network, **one)
+    return network
+
+
+def entrypoint(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Returns the function by which timm creates a model of a name with a function of linvit."""
 
     def create(
         pretrained: bool = False,
@@ -66,26 +83,28 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
                 f"'{name}' of linvit drops no features of the classifier; got drop_rate={drop_rate}. "
                 f"Use drop_path_rate or proj_drop"
             )
-        if pretrained:
+        if pretrained and not resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay).has_weights:
             raise UserError(
                 f"timm has no weights for '{name}' of linvit. Create it with pretrained=False, then load the official "
                 f"checkpoint: linvit.load_pretrained(model, PATH)"
             )
         features: dict[str, Any] = {"out_indices": 4, "feature_cls": "getter"}  # the last four: a whole pyramid
 
-        def build(**arguments: Any) -> nn.Module:
-            network: Any = backbones.create({"name": name, **arguments})
+        def built(**arguments: Any) -> nn.Module:
+            with restrict_imports_to(()):  # they may come from a file on the hub
+                network: Any = build(**arguments)
             if "out_indices" not in options:  # timm reads it after building
                 features["out_indices"] = min(4, len(getattr(network, "feature_info", range(4))))
             return network  # type: ignore[no-any-return]
 
         model: Any = build_model_with_cfg(
-            build,
+            built,
             name,
-            pretrained=False,
+            pretrained=pretrained,
             pretrained_cfg=pretrained_cfg,
             pretrained_cfg_overlay=pretrained_cfg_overlay,
             feature_cfg=features,
+            cache_dir=cache_dir,
             **options,
         )
         network = unwrapped(model) if options.get("features_only") else model

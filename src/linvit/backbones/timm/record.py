@@ -1,0 +1,77 @@
+"""How a network was built, kept on it as timm keeps it, so that timm's own functions save it and build it again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import timm
+from timm.models import PretrainedCfg
+from torch import nn
+
+from linvit.image_size import image_size
+from linvit.model_info import model_info
+from linvit.registry import Spec
+
+REPLACED = "linvit_replaced_attention"
+"""The name in timm's registry of any of its models whose attention `linvit.replace_attention` has replaced."""
+OWN = "linvit_"
+"""Prefix, in timm's registry, of those backbones of linvit whose names timm has given to models of its own."""
+
+
+def layout(network: Any, input_size: Sequence[int]) -> dict[str, Any]:
+    """Returns what timm's `default_cfg` says of the modules of a model, as far as the model has them."""
+    found: dict[str, Any] = {}
+    names = {module: name for name, module in network.named_modules()}
+    convolutions = [name for module, name in names.items() if isinstance(module, nn.Conv2d)]
+    if convolutions:
+        found["first_conv"] = convolutions[0]
+    if hasattr(network, "get_classifier"):
+        heads: Any = network.get_classifier()
+        found["classifier"] = tuple(names[head] for head in heads) if isinstance(heads, tuple) else names[heads]
+    if getattr(network, "feature_info", None):
+        stride = network.feature_info[-1]["reduction"]
+        found["pool_size"] = tuple(-(-side // stride) for side in input_size[1:])
+    return found
+
+
+def preparation(name: str) -> dict[str, Any]:
+    """Returns how images are prepared for a backbone, where that differs from timm's defaults (224, 0.875, bicubic)."""
+    facts = model_info().get(name)
+    if facts is None:
+        return {}
+    size = (3, facts.img_size, facts.img_size)
+    return {"input_size": size, "crop_pct": facts.crop_pct, "crop_mode": facts.crop_mode}
+
+
+def name_in_timm(name: str) -> str:
+    """The name by which timm's registry knows a backbone of linvit."""
+    entry = timm.models.model_entrypoint(name) if timm.is_model(name) else None
+    return name if entry is None or entry.__module__.startswith("linvit.") else f"{OWN}{name}"
+
+
+def record(network: Any, name: str, options: Mapping[str, Any]) -> None:
+    """Notes the name and the options of a backbone that linvit has built; one that timm does not know gets no note."""
+    if hasattr(network, "pretrained_cfg") or not timm.is_model(name_in_timm(name)):
+        return
+    config: dict[str, Any] = asdict(PretrainedCfg(architecture=name_in_timm(name), **preparation(name)))
+    if "img_size" in options or "in_chans" in options:
+        channels, *size = config["input_size"]
+        size = image_size(options.get("img_size", size))
+        config["input_size"] = (options.get("in_chans", channels), *size)
+    network._model_args = dict(options)
+    config |= layout(network, config["input_size"])
+    network._traits = {"img_size": config["input_size"][1:], "first_conv": config["first_conv"]}
+    network.pretrained_cfg = network.default_cfg = config
+
+
+def record_replacement(network: Any, attention: Spec | Sequence[Spec | None], img_size: int | Sequence[int]) -> None:
+    """Notes that the attention of a model was replaced, if there is a note on how it was built."""
+    config = getattr(network, "pretrained_cfg", None)
+    if config is None:
+        return
+    arguments = dict(getattr(network, "_model_args", {}))
+    if config["architecture"] != REPLACED:
+        arguments = {**arguments, "model": config["architecture"], "replaced": []}
+    replaced = [*arguments["replaced"], {"attention": attention, "img_size": img_size}]
+    network._model_args = {**arguments, "replaced": replaced}
+    network.pretrained_cfg = network.default_cfg = {**config, "architecture": REPLACED}
