@@ -1,17 +1,20 @@
 """`linvit linearize`: from a run to a student with its page, and what is refused."""
 
 import csv
+import subprocess
+import sys
 
 import pytest
 import torch
 import yaml
 
 from linvit import UserError
-from linvit.cli.linearize import of_teacher
+from linvit.cli.linearize import of_teacher, train_teacher
 from linvit.experiments import linearize
 from linvit.experiments.keep import Measurements, add_curve
 from linvit.experiments.page import Page
 from linvit.runs.folder import RunFolder
+from linvit.tasks import Teacher
 from tests.cli.runs import QUICKSTART, linvit, tiny
 
 
@@ -35,7 +38,7 @@ def test_a_run_becomes_linear_and_has_a_page(folder):
     student = root / "checkpoints" / "quickstart" / "version_1"
     assert "linearize.html" in said
     config = yaml.safe_load((student / "config.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
-    assert config["attention"] == ["linear", None, None, "linear"]
+    assert config["attention"] == ["linear", "softmax", "softmax", "linear"]  # null was the teacher's
     assert config["teacher"]["source"] == "checkpoints/quickstart/version_0/checkpoints/best.ckpt"
     with (student / "linearize.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -62,7 +65,7 @@ def test_the_blocks_that_keep_softmax_are_found_once(folder):
         assert done.code == 0, done.err
         assert f"11 networks are measured, {measured} of them are in" in done.out
     run = RunFolder(root / "checkpoints" / "quickstart" / "version_2")
-    assert sorted(run.hparams["attention"], key=str) == [None, None, None, "focused"]
+    assert sorted(run.hparams["attention"]) == ["focused", "softmax", "softmax", "softmax"]
     assert len(Measurements(run.folder / "keep.csv").rows) == 11
     page = Page("")
     add_curve(page, run.folder / "keep.csv")
@@ -104,6 +107,8 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
     assert not (root / "new/quickstart/version_1").exists()
     refused = linvit("fit", "--config=quickstart", f"--stages={STAGES}", cwd=root)
     assert "train them with linvit linearize" in refused.err
+    refused = linvit("linearize", *given[:-1], f"--ckpt_path={second}", cwd=root)
+    assert "--ckpt_path names one run, and stages are several" in refused.err
 
 
 def test_a_student_is_scored_without_its_teacher(folder):
@@ -131,6 +136,17 @@ def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):
         of_teacher(str(run), ["--trainer.max_epochs=3"])
+
+
+def test_two_commands_do_not_train_one_teacher(tmp_path):
+    (tmp_path / "teacher").mkdir()
+    script = "import pathlib, linvit.files; linvit.files.lock(pathlib.Path('teacher')); print(1, flush=True); input()"
+    other = [sys.executable, "-c", script]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout.readline()
+        with pytest.raises(UserError, match=r"another process is training the teacher, in '.*teacher'"):
+            train_teacher(Teacher(source=str(tmp_path / "teacher"), config="linearize/teacher"))
+        process.communicate(b"\n")
 
 
 def test_a_teacher_is_needed(tmp_path):

@@ -1,10 +1,11 @@
 """The distance of a student to its teacher, against LoLCATs' own functions and by what it must not touch."""
 
 import copy
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -262,6 +263,27 @@ def test_a_copy_of_the_student_is_not_compared() -> None:
     assert torch.equal(copied(images(4)), wanted(images(4)))
     assert not calls
     assert distillation.loss().isfinite()
+
+
+def through_a_pickle(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_pickle])
+def test_networks_are_copied_and_pickled_whole(copied: Callable[[nn.Module], Any]) -> None:
+    module = Module()
+    alone = copied(module.student)
+    assert torch.equal(alone(images()), module.student(images()))
+    with pytest.raises(UserError, match=r"call student.train\(\)"):
+        copied(module).distillation.loss()  # of networks of its own
+    other = copied(module)
+    for each in (other, module):
+        each.student(images())
+    assert other.distillation.teacher is other.teacher
+    assert torch.equal(other.distillation.loss(), module.distillation.loss())
 
 
 def test_a_module_may_have_the_teacher_as_a_part() -> None:

@@ -116,12 +116,28 @@ def test_without_labels_only_what_is_matched_is_trained(teacher, tmp_path):
 def test_a_teacher_of_whom_nothing_is_matched_is_not_run(teacher, tmp_path):
     option = {"source": teacher, "attention_weight": 0.0, "copied": "nothing"}
     task = tiny_task(**STUDENT, lr=0.1, teacher=option)
-    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    before, calls = {name: value.clone() for name, value in task.network.state_dict().items()}, []
+    task.on_train_start = lambda: task.distillation.teacher.register_forward_hook(lambda *_: calls.append(1))
     fit(task, tmp_path)
+    assert not calls
     alone = tiny_task(**STUDENT, lr=0.1)
     alone.network.load_state_dict(before)
     fit(alone, tmp_path)
     torch.testing.assert_close(task.network.state_dict(), alone.network.state_dict(), rtol=0, atol=0)
+
+
+def test_null_in_a_list_keeps_the_attention_of_the_teacher(tmp_path):
+    deep, path = {**TINY, "depth": 2}, str(tmp_path / "teacher.ckpt")
+    trained = fit(tiny_task(backbone=deep, attention=["focused", "hydra"]), tmp_path)
+    trained.save_checkpoint(path)
+    theirs = trained.lightning_module.network
+    student = started(tiny_task(backbone=deep, attention=[None, "linear"], teacher=path), tmp_path)
+    assert student.hparams["attention"] == ["focused", "linear"]
+    for name, value in theirs.blocks[0].state_dict().items():
+        assert torch.equal(student.network.blocks[0].state_dict()[name], value), name
+    assert type(student.network.blocks[1].attn.mechanism) is not type(theirs.blocks[1].attn.mechanism)
+    with pytest.raises(UserError, match=r'lists 3 and the teacher has 2: \["focused", "hydra"\]'):
+        tiny_task(backbone={**TINY, "depth": 3}, attention=["linear", None, None], teacher=path)
 
 
 def test_a_deeper_network_is_no_teacher(tmp_path):

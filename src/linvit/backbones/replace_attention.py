@@ -21,7 +21,7 @@ def replace_attention(
     """Replaces the attention of a model, in place, and keeps all weights that another mechanism can use.
 
     A linvit backbone becomes what its constructor builds with `attention=`. Kept are the projections of q, k and v that
-    the new mechanism has, too, in equal widths, and the output projection; the parameters of the mechanism are new.
+    the new mechanism has, too, in equal widths, and the output projection; the parameters of another mechanism are new.
 
     In a timm model the norms of q and k stay as well, rotary positions, by which it turns q and k before the mechanism
     gets them, and a relative position bias where the mechanism takes one. It takes images of the sizes that it took

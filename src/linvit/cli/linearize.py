@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from linvit.cli.verify_resume import split
 from linvit.errors import UserError
-from linvit.files import LAST
+from linvit.files import LAST, lock
 from linvit.signals import END_WITH_STDIN, STOP
 from linvit.terminal import argument_parser, reflow
 
@@ -85,6 +85,11 @@ def main(argv: list[str]) -> int:
         stages = plan.stages or [{}]
         root = Path(plan.trainer.default_root_dir or "checkpoints")
         places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
+        if plan.ckpt_path and plan.stages:
+            raise UserError(
+                "--ckpt_path names one run, and stages are several: --resume=auto continues the one that was "
+                "interrupted, and --model.pretrained=FILE has the first start from other weights"
+            )
         for stage in stages:  # wrong options end it before anything is trained
             run = Run.read(["fit", *of_stage(stage, options)])
             teacher = run.task.teacher
@@ -170,13 +175,19 @@ def train_teacher(teacher: "Teacher") -> bool:
     """Trains the teacher by its configuration, or continues it, where that was not done; whether it did.
 
     Raises:
-        UserError: If it fails, or if this is one of several processes, each of which would train it.
+        UserError: If it fails, or if several processes would train it: ranks, or another command.
     """
-    if not teacher.untrained:
+    if teacher.source is None or not teacher.untrained:
         return False
     how = f"linvit fit --config {teacher.config} --resume=auto"
     if int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", 1))) > 1:
         raise UserError(f"of several processes each would train the teacher. Train it first: {how}")
+    try:
+        lock(Path(teacher.source))
+    except UserError as error:
+        raise UserError(
+            f"another process is training the teacher, in '{teacher.source}'. Start this command when that has ended"
+        ) from error
     print(reflow(f"the teacher is trained first: {how}"), flush=True)
     command, ends = [sys.executable, "-m", *how.split()], {**os.environ, END_WITH_STDIN: "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=ends) as process:  # it stops when this process does

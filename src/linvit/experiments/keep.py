@@ -17,6 +17,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
+from linvit.backbones.stage import specs_per_layer
 from linvit.errors import UserError
 from linvit.experiments.page import Page
 from linvit.experiments.plots import Axis, Series, scatter_plot
@@ -28,7 +29,7 @@ from linvit.registry import Spec
 from linvit.runs.folder import run_name
 from linvit.runs.run import Run
 from linvit.tasks import Task
-from linvit.tasks.teacher import fingerprint, teacher_network
+from linvit.tasks.teacher import fingerprint, given_options, teacher_network
 
 BATCHES = 4  # of the validation split
 TABLE = "keep.csv"
@@ -147,7 +148,11 @@ def find_kept(run: Run, count: int) -> tuple[list[Spec | None], Path]:
     for block in greedy_order(blocks, lambda converted: table(converted).error):
         order.append(block)
         say(f"{len(order)} converted, {conversions.layers[block]} the last: {table(order)}")
-    specs = conversions.specs(order[: len(blocks) - count])
+    theirs: Any = given_options(task.teacher).get("attention")
+    names = [name.removeprefix("backbone.") for name in conversions.layers]
+    kept = specs_per_layer(theirs, getattr(teacher, "backbone", teacher), names)
+    pairs = zip(conversions.specs(order[: len(blocks) - count]), kept, strict=True)
+    specs = [of_teacher if own is None else own for own, of_teacher in pairs]
     say(f"--model.attention='{json.dumps(specs)}'")
     return specs, table.path
 

@@ -1,4 +1,4 @@
-"""Projections of one attention layer in another, whose mechanism differs."""
+"""Weights of one attention layer in another."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,8 +63,8 @@ def keep_weights(old: Any, new: Any) -> None:
 
     Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
     start from the rows of q), the output projection, the spatial reduction, LePE, the table of relative positions, and
-    norm, gate and stem. A gate that the old layer does not have begins at 1. The mechanism's own parameters,
-    and what else only the new layer has, stay as they are.
+    norm, gate and stem; of a mechanism of the same class its own parameters, too. A gate that the old layer does not
+    have begins at 1. What only the new layer has stays as it is.
     """
     given, wanted = rows_of(old), rows_of(new)
     if "q" in given:
@@ -73,17 +73,12 @@ def keep_weights(old: Any, new: Any) -> None:
         for rows, kept in zip(wanted[letter], given[letter], strict=True):
             if rows is not None and kept is not None and rows.shape == kept.shape:
                 rows.copy_(kept)
-    heads = [sum(m.num_heads for m in layer.modules() if isinstance(m, Attention)) for layer in (old, new)]
-    if heads[0] == heads[1]:
-        copy_heads(old.proj.weight, new.proj.weight, heads[0])
+    theirs, ours = ([m for m in layer.modules() if isinstance(m, Attention)] for layer in (old, new))
+    if sum(m.num_heads for m in theirs) == sum(m.num_heads for m in ours):
+        copy_heads(old.proj.weight, new.proj.weight, sum(m.num_heads for m in ours))
     if new.gate is not None and old.gate is None:
         new.gate.init_open()
+    copied = {"qkv", "q", "kv", "mechanism" if [*map(type, theirs)] != [*map(type, ours)] else ""}
     state, own = old.state_dict(), new.state_dict()
-    new.load_state_dict({name: state[name] for name in own if _common(name, state, own)}, strict=False)
-
-
-def _common(name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    """Returns whether both layers have a tensor, in one shape, that is copied whole and not a mechanism's."""
-    parts = set(name.split("."))
-    copied = parts & {"mechanism", "qkv", "q", "kv"} or name == "proj.weight"
-    return not copied and name in state and state[name].shape == own[name].shape
+    whole = [name for name in own.keys() & state.keys() if not copied & {*name.split(".")} and name != "proj.weight"]
+    new.load_state_dict({name: state[name] for name in whole if state[name].shape == own[name].shape}, strict=False)

@@ -4,7 +4,7 @@ Sources: attention transfer of LoLCATs (Zhang et al. 2025, equation 7); "Copy th
 one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the last features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,7 +74,7 @@ class Distillation:
 
     Hooks of the student run the teacher on the same images, without gradients and in evaluation mode, and compare what
     both make of them. `loss()` then returns the weighted sum. The teacher is no part of the student: it is in none of
-    its state dicts and gets no gradients. A copy of the student is not compared.
+    its state dicts and gets no gradients. A copy of the student, or one from a pickle, is a plain network.
 
     A student with BatchNorm normalises by its batch and its teacher by fixed statistics, so their distance has a floor.
     Freezing the student's statistics did not help on the digits.
@@ -119,7 +119,7 @@ class Distillation:
             self._watch("features", last_features(teacher))
         if self.matching.logit_weight:
             self._watch("logits", "")
-        self._hooks.append(student.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
+        self._hooks.append(student.register_forward_pre_hook(_Hook(self._start), with_kwargs=True, prepend=True))
 
     def run(self, images: Any) -> Any:
         """What the student, and its teacher beside it, make of images, without the head of a dense task."""
@@ -204,9 +204,9 @@ class Distillation:
         for hook in self._hooks:
             hook.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Distillation":
-        """Itself, so that a copy of the student has no teacher of its own."""
-        return self
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or one from a pickle, has copies of both networks: those of a module that has all three as parts."""
+        return type(self), (self.teacher, self.student, self.matching)
 
     def _forget(self) -> None:
         for kept in (self._of_teacher, self._of_student, self._inputs):
@@ -216,7 +216,7 @@ class Distillation:
     def _start(self, student: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs the teacher on what the student is about to get."""
         if student is not self.student:
-            return  # a copy
+            return  # one of DataParallel's
         self._forget()
         if not (self._measuring or (student.training and any(self.matching.weights.values()))):
             return
@@ -253,15 +253,13 @@ class Distillation:
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
             self._of_teacher[key] = first_tensor(args if inputs else output)
 
-        def compare(module: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
-            # not in a copy, nor where a checkpointed block is computed again in backward
-            if module is of_student and key in self._of_teacher:
+        def compare(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+            if key in self._of_teacher:  # not where a checkpointed block is computed again in backward
                 self._of_student[key] = first_tensor(args if inputs else output)
 
-        if inputs:
-            self._hooks += [of_teacher.register_forward_pre_hook(keep), of_student.register_forward_pre_hook(compare)]
-        else:
-            self._hooks += [of_teacher.register_forward_hook(keep), of_student.register_forward_hook(compare)]
+        for module, hook in (of_teacher, keep), (of_student, compare):
+            register = module.register_forward_pre_hook if inputs else module.register_forward_hook
+            self._hooks.append(register(_Hook(hook)))
 
     def _error(self, part: str, name: str, own: Tensor, target: Tensor) -> Tensor:
         if own.shape != target.shape:
@@ -288,17 +286,30 @@ class Distillation:
             self._inputs[name] = args, kwargs
             self._of_teacher["output", name] = output
 
-        def give(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._inputs.get(name) if module is of_student else None
+        def give(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._inputs.get(name)
 
-        def replace(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            return self._of_teacher.get(("output", name)) if module is of_student else None
+        def replace(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            return self._of_teacher.get(("output", name))
 
         self._hooks += [
-            of_teacher.register_forward_hook(keep, with_kwargs=True),
-            of_student.register_forward_pre_hook(give, with_kwargs=True),
-            of_student.register_forward_hook(replace),
+            of_teacher.register_forward_hook(_Hook(keep), with_kwargs=True),
+            of_student.register_forward_pre_hook(_Hook(give), with_kwargs=True),
+            of_student.register_forward_hook(_Hook(replace)),
         ]
+
+
+class _Hook:
+    """A hook that does nothing in a network that was copied or pickled with it."""
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self.call is None else self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
 
 
 def means(errors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

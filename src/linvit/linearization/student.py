@@ -14,8 +14,8 @@ def linearize(
 ) -> nn.Module:
     """A copy of a trained network with another attention and all weights that this attention can use.
 
-    The projections, feed-forward layers, norms, embeddings and the classifier are the network's; the parameters of the
-    mechanism are new. The network itself stays as it is, so it can be the teacher of a `Distillation`.
+    The projections, feed-forward layers, norms, embeddings and the classifier are the network's; the parameters of
+    another mechanism are new. The network itself stays as it is, so it can be the teacher of a `Distillation`.
 
     Args:
         model: A backbone of linvit or timm, or a network with a `backbone`, such as `linvit.create_segmentor` makes.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from linvit.runs.trainer import (
 )
 from linvit.signals import STOP
 from linvit.tasks.base import SET_BY_DATA, Task
-from linvit.tasks.teacher import Teacher
+from linvit.tasks.teacher import Teacher, kept_attention
 
 UNTRAINED = "--untrained"
 NO_WEIGHTS = (
@@ -245,17 +246,22 @@ class Run:
         return str(checkpoint_in(path, best_checkpoints(self.settings.checkpoint.filename, predict_with)))
 
     def _find_teacher(self) -> None:
-        """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint."""
+        """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint.
+
+        Where a list of attentions has null, the teacher's is written down in its place.
+        """
         model = self.settings.model.init_args
-        given = model.get("teacher")
-        source = given.get("source") if isinstance(given, dict) else given
-        if not self._fits or source is None or not Path(source).is_dir():
+        if not self._fits or model.get("teacher") is None:
             return
-        run = newest(Path(source)) or RunFolder(Path(source))
-        if isinstance(given, dict) and Teacher.of(given).untrained and not run.complete:
-            return  # linvit linearize continues with it
-        file = checkpoint_in(run.folder, run.best, "--model.teacher.source")
-        model.teacher = {**given, "source": str(file)} if isinstance(given, dict) else str(file)
+        teacher = Teacher.of(model.teacher)
+        if teacher.source is not None and Path(teacher.source).is_dir():
+            run = newest(Path(teacher.source)) or RunFolder(Path(teacher.source))
+            if teacher.untrained and not run.complete:
+                return  # linvit linearize continues with it
+            teacher = replace(teacher, source=str(checkpoint_in(run.folder, run.best, "--model.teacher.source")))
+            given = isinstance(model.teacher, dict)
+            model.teacher = {**model.teacher, "source": teacher.source} if given else teacher.source
+        model.attention = kept_attention(model.attention, teacher)
 
     def _fact(self, name: str) -> Any:
         """An argument of the model that the data sets; a checkpoint has its own, which must agree with the data."""

@@ -29,7 +29,7 @@ from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, witho
 from linvit.tasks.published import PublishedScores
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import batch_size_warning, run_schedule, total_batch_size
-from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher
+from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attention
 
 # Arguments that the command line takes from the data:
 SET_BY_DATA = ("num_classes", "class_names", "img_size", "in_chans")
@@ -58,7 +58,7 @@ class Task(LightningModule):
     Args:
         backbone: Name, or `{name: ..., option: value}`. See `linvit list backbones`.
         attention: Name, or `{name: ..., option: value}`, or a list with one per stage or block; null, also in a list,
-            is the backbone's own. See `linvit list attentions`.
+            is the backbone's own, and in the list of a student its teacher's. See `linvit list attentions`.
         num_classes: Classes. The command line takes it from the data.
         class_names: Names of the classes. The command line takes them from the data.
         img_size: Side, or [H, W], that the backbone is built for. The command line takes it from the data.
@@ -132,6 +132,8 @@ class Task(LightningModule):
         self.teacher = None if teacher is None else Teacher.of(teacher)
         self.save_hyperparameters()
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
+        if self.teacher is not None:
+            self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})
         self.network = self.configure_network()
         load_initial_weights(self.network, pretrained)
         self.frozen = freeze_parameters(self.network, freeze or [])

@@ -27,6 +27,11 @@ def skip_pretrained() -> Iterator[None]:
         _skipped.reset(token)
 
 
+def checkpoint_follows() -> bool:
+    """Whether a checkpoint is about to replace all weights, and has decided the options."""
+    return _skipped.get()
+
+
 def without_download(backbone: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """A backbone's spec without weights that it would download, if a checkpoint is about to replace them."""
     named = isinstance(backbone, Mapping) and "pretrained" in backbone and _skipped.get()

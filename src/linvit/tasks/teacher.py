@@ -1,6 +1,7 @@
 """What a task learns from besides its labels: a trained network of which its own is a copy with another attention."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,9 +12,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
-from linvit.linearization.distillation import Distillation, Matching, means
+from linvit.linearization.distillation import Distillation, Matching
 from linvit.linearization.student import linearize
 from linvit.tasks.freeze import freeze_parameters
+from linvit.tasks.pretrained import checkpoint_follows
 from linvit.tasks.safe_loading import opened
 from linvit.weights import torch_file
 
@@ -115,6 +117,10 @@ class TaskDistillation(Distillation):
                 rank_zero_info("parameters that no loss depends on are frozen")
                 task.frozen = freeze_parameters(task.network, unreached)  # DDP waits for gradients of all others
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the task learns from no teacher until it is fitted."""
+        return type(None), ()
+
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """The weighted sum of the task's loss for a batch and of what is matched, which the task logs."""
         weight, task = self.option.task_weight, self.task
@@ -123,11 +129,8 @@ class TaskDistillation(Distillation):
         if not weight:
             self.run(batch["image"])
         own = weight * task.training_loss(batch) if weight else 0.0
-        errors = self.errors()
-        parts = means(errors)
+        parts = self.parts()
         task.log_dict({f"train/teacher_{part}": value.detach() for part, value in parts.items()})
-        for part, found in errors.items():
-            task.log_dict({f"teacher_{part}/{name or 'network'}": value.detach() for name, value in found.items()})
         return own + self.weighted(parts)
 
     def validate(self, batch: dict[str, Any], batch_idx: int) -> None:
@@ -153,6 +156,24 @@ class TaskDistillation(Distillation):
         names |= {tag: f"{START}{tag}" for tag in found if tag.startswith(DISTANCE)}
         for logger in self.task.loggers:
             logger.log_metrics({to: found[tag].item() for tag, to in names.items() if tag in found}, step=0)
+
+
+def kept_attention(attention: Any, teacher: Teacher) -> Any:
+    """A student's option `attention`, with that of its teacher where a list has None.
+
+    Raises:
+        UserError: If the teacher has a list, too, of another length.
+    """
+    if not isinstance(attention, list | tuple) or None not in attention or checkpoint_follows():
+        return attention
+    theirs = given_options(teacher).get("attention")
+    each = theirs if isinstance(theirs, list | tuple) else [theirs] * len(attention)
+    if len(each) != len(attention):
+        raise UserError(
+            f"null keeps the teacher's attention, but --model.attention lists {len(attention)} and the teacher has "
+            f"{len(each)}: {json.dumps(each)}. Give one for each of these, or name what is kept"
+        )
+    return [kept if own is None else own for own, kept in zip(attention, each, strict=True)]
 
 
 def copied_student(task: "Task", network: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from linvit.cli.linearize import train_teacher
+from linvit.cli.linearize import of_stage, train_teacher
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_choice, find_user_error
 from linvit.experiments.compare import costs, tables
@@ -187,6 +187,8 @@ def resolve(grid: Sweep) -> dict[str, Config]:
             place(config, key, value)
         try:
             run = _read(config)
+            for stage in run.settings.stages or []:
+                _read(config, stage)
             key = repr(run.settings.data)
             run.data = made[key] = made.get(key) or run.data
             _build(run)
@@ -203,12 +205,13 @@ def resolve(grid: Sweep) -> dict[str, Config]:
     return found
 
 
-def _read(config: Config) -> Run:
-    """The run of a configuration in memory."""
+def _read(config: Config, stage: Config | None = None) -> Run:
+    """The run of a configuration in memory, or one of its stages."""
     with tempfile.TemporaryDirectory(prefix="linvit-compare-") as folder:
         path = Path(folder, "run.yaml")
         path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        return Run("fit", [f"--config={path}"])
+        options = [f"--config={path}"]
+        return Run("fit", options if stage is None else of_stage(stage, options))
 
 
 def _build(run: Run) -> None:

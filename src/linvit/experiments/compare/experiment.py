@@ -58,9 +58,10 @@ class SweepRun:
 
     @property
     def command(self) -> list[str]:
-        """Starts it, or resumes it."""
-        arguments = ["--config", str(self.config), "--trainer.default_root_dir", str(self.root), "--resume=auto"]
-        return [sys.executable, "-m", "linvit", "fit", *arguments]
+        """Starts it, or resumes it; of several stages, all but the last lie in folders of their own."""
+        arguments = ["--config", str(self.config), f"--trainer.default_root_dir={self.root}", "--resume=auto"]
+        verb = ["linearize", "--no_page"] if read_yaml(self.config).get("stages") else ["fit"]
+        return [sys.executable, "-m", "linvit", *verb, *arguments]
 
     @property
     def state(self) -> State:

@@ -119,8 +119,10 @@ def place(config: dict[str, Any], key: str, value: Any) -> None:
 
     `init_args` may be left out of the key. An option of a part that is given by its name alone,
     `model.backbone.depth` of `backbone: deit_nano`, makes it a mapping with that name. A `+` behind the key adds to a
-    list: `trainer.callbacks+`.
+    list: `trainer.callbacks+`. No stage of the configuration sets it otherwise.
     """
+    for stage in config.get("stages") or []:
+        stage.pop(key, None)
     *outer, last = key.split(".")
     for part in outer:
         config = _inside(config)

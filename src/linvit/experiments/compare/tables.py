@@ -62,9 +62,10 @@ def notes(results: Results) -> list[str]:
         found.append(
             "A teacher is the trained network that runs are copies of; each has scored it on its own data. As a "
             "baseline it is one number, so intervals show the spread of its students alone. Before any step: the score "
-            "of a student with its teacher's weights. Distance: mean squared error of attention's outputs over the "
-            "mean square of the teacher's, mean over layers and seeds, on the first batch of the validation split, "
-            "before any step and of the trained weights at the end; 0 is the same, 1 as far off as zeros would be. "
+            "of a student with its teacher's weights; of several stages, before the last. Distance: mean squared error "
+            "of attention's outputs over the mean square of the teacher's, mean over layers and seeds, on the first "
+            "batch of the validation split, before any step and of the trained weights at the end; 0 is the same, 1 as "
+            "far off as zeros would be. "
             "Faster from: the side from which on a student's forward pass of one image takes less time than its "
             "teacher's, of the sides that were measured, multiples of the runs' own; > is for beyond all of them."
         )
