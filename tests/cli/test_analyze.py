@@ -2,6 +2,8 @@
 
 import csv
 import shutil
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from linvit.callbacks.dense import legend, palette
 from linvit.cli import analyze
 from linvit.data import ClassificationData
 from linvit.experiments import analyze as experiments
-from linvit.tasks import ClassificationTask
+from linvit.tasks import ClassificationTask, SegmentationTask
 from tests.cli.runs import linvit
 
 
@@ -148,14 +150,14 @@ def test_other_mistakes_are_named(best, tmp_path):
 def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_classes(tmp_path, monkeypatch):
     mask = np.array([[0, 0, 2], [2, 2, 255]])
     batch = {"image": torch.zeros(1, 3, 32, 32), "mask": torch.from_numpy(mask)[None]}
-    words, true = experiments._truth(batch, ["sky", "road", "car"])
-    assert words == "car: 50%, sky: 33%"  # 255 is no class
-    photo = experiments.Photo("a.png", batch, np.zeros((32, 32, 3), np.uint8), words, true)
+    photo = experiments.Photo("a.png", batch, np.zeros((32, 32, 3), np.uint8))
     network = package.create_backbone("deit_nano", depth=1, img_size=32).eval()
+    names = ["sky", "road", "car"]
+    describe = partial(SegmentationTask.describe, SimpleNamespace(hparams={"class_names": names}))
     predicted = {"classes": [torch.ones(2, 3, dtype=torch.long)]}
-    subject = experiments.Subject("m", network, lambda _: predicted, ["sky", "road", "car"], {}, palette(3))
+    subject = experiments.Subject("m", network, lambda given: describe(given, predicted), names, {}, palette(3))
     found = experiments.analyze(subject, [photo], Query(), 100)
-    assert found.predictions == ["road: 100%"]
+    assert found.described[0][:2] == ("road: 100%", "car: 50%, sky: 33%")  # 255 is no class
     assert list(found.maps[0].beside) == ["true mask", "prediction"]
     drawn = []
     monkeypatch.setattr(experiments, "legend", lambda *a: drawn.append(a[1]) or legend(*a))

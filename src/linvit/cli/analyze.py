@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from linvit.experiments.analyze import (
 from linvit.registry import backbones
 from linvit.runs.folder import check_writable, run_of_checkpoint, shown
 from linvit.runs.run import Run
+from linvit.tasks.base import Description, Task
 from linvit.terminal import argument_parser, reflow, table
 from linvit.weights.load import load_pretrained
 
@@ -135,7 +136,7 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     name = spec if isinstance(spec, str) else str(spec["name"])
     about = {"backbone": name, "attention": str(attention or "its own"), "weights": args.pretrained or "not trained"}
     data = ClassificationData(predict_path=args.images, img_size=size, num_workers=0)
-    return data, [Subject(name, network.eval(), None, (), about)]
+    return data, [Subject(name, network.eval(), lambda _: Description(), (), about)]
 
 
 def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
@@ -166,7 +167,7 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
         names_of_classes = class_names(task)
         given = getattr(data, "class_colours", None) or ()
         colours = np.array(given, np.uint8) if len(given) == len(names_of_classes) else palette(len(names_of_classes))
-        subjects.append(Subject(name, network, _predicting(task, network), names_of_classes, about, colours))
+        subjects.append(Subject(name, network, _describing(task, network), names_of_classes, about, colours))
     return data, subjects
 
 
@@ -176,8 +177,8 @@ def _name(path: Path) -> str:
     return path.stem if run is None else f"{run.parent.name}/{run.name}/{path.stem}"
 
 
-def _predicting(task: Any, network: nn.Module) -> Any:
-    return lambda batch: task.predict_batch(network, batch)
+def _describing(task: Task, network: nn.Module) -> Callable[[dict[str, Any]], Description]:
+    return lambda batch: task.describe(batch, task.predict_batch(network, batch))
 
 
 def _print(found: Sequence[Analysis], folder: Path) -> None:

@@ -22,8 +22,8 @@ from linvit.callbacks.dense import legend, overlay
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.experiments.page import Either, Page
-from linvit.ignore_index import IGNORE_INDEX
 from linvit.plain_text import CsvWriter, printable
+from linvit.tasks.base import Description
 
 EXPLAINED = {
     "weights": "The query token's row of the equivalent matrix, mean over heads and channels.",
@@ -40,7 +40,6 @@ TABLE = (
 COLUMNS = {"rank": ".1f", "effective_rank": ".1f", "stable_rank": ".2f", "spectral_norm": ".3g", "entropy": ".3f"}
 COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": ".3f"}
 """Statistics of the table, and their digits."""
-MOST_NAMED = 3  # classes of a mask, in words
 
 
 class Subject(NamedTuple):
@@ -48,7 +47,7 @@ class Subject(NamedTuple):
 
     name: str
     network: nn.Module  # images (1, 3, H, W) in
-    predict: Callable[[dict[str, Any]], dict[str, Any]] | None  # for a batch, as `Task.predict_batch`
+    describe: Callable[[dict[str, Any]], Description]  # a batch of one image, as `Task.describe` does
     class_names: Sequence[str]  # or numbers
     about: dict[str, str]  # what is said of it, by title
     colours: np.ndarray | None = None  # of the classes (K, 3), uint8, if it predicts masks
@@ -60,8 +59,6 @@ class Photo(NamedTuple):
     name: str  # of the file, or its place in the set
     batch: dict[str, Any]  # of this image alone, as the data module finishes it
     pixels: np.ndarray  # (H, W, 3), uint8, as the model sees it
-    truth: str = ""  # the true class, or the largest ones of the mask, in words
-    mask: np.ndarray | None = None  # the true one (H, W)
 
 
 class Analysis(NamedTuple):
@@ -72,7 +69,7 @@ class Analysis(NamedTuple):
     tokens: dict[str, int]  # queries of each layer
     columns: dict[str, int]  # of each layer's matrix: its keys, or the channels of a head that its mechanism mixes
     maps: list[Maps]  # of each image
-    predictions: list[str]  # of each image, in words
+    described: list[Description]  # each image
     left_out: dict[str, str]  # what could not be measured or drawn, and why
     drawn: Sequence[int] = ()  # numbers of the classes in the masks that are drawn
 
@@ -100,19 +97,8 @@ def read_photos(data: ImageData, count: int, device: torch.device, *, spread: bo
         batch["image"] = moved(batch["image"], device)
         data.finish(batch)
         name = str(batch["id"][0]) if "id" in batch else f"image {i}"
-        photos.append(Photo(name, batch, pixels(batch["image"][0], data), *_truth(batch, data.class_names)))
+        photos.append(Photo(name, batch, pixels(batch["image"][0], data)))
     return photos
-
-
-def _truth(batch: dict[str, Any], names: Sequence[str] | None) -> tuple[str, np.ndarray | None]:
-    """The true class of a batch of one image, or the classes of its mask, in words, and the mask."""
-    if "mask" in batch:
-        mask = batch["mask"][0].cpu().numpy()
-        return mask_in_words(mask, names or [*map(str, range(IGNORE_INDEX))]), mask
-    label = batch.get("label")
-    if not isinstance(label, Tensor) or label.numel() != 1 or label.item() < 0:
-        return "", None
-    return printable(names[int(label)] if names else str(int(label)), lines=False), None
 
 
 def moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
@@ -145,43 +131,22 @@ def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens:
     columns = {layer: call.grid.num_keys for layer, call in calls[0].items()}
     columns |= {layer: calls[0][layer].mechanism.head_dim for layer, part, *_ in rows if part == CHANNELS}
     maps: list[Maps] = []
-    predictions, drawn = [], set()
+    described, drawn = [], set()
     for photo, of_image in zip(photos, calls, strict=True):
-        words, mask = _prediction(subject, photo)
-        predictions.append(words)
-        masks = {"true mask": photo.mask, "prediction": mask} if mask is not None else {}
-        beside = {title: _overlaid(photo.pixels, each, subject) for title, each in masks.items() if each is not None}
-        drawn |= {int(number) for each in masks.values() if each is not None for number in np.unique(each)}
-        caption = words + f" (true: {photo.truth})" * bool(words and photo.truth and not beside) or photo.name
+        words, truth, masks = found = subject.describe(photo.batch)
+        described.append(found)
+        beside = {title: _overlaid(photo.pixels, mask, subject) for title, mask in masks.items()}
+        drawn |= {int(number) for mask in masks.values() for number in np.unique(mask)}
+        caption = words + f" (true: {truth})" * bool(words and truth and not beside) or photo.name
         found_maps = attention_maps(photo.pixels, of_image, query, max_tokens)
         maps.append(found_maps._replace(caption=caption, beside=beside))
     drawn &= {*range(len(subject.class_names))}  # pixels without a class are of none
-    return Analysis(subject, rows, tokens, columns, maps, predictions, left_out | maps[0].left_out, sorted(drawn))
+    return Analysis(subject, rows, tokens, columns, maps, described, left_out | maps[0].left_out, sorted(drawn))
 
 
 def _one(images: Tensor | list[Tensor]) -> Tensor:
     """The image of a batch of one, (1, 3, H, W)."""
     return images[0][None]
-
-
-def _prediction(subject: Subject, photo: Photo) -> tuple[str, np.ndarray | None]:
-    """What a model predicts of an image, in words, and the predicted mask."""
-    predicted = {} if subject.predict is None else subject.predict(photo.batch)
-    if "probability" in predicted:
-        name = printable(subject.class_names[int(predicted["class"][0])], lines=False)
-        return f"{name}, {float(predicted['probability'][0]):.1%}", None
-    if "classes" not in predicted:
-        return "", None
-    mask = predicted["classes"][0].cpu().numpy()
-    return mask_in_words(mask, subject.class_names), mask
-
-
-def mask_in_words(mask: np.ndarray, names: Sequence[str]) -> str:
-    """The largest classes of a mask (H, W) with their shares of its pixels: "sky: 60%, road: 31%"."""
-    numbers, counts = np.unique(mask, return_counts=True)
-    most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)
-    named = [(names[number], count) for count, number in most if number < len(names)][:MOST_NAMED]
-    return ", ".join(f"{printable(name, lines=False)}: {count / mask.size:.0%}" for name, count in named)
 
 
 def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: Subject) -> np.ndarray:
@@ -225,10 +190,10 @@ def _with_legend(picture: Image.Image, one: Analysis, paper: Paper) -> Image.Ima
 
 def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list[list[str]]:
     """The titles, and a row per image: its class, if one is known, and what each model predicts."""
-    labelled = any(photo.truth for photo in photos)
+    labelled = any(image.truth for image in found[0].described)
     table = [["image", *["true class"] * labelled, *(one.subject.name for one in found)]]
-    for photo, *words in zip(photos, *(one.predictions for one in found), strict=True):
-        table.append([photo.name, *[photo.truth] * labelled, *words])
+    for photo, *images in zip(photos, *(one.described for one in found), strict=True):
+        table.append([photo.name, *[images[0].truth] * labelled, *(image.predicted for image in images)])
     return table
 
 
@@ -268,7 +233,7 @@ def write_page(
     if heat_maps:
         page.heading("Ranks")
         page.pictures(heat_maps)
-    if any(word for one in found for word in one.predictions):
+    if any(image.predicted for one in found for image in one.described):
         page.heading("Predictions")
         titles, *rows = prediction_table(found, photos)
         page.table(titles, rows)

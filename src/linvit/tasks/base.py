@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -44,6 +46,14 @@ SET_BY_RUN = (
     "recompute_attention",
     "teacher",
 )
+
+
+class Description(NamedTuple):
+    """What a page says of an image: what is predicted and what is true, in words, and classes of pixels (H, W)."""
+
+    predicted: str = ""
+    truth: str = ""
+    masks: Mapping[str, np.ndarray] = MappingProxyType({})  # by title
 
 
 class Task(LightningModule):
@@ -177,6 +187,10 @@ class Task(LightningModule):
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What a network predicts for a batch."""
         raise NotImplementedError
+
+    def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
+        """What `linvit analyze` says of a batch of one image, for which `predict_batch` has returned `predicted`."""
+        return Description()
 
     def run_callbacks(self) -> list[Callback]:
         """What a run of this task shows. A callback of the same class in the configuration takes its place."""

@@ -11,8 +11,10 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.callbacks.classification import ClassReport, PredictionWriter
+from linvit.callbacks.common import class_names
 from linvit.errors import UserError
-from linvit.tasks.base import Task
+from linvit.plain_text import printable
+from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_top1
 
 
@@ -86,6 +88,12 @@ class ClassificationTask(Task):
         """Ids (B), predicted class indices (B,) and their probabilities (B,)."""
         probability, index = network(batch["image"]).softmax(-1).max(-1)
         return {"id": batch["id"], "class": index, "probability": probability}
+
+    def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
+        """The predicted class with its probability, and the true one if there is a label."""
+        names = [printable(name, lines=False) for name in class_names(self)]
+        found = f"{names[int(predicted['class'][0])]}, {float(predicted['probability'][0]):.1%}"
+        return Description(found, names[int(batch["label"][0])] if "label" in batch else "")
 
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes and a confusion matrix, and, in a folder for reports, the predictions."""

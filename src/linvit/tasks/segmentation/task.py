@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
+from linvit.callbacks.common import class_names
 from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
@@ -17,7 +19,8 @@ from linvit.heads.segmentation.inference import bands, starts
 from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.ignore_index import IGNORE_INDEX
 from linvit.image_size import image_size
-from linvit.tasks.base import Task
+from linvit.plain_text import printable
+from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_miou
 from linvit.tasks.segmentation.scores import (
     ConfusionScore,
@@ -28,6 +31,7 @@ from linvit.tasks.segmentation.scores import (
 )
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
+MOST_NAMED = 3  # classes of a mask, in words
 
 
 class SegmentationTask(Task):
@@ -141,6 +145,13 @@ class SegmentationTask(Task):
         classes = [torch.cat([scores.argmax(1)[0] for scores in self._bands(network, *pair)]) for pair in pairs]
         return {"id": batch["id"], "classes": classes}
 
+    def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
+        """The largest classes of the predicted mask and of the true one, if there is one, and both masks."""
+        given = {"true mask": batch["mask"]} if "mask" in batch else {}
+        masks = {title: mask[0].cpu().numpy() for title, mask in (given | {"prediction": predicted["classes"]}).items()}
+        words = {title: in_words(mask, class_names(self)) for title, mask in masks.items()}
+        return Description(words["prediction"], words.get("true mask", ""), masks)
+
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes, a confusion matrix and pictures; in a folder for reports, predicted masks."""
         folder = self.report_folder
@@ -181,3 +192,11 @@ class SegmentationTask(Task):
                 view = F.interpolate(view, side, mode="bilinear", align_corners=False)
             views += [(view, False), (view.flip(-1), True)][: 1 + self.hparams["mirror"]]
         return bands(partial(network, full_size=False), views, [*map(int, size)], self.window, self.stride)
+
+
+def in_words(mask: np.ndarray, names: Sequence[str]) -> str:
+    """The largest classes of a mask (H, W) with their shares of its pixels: "sky: 60%, road: 31%"."""
+    numbers, counts = np.unique(mask, return_counts=True)
+    most = sorted(zip(counts.tolist(), numbers.tolist(), strict=True), reverse=True)
+    named = [(names[number], count) for count, number in most if number < len(names)][:MOST_NAMED]
+    return ", ".join(f"{printable(name, lines=False)}: {count / mask.size:.0%}" for name, count in named)
