@@ -78,7 +78,7 @@ WRONG = {  # class -> the clauses that it breaks, all of them, and words of the 
     "Quadratic": ({"growth of work"}, "operations ~ N^2.00"),
     "QuadraticInAFusedKernel": (
         {"growth of work"},
-        "bytes written ~ N^1.00, largest tensor ~ N^1.00, operations ~ N^2.00",
+        "bytes kept for backward ~ N^1.00, operations ~ N^2.00",
     ),
     "DeclaredSlowerThanItIs": ({"growth of work"}, "that is linear, so declare complexity = 'O(N)'"),
 }

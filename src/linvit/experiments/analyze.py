@@ -133,8 +133,8 @@ def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens:
     maps: list[Maps] = []
     described, drawn = [], set()
     for photo, of_image in zip(photos, calls, strict=True):
-        words, truth, masks = found = subject.describe(photo.batch)
-        described.append(found)
+        described.append(subject.describe(photo.batch))
+        words, truth, masks = described[-1]
         beside = {title: _overlaid(photo.pixels, mask, subject) for title, mask in masks.items()}
         drawn |= {int(number) for mask in masks.values() for number in np.unique(mask)}
         caption = words + f" (true: {truth})" * bool(words and truth and not beside) or photo.name

@@ -2,17 +2,12 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from linvit.analysis.operations import Operations, count_operations, kept_for_backward
 from linvit.attention.base import Attention, Grid
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
-from linvit.testing.numbers import gradients_of, trainable
 from linvit.testing.report import Line, Verdict, at, failed, not_declared, passed, refusable
 from linvit.testing.subject import sized
 
@@ -33,9 +28,9 @@ def cost(subject: AttentionSubject) -> Line:
     ]
     for autocast, name in ((False, "float32"), (True, "bfloat16 autocast")):
         dtype = torch.bfloat16 if autocast else torch.float32
-        given = inputs(mechanism, NOMINAL, batch=1, dtype=dtype).map(lambda x: x.requires_grad_())
+        given = inputs(mechanism, NOMINAL, batch=1, dtype=dtype)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            bytes_kept = kept_for_backward(partial(given, mechanism), mechanism)
+            bytes_kept = _kept(mechanism, given)
         times = bytes_kept / sum(tensor.nbytes for tensor in given.named.values())
         said.append(f"keeps {bytes_kept / 2**10:.0f} KiB in {name}, {times:.1f} times its inputs")
     hint = "" if times <= FEW else "; @linvit.recomputed above @linvit.full_precision keeps the inputs alone"
@@ -44,24 +39,23 @@ def cost(subject: AttentionSubject) -> Line:
 
 @refusable
 def growth_of_work(subject: AttentionSubject) -> Line:
-    """Checks that bytes written in a training step, its largest tensor, and operations grow as declared.
+    """Checks that operations, and bytes kept for backward, grow as declared.
 
     Each size has an instance of its own, as in a host: parameters and landmarks may depend on the nominal grid.
     """
-    counts: dict[str, list[int]] = {"bytes written": [], "largest tensor": [], "operations": []}
+    counts: dict[str, list[int]] = {"bytes kept for backward": [], "operations": []}
     for side in SIDES:
         grid = Grid((side, side))
         with at(f"N={side * side}"):
             mechanism = subject.build(grid, torch.float32)
             given = inputs(mechanism, grid, batch=1, dtype=torch.float32)
-            written = _written(mechanism.train(), given)
-            operations = _operations(mechanism.eval(), given).total
-        for found, count in zip(counts.values(), (written.total, written.largest, operations), strict=True):
+            operations = _operations(mechanism, given).total
+            kept = _kept(mechanism.train(), given)
+        for found, count in zip(counts.values(), (kept, operations), strict=True):
             found.append(count)
     grown = (SIDES[1] / SIDES[0]) ** 2
     exponents = {name: math.log(large / few, grown) for name, (few, large) in counts.items() if few and large}
     said = ", ".join(f"{name} ~ N^{power:.2f}" for name, power in exponents.items())
-    said += f"; the largest has {written.largest / 2**20:.1f} MiB at N={SIDES[1] ** 2}"
     complexity = mechanism.complexity
     if complexity is None:
         return not_declared(f"complexity is None; {said}")
@@ -73,39 +67,10 @@ def growth_of_work(subject: AttentionSubject) -> Line:
     return passed(said)
 
 
-class _Written(TorchDispatchMode):
-    """Counts the bytes of every tensor that an operation allocates, and of the largest; views count nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given, made = (
-            {
-                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
-                for x in tree_leaves(t)
-                if isinstance(x, Tensor)
-            }
-            for t in ((args, kwargs), out)
-        )
-        for place, size in made.items():
-            if place not in given:
-                self.total += size
-                self.largest = max(self.largest, size)
-        return out
-
-
-def _written(mechanism: Attention, given: Inputs) -> _Written:
-    """Counts the tensors of one forward and backward pass."""
-    given = given.map(lambda x: x.detach().requires_grad_())
-    written = _Written()
-    with written:
-        gradients_of(given(mechanism), given.named | trainable(mechanism))
-    return written
-
-
 def _operations(mechanism: Attention, given: Inputs) -> Operations:
     arguments, extra = given.arguments
     return count_operations(mechanism, *arguments, **extra)
+
+
+def _kept(mechanism: Attention, given: Inputs) -> int:
+    return kept_for_backward(partial(given.map(lambda x: x.requires_grad_()), mechanism), mechanism)
