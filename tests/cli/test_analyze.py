@@ -13,12 +13,12 @@ from PIL import Image
 import linvit as package
 from linvit import UserError
 from linvit.analysis.maps import Query
-from linvit.callbacks.attention.heat_map import heat_map
 from linvit.callbacks.attention.maps import gallery
 from linvit.callbacks.dense import legend, palette
 from linvit.cli import analyze
 from linvit.data import ClassificationData
 from linvit.experiments import analyze as experiments
+from linvit.experiments.plots import heat_map
 from linvit.tasks import ClassificationTask, SegmentationTask
 from tests.cli.runs import linvit
 
@@ -59,11 +59,12 @@ def test_a_checkpoint_and_its_validation_images(best, tmp_path):
     assert first["quickstart/version_0/best"].endswith("%")
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert first["quickstart/version_0/best"] in page
-    assert page.count("data:image/png") == 8  # two kinds of maps, two heat maps, each light and dark
-    assert page.count('media="(prefers-color-scheme: dark)"') == 4
-    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
-        "rank.png",
-        "effective_rank.png",
+    assert page.count("data:image/png") == 4  # two kinds of maps, each light and dark
+    assert page.count("data:image/svg") == 2  # heat maps
+    assert page.count('media="(prefers-color-scheme: dark)"') == 2
+    assert {path.name for path in (tmp_path / "out").glob("*.[ps][nv]g")} == {
+        "rank.svg",
+        "effective_rank.svg",
         "maps_0_focus.png",
         "maps_0_weights.png",
     }
@@ -71,7 +72,7 @@ def test_a_checkpoint_and_its_validation_images(best, tmp_path):
 
 def test_several_checkpoints_on_images_of_ones_own(best, photos, tmp_path, monkeypatch):
     columns = []
-    monkeypatch.setattr(experiments, "heat_map", lambda *a, **b: columns.append(a[2]) or heat_map(*a, **b))
+    monkeypatch.setattr(experiments, "heat_map", lambda *a, **b: columns.append(a[3]) or heat_map(*a, **b))
     other = tmp_path / "other.ckpt"
     shutil.copy(best, other)
     config = best.parents[1] / "config.yaml"

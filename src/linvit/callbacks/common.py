@@ -1,12 +1,22 @@
 """What callbacks share: what all ranks have, names of classes, images as pictures, TensorBoard."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+
+
+class Paper(NamedTuple):
+    """The colours of a picture's background and of its text."""
+
+    back: str
+    ink: str
+
+
+LIGHT, DARK = Paper("white", "black"), Paper("#161b20", "#e4e7ea")
 
 
 def gather(own: Any, trainer: Trainer) -> list[Any]:

@@ -9,9 +9,8 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image, ImageDraw, ImageFont
 
-from linvit.callbacks.attention.heat_map import LIGHT, Paper
 from linvit.callbacks.classification import file_of
-from linvit.callbacks.common import add_picture
+from linvit.callbacks.common import LIGHT, Paper, add_picture
 from linvit.callbacks.report import training_on, write_picture
 
 OPACITY = 0.6  # of the colours over a picture

@@ -13,7 +13,6 @@ from torch import nn
 from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
 from linvit.backbones.create import create_backbone
-from linvit.callbacks.attention.heat_map import DARK
 from linvit.callbacks.common import class_names
 from linvit.callbacks.dense import palette
 from linvit.cli.spec import read_spec, read_value
@@ -74,8 +73,8 @@ def main(argv: list[str]) -> int:
     for name in HEAT_MAPS:
         picture = rank_picture(found, name)
         if picture is not None:
-            picture.save(folder / f"{name}.png")
-            heat_maps.append(((picture, rank_picture(found, name, DARK) or picture), name.replace("_", " ")))
+            (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
+            heat_maps.append((picture, name.replace("_", " ")))
     write_page(folder / "index.html", found, photos, pictures, heat_maps, shlex.join(["linvit", "analyze", *argv]))
     _print(found, folder)
     return 0

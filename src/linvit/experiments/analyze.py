@@ -15,13 +15,13 @@ from linvit.analysis.attention_matrix import CHANNELS
 from linvit.analysis.attention_statistics import STATISTICS, layer_statistics, per_head
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import observe
-from linvit.callbacks.attention.heat_map import DARK, LIGHT, Paper, heat_map
 from linvit.callbacks.attention.maps import KINDS, Maps, attention_maps, gallery
-from linvit.callbacks.common import pixels
+from linvit.callbacks.common import DARK, LIGHT, Paper, pixels
 from linvit.callbacks.dense import legend, overlay
 from linvit.data.base import ImageData
 from linvit.data.sources.images import collate
 from linvit.experiments.page import Either, Page
+from linvit.experiments.plots import heat_map, svg
 from linvit.plain_text import CsvWriter, printable
 from linvit.tasks.base import Description
 
@@ -197,8 +197,8 @@ def prediction_table(found: Sequence[Analysis], photos: Sequence[Photo]) -> list
     return table
 
 
-def rank_picture(found: Sequence[Analysis], name: str, paper: Paper = LIGHT) -> Image.Image | None:
-    """A heat map of one of the `STATISTICS`: layers by models and their parts; None if nothing was measured."""
+def rank_picture(found: Sequence[Analysis], name: str) -> str | None:
+    """A heat map of one of the `STATISTICS`, an SVG: layers by models and their parts; None if none was measured."""
     columns = {
         f"{one.subject.name}\n{part or 'whole matrix'}": one.layers(part)
         for one in found
@@ -211,7 +211,7 @@ def rank_picture(found: Sequence[Analysis], name: str, paper: Paper = LIGHT) -> 
     values = np.array(
         [[column[layer][index] if layer in column else np.nan for column in columns.values()] for layer in layers]
     )
-    return heat_map(values, layers, list(columns), f"{name.replace('_', ' ')} of each layer", paper=paper)
+    return svg(heat_map(f"{name.replace('_', ' ')} of each layer", values, layers, list(columns)))
 
 
 def write_page(
@@ -219,7 +219,7 @@ def write_page(
     found: Sequence[Analysis],
     photos: Sequence[Photo],
     pictures: dict[str, list[tuple[Either, str]]],
-    heat_maps: Sequence[tuple[Either, str]],
+    heat_maps: Sequence[tuple[str, str]],
     command: str,
 ) -> None:
     """Writes the page of an analysis, with the galleries of each model, heat maps of statistics, and the command."""

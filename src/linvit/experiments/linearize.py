@@ -11,15 +11,15 @@ from torch import nn
 
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import layer_name, observe
-from linvit.callbacks.attention.heat_map import DARK, LIGHT, heat_map
 from linvit.callbacks.attention.maps import Maps, attention_maps, gallery
+from linvit.callbacks.common import DARK, LIGHT
 from linvit.errors import UserError
 from linvit.experiments.analyze import Photo, read_photos
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.crossover import Cost, Crossover, costs_by_size
 from linvit.experiments.keep import TABLE, add_curve
-from linvit.experiments.page import Either, Page, Picture
-from linvit.experiments.plots import Axis, Series, line_plot
+from linvit.experiments.page import Page
+from linvit.experiments.plots import Axis, Series, heat_map, line_plot, svg
 from linvit.files import replacing
 from linvit.plain_text import CsvWriter, markdown_table
 from linvit.runs.folder import RunFolder
@@ -139,7 +139,6 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
     page = Page(f"linearize: {task.hparams['attention']}")
     page.code(command)
     page.paragraph(introduction)
-    pictures: list[Sequence[tuple[Picture | Either, str]]]
     pictures = [score_plot(logged), error_picture(found.errors), time_plot(found.costs)]
     for (heading, caption, (titles, *rows)), picture in zip(tables, pictures, strict=True):
         page.heading(heading)
@@ -224,17 +223,14 @@ def spread(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def error_picture(errors: Mapping[str, Mapping[str, float]]) -> list[tuple[Either, str]]:
+def error_picture(errors: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
     """A heat map of the errors of layers over the epochs, with what it is; nothing without errors."""
     if not errors:
         return []
     when = spread([*errors])
     layers = [*errors[when[0]]]
     values = np.array([[float(f"{errors[name].get(layer, np.nan):.3g}") for name in when] for layer in layers])
-    light, dark = (
-        heat_map(values, layers, when, "error by epoch, yellow: large", paper=paper) for paper in (LIGHT, DARK)
-    )
-    return [((light, dark), "The errors after each epoch.")]
+    return [(svg(heat_map("error by epoch, yellow: large", values, layers, when)), "The errors after each epoch.")]
 
 
 def time_plot(costs: Mapping[str, Sequence[Cost]]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -142,6 +143,33 @@ def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, n
     return figure
 
 
+def heat_map(title: str, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], note: str = "") -> Figure:
+    """Draws a table (rows, columns) of numbers with their colours, from 0 to the largest; NaN is an empty cell.
+
+    Args:
+        title: Written above.
+        values: The numbers.
+        rows: Their names.
+        columns: Their names, of one line or more.
+        note: Written below.
+    """
+    wide = max([4, *(len(line) for name in columns for line in name.split("\n"))])
+    with mpl.rc_context({**STYLE, "axes.grid": False, "font.size": 10}):
+        figure = Figure((2.5 + (0.1 + 0.085 * wide) * len(columns), 1.2 + 0.3 * len(rows)))
+        axes = figure.subplots()
+        figure.suptitle(title)
+        figure.supxlabel(note, fontsize=9, color="#555555")
+        axes.imshow(np.ma.masked_invalid(values), aspect="auto", vmin=0)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        light = 0.6 * np.nanmax(values, initial=0)
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                ink = "#010101" if value > light else "#fefefe"  # in the dark, too
+                axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=ink)
+    return figure
+
+
 def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:
     figure = Figure((10, 6.25))
     axes = figure.subplots()
@@ -187,6 +215,12 @@ def _svg(figure: Figure, handles: Sequence[ErrorbarContainer], names: Sequence[s
     width, height = figure.get_size_inches()
     figure.set_size_inches(width + 2.2 * (columns - 1), height)
     figure.axes[0].legend(handles, names, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, ncols=columns)
+    return svg(figure)
+
+
+def svg(figure: Figure) -> str:
+    """A figure as the text of an SVG file."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
+    with mpl.rc_context(STYLE):
+        figure.savefig(file, format="svg", metadata={"Date": None})
     return printable(file.getvalue()).replace("</style>", f"{DARK}</style>", 1)

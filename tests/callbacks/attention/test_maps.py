@@ -11,7 +11,6 @@ from linvit import UserError
 from linvit.analysis.maps import Query
 from linvit.analysis.recorder import observe
 from linvit.callbacks import AttentionMaps
-from linvit.callbacks.attention.heat_map import colours
 from linvit.callbacks.attention.maps import SIDE, attention_maps, gallery, marked, over
 from tests.helpers import randn
 from tests.training import TINY, Memory, fit, tiny_task
@@ -54,12 +53,6 @@ def test_a_picture_that_is_not_square_is_not_squeezed(size):
 @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
 def test_what_is_not_finite_or_nothing_is_drawn(value):
     assert over(IMAGE, torch.full((4, 4), value)).size == (SIDE, SIDE)
-
-
-def test_colours_grow_lighter_and_none_is_grey():
-    light = colours(np.linspace(0, 1, 50)).sum(-1)
-    assert (np.diff(light.astype(int)) >= -2).all()
-    assert len(set(map(tuple, colours(np.array([np.nan]))))) == 1
 
 
 def test_what_is_not_defined_is_left_out_by_name():

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
@@ -14,9 +15,8 @@ from torch import Tensor
 
 from linvit.analysis.maps import Query, query_map, rollout
 from linvit.analysis.recorder import Call
-from linvit.callbacks.attention.heat_map import LIGHT, Paper, colours
 from linvit.callbacks.attention.measurement import Measurement
-from linvit.callbacks.common import add_picture, pixels, rgb
+from linvit.callbacks.common import LIGHT, Paper, add_picture, pixels, rgb
 from linvit.errors import UserError, check_number
 
 FOLDER = "attention_maps"
@@ -188,7 +188,8 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
 def over(image: np.ndarray, weights: Tensor) -> Image.Image:
     """A map (h, w) as colours over its image in grey, whose longer side has `SIDE` pixels."""
     clipped = torch.nan_to_num(weights.double(), 0, 0, 0).clamp_min(0)
-    tones = Image.fromarray(colours((clipped / clipped.max().clamp_min(1e-300)).numpy()))
+    shares = (clipped / clipped.max().clamp_min(1e-300)).numpy()
+    tones = Image.fromarray(mpl.colormaps["viridis"](shares, bytes=True)[..., :3])
     grey = _fitted(image).convert("L").convert("RGB")
     return Image.blend(grey, tones.resize(grey.size, Image.Resampling.NEAREST), OPACITY)
 

@@ -10,14 +10,13 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from linvit.callbacks.attention import maps
-from linvit.callbacks.attention.heat_map import heat_map
 from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
 from linvit.experiments.compare.results import Results, Variant, is_rank, option_text, outermost
 from linvit.experiments.page import Page
-from linvit.experiments.plots import Axis, Series, bar_plot, line_plot, scatter_plot
+from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, scatter_plot, svg
 from linvit.files import replacing
 from linvit.runs.folder import RunFolder
 
@@ -167,11 +166,10 @@ def _ranks(page: Page, results: Results, folder: Path, where: str) -> None:
     if not layers:
         return
     values = np.array([[ranks.get(layer, np.nan) for layer in layers] for ranks in last.values()])
-    heat_map(values, list(last), layers, "rank of each layer's attention, mean over heads and seeds", where).save(
-        folder / RANKS
-    )
+    figure = heat_map("rank of each layer's attention, mean over heads and seeds", values, list(last), layers, where)
+    figure.savefig(folder / RANKS)
     page.heading("Ranks")
-    page.pictures([(folder / RANKS, "The rank of each layer's attention when it was last measured.")])
+    page.pictures([(svg(figure), "The rank of each layer's attention when it was last measured.")])
 
 
 def _pictures(page: Page, results: Results) -> None:
