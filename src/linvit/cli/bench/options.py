@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from linvit.errors import UserError, check_number
 from linvit.experiments.bench.conditions import conditions, cpu_load
@@ -20,7 +21,6 @@ from linvit.machine import keep_memory
 from linvit.terminal import reflow, terminal_width
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
-EVERY = 20.0  # seconds between lines of progress where there is no terminal
 CTRL_C = 130  # the exit code of a program that it ended
 INTERRUPTED = "interrupted"  # of the conditions
 
@@ -110,10 +110,14 @@ def measured(
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(args.modes)}"
     how += ", processor time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}
-    progress = ProgressLine()
     clock = time.process_time if args.cpu_time else time.perf_counter
-    costs, interrupted = measure(*arguments, **options, budget=args.budget, clock=clock, report=progress)
-    progress.end()
+    with tqdm(bar_format="{desc}", leave=False, disable=None) as line:
+
+        def report(text: str) -> None:
+            line.set_description_str(text, refresh=False)
+            line.update(0)  # shows it, ten times a second at most
+
+        costs, interrupted = measure(*arguments, **options, budget=args.budget, clock=clock, report=report)
     return costs, known | {"load at the end": cpu_load()} | ({INTERRUPTED: "yes, by Ctrl-C"} if interrupted else {})
 
 
@@ -128,26 +132,6 @@ def parse_sizes(option: str, text: str) -> list[tuple[int, int]]:
             )
         found.append((int(sides[0]), int(sides[-1])))
     return list(dict.fromkeys(found))
-
-
-class ProgressLine:
-    """Says on the standard error output how far a measurement is, and how long it will take."""
-
-    def __init__(self) -> None:
-        self.last = 0.0
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        """Prints, in a terminal at most ten times a second."""
-        now = time.monotonic()
-        if now - self.last >= (0.1 if self.live else EVERY):
-            self.last = now
-            print(f"\r{text:<79.79}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Clears the line."""
-        if self.live:
-            print(f"\r{'':79}\r", end="", file=sys.stderr, flush=True)
 
 
 def finish(report: CostReport, output: Path | None, plots: Mapping[str, str] | None = None) -> int:
