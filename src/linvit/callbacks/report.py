@@ -132,14 +132,7 @@ def confusion_picture(
     """Draws a confusion matrix, a row per label, of all classes or of the most confused ones: (H, W, 3), uint8.
 
     Colours are fractions of all images, or pixels, with a label. Most confused are the classes with the most errors,
-    with that label or with that prediction.
-
-    Args:
-        labels: Classes of the images (n,); of pixels, those of the pairs of label and prediction.
-        predicted: The predicted classes (n,).
-        names: Of all classes (K,).
-        counts: How often each pair comes (n,).
-        most: Classes in the picture.
+    with that label or with that prediction. Labels and predictions (n,) may be of pairs, which come `counts` times.
     """
     from matplotlib.figure import Figure
 

@@ -43,11 +43,7 @@ TASKS: list[type[ImageData]] = [getattr(linvit.data, name) for name in linvit.da
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0.
-
-    Raises:
-        UserError: If the data cannot be found or read at all.
-    """
+    """Runs `linvit data check`; prints what was found and returns 1 if something is bad, else 0."""
     parser = argparse.ArgumentParser("linvit data", description="Looks at data sets, and cuts large pictures.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="check|tile")
     check = verbs.add_parser(

@@ -35,11 +35,7 @@ DEFAULTS = Protocol()
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit probe`; prints a table and where the page is, and returns 0.
-
-    Raises:
-        UserError: If a network cannot be built or has no such layers, or the images have no labels.
-    """
+    """Runs `linvit probe`; prints a table and where the page is, and returns 0."""
     parser = argument_parser("linvit probe", __doc__, EPILOG)
     parser.allow_abbrev = False  # the other options are those of validate
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="a run, one of its checkpoints, or timm:MODEL")
@@ -87,14 +83,8 @@ def main(argv: list[str]) -> int:
 def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> Subject:
     """A network and its images.
 
-    Args:
-        name: A run, a checkpoint, or timm:MODEL; None is the network that configuration and options describe.
-        config: A configuration.
-        options: Those of `linvit validate`.
-        trained: Whether it has its weights, or random ones.
-
-    Raises:
-        UserError: If there is no such network, or no images with a class each are named.
+    The name is that of a run, a checkpoint, or timm:MODEL; None is the network that configuration and options, those of
+    `linvit validate`, describe. One that is not `trained` has random weights.
     """
     folder, own = None, []
     if name is not None and name.startswith("timm:"):

@@ -54,11 +54,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cuts all pictures; prints what was written and returns 0.
-
-    Raises:
-        UserError: If the sizes make no sense, the output exists, or pictures or masks are missing or wrong.
-    """
+    """Cuts all pictures; prints what was written and returns 0."""
     stride = max(args.size // 2, 1) if args.stride is None else args.stride
     if args.overlap is not None:
         stride = args.size - args.overlap

@@ -177,12 +177,7 @@ def split(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def differences(pairs: Any, name: str = "") -> list[str]:
-    """A line for each entry of nested pairs of states that differs, with the largest difference of tensors.
-
-    Args:
-        pairs: Mapping of names to pairs, whose values may be mappings, sequences, tensors and plain values.
-        name: Of the mapping.
-    """
+    """A line for each entry of nested pairs of states that differs, with the largest difference of tensors."""
     from torch import Tensor, equal
 
     found: list[str] = []

@@ -19,11 +19,7 @@ Work = Callable[[], Any]
 
 
 class Timing(NamedTuple):
-    """Seconds of one call, a sample per round.
-
-    Attributes:
-        samples: In the order of the rounds. Samples of one round of two callables were taken one after the other.
-    """
+    """Seconds of one call, a sample per round; those of one round of two callables were taken one after the other."""
 
     samples: tuple[float, ...]
 
@@ -58,22 +54,11 @@ def interleaved(
     """Times callables in turns, so that other work of the machine slows all of them.
 
     Every callable is called once or twice to warm up. Then rounds follow: each takes a sample of every callable, which
-    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and its least samples,
-    leaves the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100.
-
-    Args:
-        works: The callables, without arguments, by name. Each must have done its work when it returns, but for what is
-            queued on a CUDA device.
-        budget: Seconds for all samples together; exceeded where the least samples of each take longer.
-        least: Samples of each in any case.
-        device: Synchronised before and after each sample if it is a CUDA device, so what is measured is wall time,
-            launches included.
-        times: Is filled with the samples as they come, so that an interruption does not lose them.
-        on_sample: Called after each sample with an estimate of the seconds that are left.
-        clock: Seconds; for tests.
-
-    Returns:
-        The timing of each callable.
+    is the mean of as many calls as take 2 ms. A callable that has had its share of the budget, and its `least` samples,
+    leaves the rounds, so that the slow ones do not keep the fast ones from more rounds. There are at most 100. Each
+    must have done its work when it returns, but for what is queued on a CUDA device, which is synchronised before and
+    after each sample: what is measured is wall time, launches included. `times` is filled with the samples as they
+    come, so that an interruption does not lose them; `on_sample` is told an estimate of the seconds that are left.
     """
     cuda = torch.device(device).type == "cuda"
     times = {} if times is None else times
@@ -118,13 +103,10 @@ def interleaved(
 def peak_memory(work: Work, device: str | torch.device = "cpu") -> int:
     """The most bytes that a call has allocated at one time, beyond what was allocated before it.
 
-    On a CUDA device these are the figures of torch's allocator. On the CPU they are read from torch's profiler, which
-    sees every allocation and release of torch's CPU allocator, also those within fused operators and compiled code,
-    but nothing that a library such as oneDNN allocates for itself. The profiler slows the call down: time it apart.
-
-    Args:
-        work: Called once. Call it before, so that what is allocated only the first time is not counted.
-        device: Where it runs.
+    Call it before, so that what is allocated only the first time is not counted. On a CUDA device these are the figures
+    of torch's allocator. On the CPU they are read from torch's profiler, which sees every allocation and release of
+    torch's CPU allocator, also those within fused operators and compiled code, but nothing that a library such as
+    oneDNN allocates for itself. The profiler slows the call down: time it apart.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

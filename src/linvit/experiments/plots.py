@@ -43,33 +43,20 @@ DARK = """
 
 
 class Axis(NamedTuple):
-    """One axis.
+    """One axis."""
 
-    Attributes:
-        label: What it shows, with its unit.
-        log: Whether it is logarithmic; values that are not positive are then left out.
-        ticks: Where its ticks are; () chooses them.
-    """
-
-    label: str
-    log: bool = False
-    ticks: tuple[float, ...] = ()
+    label: str  # with its unit
+    log: bool = False  # values that are not positive are then left out
+    ticks: tuple[float, ...] = ()  # () chooses them
 
 
 class Series(NamedTuple):
-    """One curve, or some points.
-
-    Attributes:
-        name: Its label.
-        points: (x, y); values that are not finite are left out.
-        spread: Lower and upper bound of each y, drawn as bars; () draws none.
-        labels: Of the points of a scatter plot; () takes the name.
-    """
+    """One curve, or some points; values that are not finite are left out."""
 
     name: str
     points: tuple[Point, ...]
-    spread: tuple[Point, ...] = ()
-    labels: tuple[str, ...] = ()
+    spread: tuple[Point, ...] = ()  # lower and upper bound of each y, drawn as bars
+    labels: tuple[str, ...] = ()  # of the points of a scatter plot
 
 
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
@@ -78,12 +65,7 @@ LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further column
 def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "") -> str:
     """Draws a curve per series as the text of an SVG file; the legend has them in the order of their right ends.
 
-    Args:
-        title: Written above.
-        series: Those at the same place of the list look the same in every plot.
-        x: The horizontal axis.
-        y: The vertical one.
-        note: What the reader must know, such as the machine; written below the title.
+    Series at the same place of the list look the same in every plot. The note, such as the machine, is below the title.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _axes(title, x, y, note)
@@ -121,11 +103,7 @@ def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: s
 def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, note: str = "") -> Figure:
     """Draws a horizontal bar per name, the largest above, with its value beside it; small, as for TensorBoard's cards.
 
-    Args:
-        title: Written above.
-        bars: Names, values, and their spreads; NaN draws none.
-        label: Of the values.
-        note: Written below the title.
+    Bars are names, values, and their spreads; NaN draws none.
     """
     bars = sorted((bar for bar in bars if math.isfinite(bar[1])), key=lambda bar: bar[1])
     with mpl.rc_context({**STYLE, "font.size": 9}):
@@ -144,15 +122,7 @@ def bar_plot(title: str, bars: Sequence[tuple[str, float, float]], label: str, n
 
 
 def heat_map(title: str, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], note: str = "") -> Figure:
-    """Draws a table (rows, columns) of numbers with their colours, from 0 to the largest; NaN is an empty cell.
-
-    Args:
-        title: Written above.
-        values: The numbers.
-        rows: Their names.
-        columns: Their names, of one line or more.
-        note: Written below.
-    """
+    """Draws a table (rows, columns) of numbers with their colours, from 0 to the largest; NaN is an empty cell."""
     wide = max([4, *(len(line) for name in columns for line in name.split("\n"))])
     with mpl.rc_context({**STYLE, "axes.grid": False, "font.size": 10}):
         figure = Figure((2.5 + (0.1 + 0.085 * wide) * len(columns), 1.2 + 0.3 * len(rows)))

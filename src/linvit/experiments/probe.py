@@ -27,50 +27,27 @@ class Subject(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """How networks are probed; see `linvit.analysis.probes`.
+    """How networks are probed; see `linvit.analysis.probes`."""
 
-    Attributes:
-        layers: Positions of blocks or stages; None takes all.
-        neighbours: How many vote; each number is a score.
-        lrs: The learning rates of the linear classifiers.
-        epochs: Of their training.
-    """
-
-    layers: Sequence[int] | None = None
-    neighbours: Sequence[int] = (10, 20)
+    layers: Sequence[int] | None = None  # positions of blocks or stages; None takes all
+    neighbours: Sequence[int] = (10, 20)  # how many vote; each number is a score
     lrs: Sequence[float] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     epochs: int = 100
 
 
 class Score(NamedTuple):
-    """Accuracies on the tested split, of one feature of one layer.
-
-    Attributes:
-        network: Its name.
-        position: Of the layer, from 0.
-        layer: Its name.
-        feature: "mean" or "class token".
-        accuracies: For each number of neighbours, then of the linear classifier that the validation split chooses.
-        lr: The learning rate of that.
-    """
+    """Accuracies on the tested split, of one feature of one layer."""
 
     network: str
-    position: int
+    position: int  # of the layer, from 0
     layer: str
-    feature: str
-    accuracies: tuple[float, ...]
-    lr: float
+    feature: str  # "mean" or "class token"
+    accuracies: tuple[float, ...]  # for each number of neighbours, then of the linear classifier that val chooses
+    lr: float  # of that
 
 
 def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[list[Score], str]:
-    """Probes a network.
-
-    Returns:
-        A score for each feature of each layer, and the images of each split, in words.
-
-    Raises:
-        UserError: If a split has no labels, or the network has no such layers.
-    """
+    """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
     data, network = subject.data, subject.network.to(device).eval()
     tested = data.data_source.evaluated({*data.splits, "val"})
     read = {
@@ -120,18 +97,7 @@ def table_of(scores: Iterable[Score], protocol: Protocol) -> list[tuple[str, ...
 
 
 def write(scores: Sequence[Score], protocol: Protocol, about: str, command: str, folder: Path) -> Path:
-    """Writes index.html, probe.md and probe.csv.
-
-    Args:
-        scores: Of all networks.
-        protocol: How they were probed.
-        about: What the reader must know, in sentences.
-        command: What made it.
-        folder: Where to; it is made.
-
-    Returns:
-        The page.
-    """
+    """Writes index.html, whose path it returns, probe.md and probe.csv; `about` is what the reader must know."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = table_of(scores, protocol)
     with replacing(folder / "probe.md") as file:

@@ -104,23 +104,14 @@ OPACITY = 0.75
 
 
 class Maps(NamedTuple):
-    """What the query token of one image sees.
+    """What the query token of one image sees."""
 
-    Attributes:
-        image: The picture (H, W, 3), uint8.
-        maps: By kind ("weights", "focus", "rollout") and layer (the input, of rollout), (h, w) each.
-        place: Row and column of the query as fractions of the image, or None for the class token.
-        left_out: What is not defined or not supported, by name, with the reason.
-        caption: What is written under the image, such as the predicted class.
-        beside: Pictures that are drawn beside the image, by title, such as the predicted mask over it.
-    """
-
-    image: np.ndarray
-    maps: dict[str, dict[str, Tensor]]
-    place: tuple[float, float] | None
-    left_out: dict[str, str]
-    caption: str = ""
-    beside: Mapping[str, np.ndarray] = MappingProxyType({})
+    image: np.ndarray  # (H, W, 3), uint8
+    maps: dict[str, dict[str, Tensor]]  # by kind ("weights", "focus", "rollout") and layer, (h, w) each
+    place: tuple[float, float] | None  # row and column of the query as fractions of the image; None: class token
+    left_out: dict[str, str]  # what is not defined or not supported, by name, with the reason
+    caption: str = ""  # is written under the image
+    beside: Mapping[str, np.ndarray] = MappingProxyType({})  # pictures, such as the mask over the image, by title
 
 
 def attention_maps(image: np.ndarray, calls: Mapping[str, Call], query: Query, max_tokens: int = 1024) -> Maps:

@@ -32,11 +32,7 @@ training waits for its images says data_wait in the curves of a run.
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit bench data`; prints the rates and returns 0.
-
-    Raises:
-        UserError: If there is nothing to measure.
-    """
+    """Runs `linvit bench data`; prints the rates and returns 0."""
     parser = argument_parser("linvit bench data", __doc__, EPILOG)
     parser.add_argument("source", nargs="?", help="the images; the configuration's if left out")
     parser.add_argument("--config", metavar="CONFIG", help="configuration whose data is measured")

@@ -98,15 +98,7 @@ def measured(
     *arguments: Any,
     **options: Any,
 ) -> tuple[list[Cost], dict[str, str]]:
-    """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them.
-
-    Args:
-        args: Of the command line.
-        what: Is measured, in words.
-        measure: `attention_costs` or `backbone_costs`.
-        arguments: Of `measure`.
-        options: Of `measure`.
-    """
+    """Costs, and the conditions under which they were measured, a Ctrl-C that ended the measurement among them."""
     how = f"batch {args.batch}, {args.dtype}{' autocast' * args.autocast}, {' and '.join(args.modes)}"
     how += ", processor time of one thread" * args.cpu_time
     known = conditions(args.device) | {"settings": f"{what}, {how}", "batch": str(args.batch)}

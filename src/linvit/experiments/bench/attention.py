@@ -53,22 +53,12 @@ def attention_costs(
     layer: bool = False,
     **measuring: Any,
 ) -> tuple[list[Cost], bool]:
-    """Measures mechanisms and the baselines at every grid; see `measure_costs`.
+    """Measures mechanisms and the baselines at every grid (H, W); see `measure_costs`, also for `measuring`.
 
-    Queries, keys and values are normal noise, one tensor each, as a host's projections would make them.
-
-    Args:
-        specs: Names, class paths, or mappings with `name` and options.
-        grids: Patch grids (H, W) with N = H W tokens.
-        settings: How they run.
-        dim: Channels C over all heads. The default and that of `num_heads` are those of Swin-T's first stage.
-        num_heads: Heads h, unless a mechanism chooses its own.
-        layer: Measure `AttentionLayer`s, with the projections of queries, keys, values and output, and not mechanisms
-            alone.
-        measuring: `budget`, `clock` and `report` of `measure_costs`.
-
-    Returns:
-        The costs, baselines last and not without recomputing, and whether Ctrl-C ended the measurement.
+    Queries, keys and values are normal noise, one tensor each, as a host's projections would make them. The defaults
+    are the channels and heads of Swin-T's first stage. With `layer`, `AttentionLayer`s are measured, with their
+    projections. Returns the costs, baselines last and not without recomputing, and whether Ctrl-C ended the
+    measurement.
     """
     named = {spec_label(spec): spec for spec in specs} | dict(BASELINES)
     build = _layer if layer else _mechanism

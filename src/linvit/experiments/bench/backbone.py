@@ -27,21 +27,10 @@ def backbone_costs(
     report: Callable[[str], None],
     **measuring: Any,
 ) -> tuple[list[Cost], bool]:
-    """Measures backbones with their classifier at every image size; see `measure_costs`.
+    """Measures backbones with their classifier at every image size (H, W); see `measure_costs`.
 
     The backbones of one size take turns; sizes follow one another, so that not all weights are in memory at once.
-
-    Args:
-        specs: Names, class paths, or mappings with `name` and options.
-        sizes: Images (H, W).
-        settings: How they run.
-        attention: What replaces the attention of all of them, as in a configuration; None leaves their own.
-        budget: Seconds for all timing.
-        report: Is told how far it is, in words.
-        measuring: `clock` of `measure_costs`.
-
-    Returns:
-        The costs, and whether Ctrl-C ended the measurement.
+    `attention` replaces that of all of them, as in a configuration.
     """
     builders = {backbone_label(spec): partial(_backbone, spec, attention, settings) for spec in specs}
     for builder in builders.values():

@@ -15,11 +15,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def conditions(device: str = "cpu") -> dict[str, str]:
-    """What a reader of a measurement must know, in the order in which to print it.
-
-    Args:
-        device: Where was measured.
-    """
+    """What a reader of a measurement on a device must know, in the order in which to print it."""
     memory = machine.memory()
     amount = "unknown" if memory is None else f"{memory[0] / GIB:.0f} GiB, {memory[1] / GIB:.0f} free"
     return {

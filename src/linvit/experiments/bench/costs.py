@@ -72,19 +72,11 @@ def measure_costs(
 ) -> tuple[list[Cost], bool]:
     """Measures operations and memory of each candidate, the small ones first, and then the time of all in turns.
 
-    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU
-    the passes get 80 % of the free memory (`machine.memory_limit`). Ctrl-C ends the measurement; what is measured by
-    then is returned.
-
-    Args:
-        candidates: What is measured.
-        settings: How it runs.
-        budget: Seconds for all timing; see `interleaved`. Operations and memory take time of their own.
-        clock: `time.perf_counter`; or `time.process_time` for one thread on a CPU that has other work, too.
-        report: Is told how far it is, in words.
-
-    Returns:
-        The costs in the order of the candidates, and whether Ctrl-C ended the measurement.
+    A pass for which the memory does not suffice, or that fails, is left out, and the cost's note says why. On a CPU the
+    passes get 80 % of the free memory (`machine.memory_limit`). The budget is that of the timing, see `interleaved`;
+    `time.process_time` is the clock for one thread on a CPU that has other work, too. `report` is told how far it is,
+    in words. Returns the costs in the order of the candidates, and whether Ctrl-C ended the measurement, after which
+    they have what was measured by then.
     """
     costs = [Cost(one.name, one.size, one.amount, mode=one.mode) for one in candidates]
     runners: dict[int, Runner] = {}

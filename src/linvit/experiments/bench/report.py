@@ -258,14 +258,8 @@ def _number(value: float) -> str:
 def growth_exponent(costs: Mapping[float, float]) -> float | None:
     """Fits `cost = a * size^b` by least squares of the logarithms, to the upper half of the sizes on a log axis.
 
-    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there
-    are but two sizes.
-
-    Args:
-        costs: The cost at each size; those that are not positive or not finite are left out.
-
-    Returns:
-        b; None if the upper half of more than two sizes has but one, or there is but one size.
+    What a call costs at any size flattens the curve at its lower end, which is therefore left out, unless there are but
+    two sizes. Costs that are not positive or not finite are left out. None if fewer than two are left.
     """
     known = {math.log(size): math.log(cost) for size, cost in costs.items() if 0 < cost < math.inf}
     middle = (min(known) + max(known)) / 2 - 1e-9 if len(known) > 2 else -math.inf
@@ -277,14 +271,8 @@ def crossover(costs: Mapping[float, float], baseline: Mapping[float, float]) -> 
     """From which size on a cost stays at or below that of a baseline, up to the largest size that was measured.
 
     Between the last size at which it is above and the next one, the ratio of the two is taken for a straight line on
-    log axes, and the size at which that line passes 1 is returned. A cost of infinity stands for what could not run.
-
-    Args:
-        costs: The cost at each size.
-        baseline: That of the baseline.
-
-    Returns:
-        The size: 0 where it is so at all sizes, infinity where it never is; None if no size has both.
+    log axes, and the size at which that line passes 1 is returned; 0 where it is so at all sizes, infinity where it
+    never is, None if no size has both. A cost of infinity stands for what could not run.
     """
     both = costs.keys() & baseline.keys()
     sizes = sorted(size for size in both if 0 < min(costs[size], baseline[size]) < math.inf)

@@ -18,25 +18,15 @@ attention keeps for backward what it would else compute once more (`recompute_at
 
 
 class Settings(NamedTuple):
-    """How modules run.
+    """How modules run."""
 
-    Attributes:
-        device: "cpu", or a CUDA device.
-        dtype: Of weights and inputs; under `autocast` that of autocast, with weights in float32.
-        autocast: Whether the passes run under autocast.
-        modes: How each module is executed, side by side; eager first.
-        backward: Whether the backward pass is measured, too.
-        optimizer: Whether it is part of a step of training: cross entropy, backward, AdamW.
-        batch: Images.
-    """
-
-    device: str = "cpu"
-    dtype: torch.dtype = torch.float32
-    autocast: bool = False
-    modes: tuple[Mode, ...] = ("eager",)
-    backward: bool = True
-    optimizer: bool = False
-    batch: int = 1
+    device: str = "cpu"  # or a CUDA device
+    dtype: torch.dtype = torch.float32  # of weights and inputs; under autocast that of autocast
+    autocast: bool = False  # weights are float32 then
+    modes: tuple[Mode, ...] = ("eager",)  # of each module, side by side; eager first
+    backward: bool = True  # measured, too
+    optimizer: bool = False  # a step of training: cross entropy, backward, AdamW
+    batch: int = 1  # images
 
     @property
     def weights(self) -> torch.dtype:

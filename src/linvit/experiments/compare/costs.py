@@ -28,23 +28,14 @@ BATCH = 2  # images: BatchNorm behind a pooling to one pixel cannot train on one
 
 
 class Costs(NamedTuple):
-    """Of a network, for one image.
+    """Of a network, for one image."""
 
-    Attributes:
-        parameters: Learnable parameters.
-        macs: Multiply-accumulates of matrix products and convolutions.
-        latency: Seconds of a forward pass per image, in batches of two.
-        memory: Bytes that a forward and a backward pass of two images allocate at most, beyond the weights.
-        published: What the authors of this very model published, if they did.
-        crossover: Of a student, from which size of image on it is faster than its teacher.
-    """
-
-    parameters: int
-    macs: int
-    latency: Timing
-    memory: int
-    published: PublishedScores | None
-    crossover: Crossover | None = None
+    parameters: int  # that are learned
+    macs: int  # multiply-accumulates of matrix products and convolutions
+    latency: Timing  # of a forward pass per image, in batches of two
+    memory: int  # bytes that a forward and a backward pass of two images allocate at most, beyond the weights
+    published: PublishedScores | None  # of this very model, by its authors
+    crossover: Crossover | None = None  # of a student, from which size of image on it is faster than its teacher
 
 
 class _Built(NamedTuple):
@@ -65,15 +56,9 @@ def measure(
 ) -> dict[str, Costs | str]:
     """Builds the network of each run and measures it on a random image of the run's size; weights are random, too.
 
-    Args:
-        runs: By name.
-        budget: Seconds for the timing of all.
-        device: "cpu" or "cuda".
-        imports: Whether classes that the runs' configurations name by their paths may be imported.
-        teachers: Of students the name of their teacher, which is measured, too, and for as long once more.
-
-    Returns:
-        By name, the costs, or why there are none.
+    `imports` allows to import classes that the runs' configurations name by their paths. `teachers` has the name of the
+    teacher of students, which is measured, too, and for as long once more. The budget is in seconds, for all. Returns
+    by name the costs, or why there are none.
     """
     found: dict[str, Costs | str] = {}
     built: dict[str, _Built] = {}

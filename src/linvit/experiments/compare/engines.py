@@ -44,12 +44,7 @@ class Job(Protocol):
 
 
 class Progress:
-    """A bar in a terminal, and a line for each run that has ended.
-
-    Args:
-        runs: All runs, those that are finished included.
-        say: Prints a line.
-    """
+    """A bar in a terminal, and a line for each run that has ended; `runs` are all, finished ones included."""
 
     def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
         self._runs, self._say = runs, say
@@ -89,8 +84,7 @@ class Progress:
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
     """Waits for runs, and writes down how each has ended; one that dies stops no other, a signal cancels all.
 
-    Returns:
-        Whether all have been run; otherwise `STOP.received` is the signal that ended them.
+    Returns whether all have been run; otherwise `STOP.received` is the signal that ended them.
     """
     running, cancelled = dict(jobs), False
     while running:
@@ -152,12 +146,9 @@ def run_here(runs: Sequence[SweepRun], slots: Sequence[Environment], watch: Watc
 
 
 def slots(jobs: int, devices: Sequence[str], per_run: int) -> list[Environment]:
-    """What runs at one time are given: a share of the threads, and their devices.
+    """What runs at one time are given: a share of the threads, and their CUDA devices, none on a CPU.
 
-    Args:
-        jobs: Runs at a time.
-        devices: CUDA devices, as `CUDA_VISIBLE_DEVICES` names them; none on a CPU.
-        per_run: Devices of each run; if there are fewer than all runs need, runs share them.
+    If there are fewer devices than all runs need (`per_run` of each), runs share them.
     """
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(machine.cpus() / jobs))))}
     groups = [devices[start : start + per_run] for start in range(0, len(devices) - per_run + 1, per_run)]
@@ -186,12 +177,8 @@ class _RayJob(NamedTuple):
 def run_on_ray(runs: Sequence[SweepRun], address: str | None, cpus: int, gpus: int, watch: Watch) -> bool:
     """Starts runs as tasks of Ray, which decides where and how many at a time; see `run_jobs`.
 
-    Args:
-        runs: In the order in which they are submitted.
-        address: Of the cluster, "auto" for the one that this machine belongs to; None starts Ray on this machine.
-        cpus: Processors of each run, and its threads.
-        gpus: Devices of each run, if the cluster has any.
-        watch: Is told what has ended.
+    The address is that of a cluster, "auto" for the one that this machine belongs to; None starts Ray on this machine.
+    Each run gets processors, as many threads, and devices, if the cluster has any.
     """
     try:
         import ray
@@ -215,13 +202,8 @@ def run_on_slurm(
 ) -> bool:
     """Starts runs as an array of jobs, which SLURM starts as it sees fit; see `run_jobs`.
 
-    Args:
-        runs: In the order in which they are submitted.
-        watch: Is told what has ended.
-        cluster: Executor of submitit.
-        cpus_per_task: Processors, and threads, of each.
-        demands: What else each asks for, as parameters of submitit's executor. A run that is not finished within
-            `timeout_min` saves, and its job is queued again.
+    `cluster` is the executor of submitit, `demands` what else each job asks for, as its parameters. A run that is not
+    finished within `timeout_min` saves, and its job is queued again.
     """
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = SIGNAL  # which jobs read
     try:

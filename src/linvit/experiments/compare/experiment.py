@@ -144,11 +144,7 @@ class Experiment:
         return [SweepRun(self.root, variant, seed) for seed in self.grid.all_seeds for variant in self.grid.variants]
 
     def prepare(self, configs: Mapping[str, dict[str, Any]]) -> None:
-        """Writes the grid and the configurations of all runs; keeps other processes out until this one ends.
-
-        Args:
-            configs: The complete configuration of each variant.
-        """
+        """Writes the grid and the complete configuration of each variant; keeps other processes out meanwhile."""
         try:
             lock(self.root)
         except UserError as error:

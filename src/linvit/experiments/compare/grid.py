@@ -21,28 +21,16 @@ LONGEST = 80  # characters of a variant's name, which names folders
 
 @dataclass
 class Sweep:
-    """Variants of one configuration, each to be run with each seed, as a file or a command line describes them.
+    """Variants of one configuration, each to be run with each seed, as a file or a command line describes them."""
 
-    Attributes:
-        config: The configuration that all start from: files or names, of which a later one wins.
-        set: Options that all variants share.
-        vary: Options with all their values, whose combinations are variants.
-        variants: What differs, by the name of the variant; the order is that of the table.
-        seeds: Their number, or which: a run of each variant has one of them as `seed_everything`.
-        baseline: The variant that the others are compared with, or "teacher"; None is the teacher of the runs if they
-            have one, or else the first variant.
-        score: The curve that is compared; None for the score of the weights that the task predicts with.
-        published: What a paper reports: its `source`, and `scores` by variant, in its unit.
-    """
-
-    config: list[str] = field(default_factory=list)
-    set: dict[str, Any] = field(default_factory=dict)
-    vary: dict[str, list[Any]] = field(default_factory=dict)
-    variants: dict[str, Settings] = field(default_factory=dict)
-    seeds: int | list[int] = 1
-    baseline: str | None = None
-    score: str | None = None
-    published: dict[str, Any] = field(default_factory=dict)
+    config: list[str] = field(default_factory=list)  # that all start from: files or names, a later one wins
+    set: dict[str, Any] = field(default_factory=dict)  # options that all variants share
+    vary: dict[str, list[Any]] = field(default_factory=dict)  # options whose values, combined, are variants
+    variants: dict[str, Settings] = field(default_factory=dict)  # what differs, by name; the order of the table
+    seeds: int | list[int] = 1  # their number, or which; a run has one as `seed_everything`
+    baseline: str | None = None  # a variant or "teacher"; None: the teacher of the runs, or else the first variant
+    score: str | None = None  # the curve that is compared; None: of the weights that the task predicts with
+    published: dict[str, Any] = field(default_factory=dict)  # of a paper: `source`, and `scores` by variant
 
     @property
     def keys(self) -> list[str]:

@@ -29,13 +29,7 @@ GROUP = "compare"
 
 
 def write(results: Results, folder: Path, device: str) -> Path:
-    """Writes tables (`table.md`, `.csv`, `.tex`), plots, and `report.html`; returns the path of the last.
-
-    Args:
-        results: Of the experiment.
-        folder: Where they go; it is made if need be.
-        device: What costs were measured on.
-    """
+    """Writes tables (`table.md`, `.csv`, `.tex`), plots, and `report.html`, whose path it returns."""
     folder.mkdir(parents=True, exist_ok=True)
     known = conditions(device)
     where = "{machine}; {date}".format(**known)
@@ -115,10 +109,7 @@ def curve_plots(results: Results, where: str) -> dict[str, str]:
 def mean_curve(variant: Variant, results: Results, tag: str | None) -> tuple[tuple[float, float], ...]:
     """A curve of a variant, mean over its seeds, of at most `MOST_POINTS`.
 
-    Args:
-        variant: The variant.
-        results: Those of the experiment, which say what the score is.
-        tag: Of the curve; None for the score, "rank" for the ranks of all layers.
+    The tag None is that of the score, "rank" stands for the ranks of all layers.
     """
     values: dict[int, list[float]] = {}
     for run in variant.runs.values():
@@ -205,10 +196,7 @@ def _list(names: Iterable[str]) -> str:
 def write_summary(results: Results, folder: Path, device: str) -> None:
     """Writes runs beside those of the runs: `summary/VARIANT` with the mean score over seeds, and the scores as bars.
 
-    Args:
-        results: Of the experiment.
-        folder: Of the experiment; a summary that is there is replaced.
-        device: What it was measured on.
+    A summary that is there is replaced.
     """
     shutil.rmtree(folder / SUMMARY, ignore_errors=True)
     note = "{machine}; {date}".format(**conditions(device))

@@ -54,11 +54,7 @@ class Variant:
         return {layer: statistics.fmean(values) for layer, values in found.items()}
 
     def distances(self, start: str = "") -> list[float]:
-        """How far each finished run is from its teacher: the relative error of its attention, mean over layers.
-
-        Args:
-            start: The beginning of the curves: `START` for the distance before any step.
-        """
+        """How far each finished run is from its teacher, mean over layers; with `START` before any step."""
         tag = f"{start}{DISTANCE}"
         runs = (
             [curve[-1][1] for name, curve in run.curves.items() if name.startswith(tag)]

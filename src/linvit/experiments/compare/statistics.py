@@ -14,23 +14,14 @@ ROUNDING = 1e-6  # relative to the scores, which are logged in float32
 
 
 class Difference(NamedTuple):
-    """A mean difference over seeds, with the paired t-test of one comparison among several.
-
-    Attributes:
-        mean: Of the differences.
-        low: Lower end of its 95 % confidence interval; NaN for fewer than two pairs, or equal differences.
-        high: Upper end.
-        pairs: Number of pairs.
-        p: The probability of so large a mean if there were no difference, for this comparison alone; NaN as above.
-        p_holm: The same by Holm's step-down correction for all comparisons of a table; NaN if it is not tested.
-    """
+    """A mean difference over seeds, with the paired t-test of one comparison among several."""
 
     mean: float
-    low: float
+    low: float  # end of its 95 % confidence interval; NaN for fewer than two pairs, or equal differences
     high: float
     pairs: int
-    p: float
-    p_holm: float = math.nan
+    p: float  # of so large a mean if there were no difference, for this comparison alone; NaN as above
+    p_holm: float = math.nan  # by Holm's step-down correction for all comparisons of a table; NaN if it is not tested
 
     @property
     def significant(self) -> bool:
@@ -46,8 +37,7 @@ def spread(scores: Sequence[float]) -> float:
 def paired_differences(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Difference]:
     """The differences of several variants from a baseline; at least three seeds whose differences vary are tested.
 
-    Args:
-        pairs: For each variant its scores, one per seed, and the baseline's of the same seeds in the same order.
+    Of each variant there are its scores, one per seed, and the baseline's of the same seeds in the same order.
     """
     found = [_alone(ours, baseline) for ours, baseline in pairs]
     family = [number for number, one in enumerate(found) if one.pairs >= LEAST]
