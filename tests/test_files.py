@@ -22,7 +22,6 @@ DENSE = [*SHORT, *flags(trainer__accelerator="cpu", trainer__log_every_n_steps=1
 PLAIN = [f"--config={QUICKSTART}", *tiny(trainer__limit_train_batches=6, trainer__max_epochs=3, model__ema_decay=0.5)]
 RUNS = {
     "plain": PLAIN,
-    "several": [*PLAIN, "--checkpoint.save_top_k=2", "--checkpoint.filename={epoch}"],
     "steps": [*PLAIN, "--trainer.max_epochs=-1", "--trainer.max_steps=14"],
     "interval": [
         *PLAIN,

@@ -12,6 +12,7 @@ from linvit import checksum
 from linvit.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+BEST, BEST_AVERAGE = "best.ckpt", "best_ema.ckpt"
 """When a last.ckpt is replaced, the one before is kept under the other name."""
 
 TEMPORARY, LOCK = ".tmp", ".lock"

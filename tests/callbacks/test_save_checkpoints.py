@@ -74,43 +74,32 @@ class Rows(Memory):
 
 def test_it_is_the_record_of_its_moment(tmp_path, monkeypatch):
     """Rows, then the names of the best, then last.ckpt; a run that is resumed after a kill in between does it again."""
-    saves = SaveCheckpoints("train/loss", "max", "epoch_{epoch}")
-    monkeypatch.setattr(saves.best[0], "add", lambda values: Best.add(saves.best[0], {**values, "train/loss": 1.0}))
+    saves = SaveCheckpoints("train/loss", "max")
+    monkeypatch.setattr(saves.best[0], "take", lambda value: Best.take(saves.best[0], 1.0))
     logger, folder = Rows(), tmp_path / "memory" / "version_0" / "checkpoints"
     moments = []
 
     def link(path, other):
         moments.append((path.name, other.name, logger.saved))
-        if path.name == "epoch_1.ckpt":
+        if len(moments) == 2:
             raise Killed
         files.link(path, other)
 
     monkeypatch.setattr(module, "link", link)
     with pytest.raises(Killed):
         run(tmp_path, saves, max_epochs=3, logger=logger)
-    assert moments == [("epoch_0.ckpt", "last.ckpt", 2), ("epoch_1.ckpt", "last.ckpt", 4)]
-    assert read(folder / "last.ckpt")["callbacks"][saves.state_key] == {"train/loss": {"epoch_0.ckpt": 1.0}}
-    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["epoch_1.ckpt", "last.ckpt"]
+    assert moments == [("best.ckpt", "last.ckpt", 2), ("best.ckpt", "last.ckpt", 4)]
+    assert read(folder / "last.ckpt")["callbacks"][saves.state_key] == {"train/loss": 1.0}
+    assert {path.name: step_of(path) for path in folder.glob("*.ckpt")} == {"best.ckpt": 4, "last.ckpt": 2}
 
 
-NAMES = ["../mine.ckpt", "notes.txt", "a.ckpt", "b.ckpt", "last.ckpt", "\0.ckpt", 7, None]
-
-
-def test_nothing_but_checkpoints_is_deleted(tmp_path):
-    (tmp_path / "a.ckpt").mkdir()
-    (tmp_path / "b.ckpt").symlink_to(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    module.delete_and_link([tmp_path / "a.ckpt", tmp_path / "b.ckpt", tmp_path / "c.ckpt"], [])
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("state", [{}, {"val/score": 5}, {"val/score": dict.fromkeys(NAMES[:2], 1.0)}], ids=str)
-def test_a_state_names_no_file_of_another_folder(state):
+@pytest.mark.parametrize("state", [{}, {"val/score": 5}, {"val/score": {"../mine.ckpt": 1.0}}], ids=str)
+def test_a_state_of_another_kind_is_left_out(state):
     saves = SaveCheckpoints()
     saves.load_state_dict(state)
-    assert saves.best[0].kept == {}
-    saves.load_state_dict({"val/score": {"best.ckpt": 0.5, "other.ckpt": "high"}})
-    assert saves.best[0].kept == {"best.ckpt": 0.5}
+    assert saves.best[0].value is None
+    saves.load_state_dict({"val/score": 0.5})
+    assert saves.best[0].value == 0.5
 
 
 def test_fast_dev_run_leaves_nothing(tmp_path):
@@ -169,7 +158,7 @@ def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):
     task.on_train_epoch_end = lambda: task.log("train/loss", next(scores))
     with pytest.warns(UserWarning, match="could not be saved"):
         fit(task, tmp_path, callbacks=[saves], enable_checkpointing=True, max_epochs=3)
-    assert saves.best[0].kept == {"best.ckpt": pytest.approx(0.7)}
+    assert saves.best[0].value == pytest.approx(0.7)
     assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 6
     assert saves.failure is None
 
@@ -221,17 +210,10 @@ class Scores(LightningModule):
     ],
 )
 def test_the_last_of_the_best_epochs_is_kept(mode, scores, epoch):
-    best = Best("val/score", mode, "{epoch}", 1)
-    taken = [i for i, score in enumerate(scores) if best.add({"val/score": score, "epoch": i})[0]]
+    best = Best("val/score", mode, "best.ckpt")
+    taken = [i for i, score in enumerate(scores) if best.take(score)]
     assert taken[-1] == epoch
-    assert best.kept == {f"{epoch}.ckpt": scores[epoch]}
-
-
-def test_several_are_kept():
-    best = Best("val/score", "max", "{epoch}_{val/score:.1f}", 2)
-    found = [best.add({"val/score": score, "epoch": i}) for i, score in enumerate([0.9, 0.7, 0.7, 0.8])]
-    assert found == [(["0_0.9.ckpt"], []), (["1_0.7.ckpt"], []), ([], []), (["3_0.8.ckpt"], ["1_0.7.ckpt"])]
-    assert best.name == "0_0.9.ckpt"
+    assert best.value == scores[epoch]
 
 
 def test_weights_that_were_not_validated_get_no_score(tmp_path):

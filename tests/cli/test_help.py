@@ -49,7 +49,7 @@ def test_every_option_there_is(capsys):
         main(["fit", "--help=all"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.save_top_k", "--model", "--data"):
+    for option in ("--trainer.gradient_clip_algorithm", "--checkpoint.monitor", "--model", "--data"):
         assert option in out
 
 

@@ -89,7 +89,7 @@ def test_what_explains_the_types_is_left_out():
         ("unrecognized arguments: --seed 3", "--seed_everything"),
         ("unrecognized arguments: --batch-size=3", "--data.batch_size"),
         ("unrecognized arguments: --num_classes=3", "--data.num_classes"),  # that of the model follows from the data
-        ("unrecognized arguments: --checkpoint.save_topk=3", "--checkpoint.save_top_k"),
+        ("unrecognized arguments: --checkpoint.mod=min", "--checkpoint.mode"),
         ("unrecognized arguments: --modell=linvit.tasks.Task", "--model"),
         (
             "Problem with given class_path 'linvit.data.ClassificationData': Option 'sorce' is not accepted",

@@ -3,9 +3,8 @@
 import math
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,45 +17,27 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from linvit.callbacks.checkpoint_io import AtomicCheckpointIO, is_remote
 from linvit.errors import UserError, check_choice
-from linvit.files import LAST, PREVIOUS, link, lock, publish, remove, sweep, temporary, unlock
+from linvit.files import BEST, BEST_AVERAGE, LAST, link, lock, publish, remove, sweep, temporary, unlock
 
 WRITE_FOLDERS = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)  # themselves, without the plug-in
 
 
 @dataclass
 class Best:
-    """The checkpoints of a folder with the best values of a metric: `kept` has their names and values."""
+    """The checkpoint of a folder with the best value of a metric: its name, and the value, None without one."""
 
     monitor: str
     mode: Literal["min", "max"]
-    filename: str
-    save_top_k: int
-    kept: dict[str, float] = field(default_factory=dict)
+    name: str
+    value: float | None = None
 
-    @property
-    def name(self) -> str | None:
-        """The name of the best, or None without any."""
-        return (max if self.mode == "max" else min)(self.kept, key=self.kept.__getitem__, default=None)
-
-    def add(self, values: Mapping[str, float]) -> tuple[list[str], list[str]]:
-        """Takes the present state for one of the best if it is: the name of its file, and the names to delete.
-
-        Of the states with the same value the last one is kept where only one is: it has learnt more at a lower rate.
-        """
-        value, sign = values[self.monitor], 1 if self.mode == "max" else -1
-        if not math.isfinite(value) or self.save_top_k == 0:
-            return [], []
-        replaced = []
-        if len(self.kept) == self.save_top_k:
-            worst = min(self.kept, key=lambda name: sign * self.kept[name])
-            gain = sign * (value - self.kept[worst])
-            if gain < 0 or (gain == 0 and self.save_top_k > 1):
-                return [], []
-            del self.kept[worst]
-            replaced = [worst]
-        name = f"{self.filename.format_map(defaultdict(float, values))}.ckpt"
-        self.kept[name] = value
-        return [name], [other for other in replaced if other != name]
+    def take(self, value: float) -> bool:
+        """Whether a value is the best, which it then is. Of equal ones it is the last: it has learnt for longer."""
+        sign = 1 if self.mode == "max" else -1
+        if not math.isfinite(value) or (self.value is not None and sign * value < sign * self.value):
+            return False
+        self.value = value
+        return True
 
 
 class SaveCheckpoints(Checkpoint):
@@ -70,13 +51,12 @@ class SaveCheckpoints(Checkpoint):
     it, and the best have their names. So after a kill a run that is resumed does the rest again.
     A checkpoint that cannot be written, because the disk is full or read-only, does not end the run: it says so,
     forgets that the state was the best, and tries again after the next epoch or validation, and at the end.
+    Lightning's `ModelCheckpoint`, as one of `trainer.callbacks`, keeps several, or others.
 
     Args:
         monitor: The metric that decides what is best; null keeps none. The one of validation with "val/" counts only
             right after a validation.
         mode: Whether its smallest or its largest value is the best.
-        filename: Of the best, without `.ckpt`; may hold `{epoch}`, `{step}` and metrics, such as `{val/score:.3f}`.
-        save_top_k: How many of the best are kept; -1 for all.
 
     Attributes:
         best: The best of each metric: that of `monitor` and, with a moving average, its own.
@@ -84,15 +64,9 @@ class SaveCheckpoints(Checkpoint):
         failure: Why the last attempt to save failed, or None if it did not.
     """
 
-    def __init__(
-        self,
-        monitor: str | None = "val/score",
-        mode: Literal["min", "max"] = "max",
-        filename: str = "best",
-        save_top_k: int = 1,
-    ) -> None:
+    def __init__(self, monitor: str | None = "val/score", mode: Literal["min", "max"] = "max") -> None:
         check_choice("checkpoint.mode", mode, ["min", "max"])
-        self.best = [] if monitor is None else [Best(monitor, mode, filename, save_top_k)]
+        self.best = [] if monitor is None else [Best(monitor, mode, BEST)]
         self.dirpath: str | None = None
         self.failure: str | None = None
         self._scored = False  # since the last save that asked
@@ -103,15 +77,14 @@ class SaveCheckpoints(Checkpoint):
         return os.path.join(str(self.dirpath), LAST)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best of each metric."""
-        return {best.monitor: dict(best.kept) for best in self.best}
+        """The best value of each metric."""
+        return {best.monitor: best.value for best in self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the names of other checkpoints of the folder; anything else is ignored, since they are deleted."""
+        """Takes the values over."""
         for best in self.best:
             given = state_dict.get(best.monitor)
-            pairs = given.items() if isinstance(given, Mapping) else ()
-            best.kept = {name: value for name, value in pairs if _is_other(name) and isinstance(value, float)}
+            best.value = given if isinstance(given, float) else None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reserves the folder and tidies it up, before training starts."""
@@ -119,7 +92,7 @@ class SaveCheckpoints(Checkpoint):
             raw = self.best[0]
             if raw.monitor.startswith("val/"):
                 average = raw.monitor.replace("val/", "val/ema_", 1)
-                self.best.append(Best(average, raw.mode, f"{raw.filename}_ema", raw.save_top_k))
+                self.best.append(Best(average, raw.mode, BEST_AVERAGE))
         self.dirpath = trainer.strategy.broadcast(checkpoint_folder(trainer))
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
@@ -158,29 +131,27 @@ class SaveCheckpoints(Checkpoint):
 
         It is called on all ranks, between two optimiser steps.
         """
-        return self._save(trainer, [], [])
+        return self._save(trainer, [])
 
     def _save_and_choose(self, trainer: Trainer) -> None:
         """Saves, also under the names of the best if this state is one of them."""
         before = self.state_dict()
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         scored, self._scored = self._scored, False
-        same, replaced = [], []
+        names = []
         for best in self.best:
             # Without a new validation the score is that of other weights, as where max_steps ends an epoch early.
             if best.monitor.startswith("val/") and not scored:
                 continue
             if best is self.best[0]:
                 check_choice("checkpoint.monitor", best.monitor, sorted(values))
-            if best.monitor in values:
-                more = best.add({**values, "epoch": trainer.current_epoch, "step": trainer.global_step})
-                same += more[0]
-                replaced += more[1]
-        if not self._save(trainer, *trainer.strategy.broadcast((same, replaced))):
+            if best.monitor in values and best.take(values[best.monitor]):
+                names.append(best.name)
+        if not self._save(trainer, trainer.strategy.broadcast(names)):
             self.load_state_dict(before)
 
-    def _save(self, trainer: Trainer, same: list[str], replaced: list[str]) -> bool:
-        """Writes last.ckpt under other names, too; deletes the checkpoints that these replace."""
+    def _save(self, trainer: Trainer, names: list[str]) -> bool:
+        """Writes last.ckpt, under other names, too."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return True
         log_now(trainer)
@@ -188,13 +159,11 @@ class SaveCheckpoints(Checkpoint):
             logger.save()
         plain = isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO) and self._writes(trainer)
         linked = plain and not isinstance(trainer.strategy, WRITE_FOLDERS)
-        paths = [os.path.join(str(self.dirpath), name) for name in (*same, LAST)]
+        paths = [os.path.join(str(self.dirpath), name) for name in (*names, LAST)]
         failures = (self._write(trainer, path) for path in (paths[:1] if linked else paths))
         self.failure = next((failure for failure in failures if failure is not None), None)
-        if self.failure is None and self._writes(trainer):
-            others = {Path(str(self.dirpath), name) for name in replaced if name not in same}
-            links = [Path(path) for path in (paths if linked else ())]
-            self.failure = _not_saved(self.path, on_rank_zero(trainer, delete_and_link, others, links))
+        if self.failure is None and linked:
+            self.failure = _not_saved(self.path, on_rank_zero(trainer, link_all, [Path(path) for path in paths]))
         if self.failure is not None:
             rank_zero_warn(
                 f"step {trainer.global_step}: {self.failure}. What lay there before is unchanged. The run continues, "
@@ -257,22 +226,13 @@ def log_now(trainer: Trainer) -> None:
         connector.log_metrics(connector.metrics["log"], step=trainer.global_step - 1)
 
 
-def delete_and_link(others: Iterable[Path], paths: Sequence[Path]) -> None:
-    """Deletes checkpoints, and gives the first of `paths`, which is written, the names of the others; last.ckpt last.
+def link_all(paths: Sequence[Path]) -> None:
+    """Gives the first checkpoint, which is written, the names of the others; last.ckpt last.
 
     A kill before that leaves the last.ckpt before, from which a resumed run does all of it again.
     """
-    for other in others:
-        if not other.is_symlink() and (other.is_file() or (other / ".metadata").is_file()):  # the latter is sharded
-            remove(other)
     for path in paths[1:]:
         link(paths[0], path)
-
-
-def _is_other(name: Any) -> bool:
-    """Whether this is the name of a checkpoint, without a folder, other than the last ones."""
-    plain = isinstance(name, str) and Path(name).name == name and name.endswith(".ckpt") and "\0" not in name
-    return plain and name not in (LAST, PREVIOUS)
 
 
 def reserve(folder: Path) -> None:

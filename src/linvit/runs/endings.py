@@ -91,14 +91,14 @@ def _written(ranks: Ranks, error: Exception) -> str:
 
 def run_summary(saves: SaveCheckpoints, predict_with: str, run: Path, length: str) -> str:
     """Best scores, their checkpoints, and the commands to continue with; "" if none is kept."""
-    found = [best for best in saves.best if best.kept]
+    found = [best for best in saves.best if best.value is not None]
     if not found:
         return ""
-    paths = [str(shown(Path(str(saves.dirpath), str(best.name)))) for best in found]
+    paths = [str(shown(Path(str(saves.dirpath), best.name))) for best in found]
     config = quote(str(shown(run_config(run))))
     lines = []
     for best, path in zip(found, paths, strict=True):
-        lines += [f"best {best.monitor}  {best.kept[str(best.name)]:.4f}", f"checkpoint      {path}"]
+        lines += [f"best {best.monitor}  {best.value:.4f}", f"checkpoint      {path}"]
     lines += [
         f"test it         linvit test --config {config} --ckpt_path {quote(paths[-(predict_with == 'ema')])}",
         f"continue it     linvit fit --config {config} --resume=auto --trainer.{length}=MORE",

@@ -16,6 +16,7 @@ import yaml
 
 from linvit import yaml_text
 from linvit.errors import UserError
+from linvit.files import BEST, BEST_AVERAGE
 from linvit.runs.configs import FOLDER
 from linvit.runs.configs import find as find_config
 
@@ -159,9 +160,7 @@ class RunFolder:
     @property
     def best(self) -> list[str]:
         """Names of its best checkpoint, the wanted one first; see `best_checkpoints`."""
-        options = self.options()
-        names = options.get("checkpoint.filename", "best"), options.get("model.predict_with", "raw")
-        return best_checkpoints(*names)
+        return best_checkpoints(self.model.get("predict_with", "raw"))
 
     @property
     def _trainer(self) -> dict[str, Any]:
@@ -198,9 +197,9 @@ def newest(folder: Path) -> RunFolder | None:
     return next((RunFolder(run) for run in reversed(versions(folder)) if (run / CONFIG).exists()), None)
 
 
-def best_checkpoints(filename: str, predict_with: str) -> list[str]:
-    """Names of the best checkpoint of a run whose best files and weights that predict are these, the wanted first."""
-    return [f"{filename}_ema.ckpt"] * (predict_with == "ema") + [f"{filename}.ckpt"]
+def best_checkpoints(predict_with: str) -> list[str]:
+    """Names of the best checkpoint of a run with these weights that predict, the wanted first."""
+    return [BEST_AVERAGE] * (predict_with == "ema") + [BEST]
 
 
 def find(folders: Iterable[Path]) -> list[RunFolder]:

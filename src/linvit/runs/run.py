@@ -243,7 +243,7 @@ class Run:
         if self._fits:
             return str(checkpoint_in(path, [LAST]))
         predict_with = self.settings.model.init_args.get("predict_with", "raw")
-        return str(checkpoint_in(path, best_checkpoints(self.settings.checkpoint.filename, predict_with)))
+        return str(checkpoint_in(path, best_checkpoints(predict_with)))
 
     def _find_teacher(self) -> None:
         """Takes, of a run that is named as the teacher, or of the newest in a folder of runs, the best checkpoint.
