@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from linvit.analysis.attention_statistics import STATISTICS
 from linvit.analysis.maps import Query
@@ -155,18 +154,16 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     for name, path, run in zip(names, paths, runs, strict=True):
         run.data = data
         task = run.trained()
-        average = task.average
-        network: nn.Module = task.network if average is None else average.network
         about = {
             "backbone": str(task.hparams["backbone"]),
             "attention": str(task.hparams["attention"] or "its own"),
-            "weights": f"{shown(path)}{'' if average is None else ', moving average'}",
+            "weights": f"{shown(path)}{'' if task.average is None else ', moving average'}",
         }
         name = name if names.count(name) == 1 else str(path)
         names_of_classes = class_names(task)
         given = getattr(data, "class_colours", None) or ()
         colours = np.array(given, np.uint8) if len(given) == len(names_of_classes) else palette(len(names_of_classes))
-        subjects.append(Subject(name, network, _describing(task, network), names_of_classes, about, colours))
+        subjects.append(Subject(name, task.predicting, _describing(task), names_of_classes, about, colours))
     return data, subjects
 
 
@@ -176,8 +173,8 @@ def _name(path: Path) -> str:
     return path.stem if run is None else f"{run.parent.name}/{run.name}/{path.stem}"
 
 
-def _describing(task: Task, network: nn.Module) -> Callable[[dict[str, Any]], Description]:
-    return lambda batch: task.describe(batch, task.predict_batch(network, batch))
+def _describing(task: Task) -> Callable[[dict[str, Any]], Description]:
+    return lambda batch: task.describe(batch, task.predict_batch(task.predicting, batch))
 
 
 def _print(found: Sequence[Analysis], folder: Path) -> None:

@@ -109,8 +109,7 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
         run.data = Run("predict", [*own, *options], quiet=True).data
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
-    network = task.network if task.average is None else task.average.network
-    return Subject((name or str(task.hparams["backbone"])) + ", random" * (not trained), network, run.data)
+    return Subject((name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data)
 
 
 def of_timm(model: str) -> list[str]:

@@ -118,7 +118,7 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
     logged = [RunFolder(stage) for stage in folders]
     networks = {
         "teacher": teacher_network(task, Teacher.of(task.hparams["teacher"])).to(device),
-        "student": copy.deepcopy(task.network if task.average is None else task.average.network).to(device),
+        "student": copy.deepcopy(task.predicting).to(device),
     }  # a copy is not compiled, and the teacher is not
     photos = read_photos(run.data, IMAGES, device)
     measurable = {name: in_place(task, network) for name, network in networks.items()}

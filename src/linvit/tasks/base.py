@@ -215,7 +215,7 @@ class Task(LightningModule):
     @property
     def predicting(self) -> nn.Module:
         """What predicts: the network, or its moving average; see `average`."""
-        return self.network if self.average is None else self.average
+        return self.network if self.average is None else self.average.network
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to what the network predicts.
