@@ -144,7 +144,7 @@ class TestCoco:
         data = coco(tmp_path, class_names=names, val_fraction=0.01, masks=True)
         assert data.category_ids == golden.tensors["output.category_ids"].tolist()
         rows = data.splits["train"]
-        trained = data.trained_rows(rows, None)
+        trained = data.data_source.trained_rows(None)
         assert rows[trained]["image_id"] == golden.tensors["output.kept_image_ids"].tolist()
         assert rows["image_id"] == golden.tensors["output.test_image_ids"].tolist()
         reader = data.data_source.reader(data.targets("train"), lambda sample, seed: sample)
@@ -487,7 +487,7 @@ def test_an_image_of_one_pixel(tmp_path, monkeypatch):
     write_coco(tmp_path, found=[annotation(1, 1, bbox=(0, 0, 1, 1))], sizes={1: (1, 1)}, categories=CATEGORIES[1:2])
     with pytest.raises(UserError, match=r"all 1 training images .* too small"):
         coco(tmp_path).setup("fit")
-    monkeypatch.setattr("linvit.data.detection.MIN_SIDE", 0)
+    monkeypatch.setattr("linvit.data.sources.object_source.MIN_SIDE", 0)
     data = coco(tmp_path, masks=True, resize_limits=(90, 60), batch_size=1)
     data.setup("fit")
     batch = batch_of(data, data.train_dataloader())

@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-import datasets
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import FSDPStrategy
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from linvit.data.loading.loader import make_loader
-from linvit.data.loading.sampler import EvalSampler, TrainSampler, check_equal_batches
+from linvit.data.loading.sampler import EvalSampler, GroupedSampler, TrainSampler, check_equal_batches
 from linvit.data.loading.seeds import SeededIndex, sample_seed
 from linvit.data.sources.bad_images import BadImages, Policy
 from linvit.data.sources.band_values import json_list
@@ -201,19 +199,6 @@ class ImageData(LightningDataModule):
     def check_training(self) -> None:
         """Checks training and validation split against each other, after both were made."""
 
-    def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the training rows that are used, of those that are `chosen`; None means all."""
-        return chosen
-
-    def train_sampler(self, samples: Images) -> TrainSampler:
-        """The order of the training samples."""
-        return TrainSampler(len(samples), *self.order_options)
-
-    @property
-    def order_options(self) -> tuple[int, int, int, int, int]:
-        """What a sampler needs besides the samples: seed, rank, world size, copies, batch size."""
-        return (self._seed, *self._rank_and_world, self.repeated_aug, self.batch_size)
-
     @property
     def collate(self) -> Callable[[Sequence[Sample]], dict[str, Any]]:
         """What makes a batch of samples, in a loader process."""
@@ -334,7 +319,12 @@ class ImageData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Makes shuffled batches; the last incomplete one is dropped unless it is the only one."""
-        sampler = None if isinstance(self.train_set, Stream) else self.train_sampler(self.train_set)
+        sampler = None
+        if isinstance(self.train_set, Images):
+            options = (self._seed, *self._rank_and_world, self.repeated_aug, self.batch_size)
+            groups = self.data_source.groups(self.train_set.chosen)
+            total = len(self.train_set)
+            sampler = TrainSampler(total, *options) if groups is None else GroupedSampler(groups, *options)
         return make_loader(self.train_set, self.batch_size, self.num_workers, self.collate, sampler, training=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -369,7 +359,7 @@ class ImageData(LightningDataModule):
         reader = source.reader(targets, self.train_transform if training else self.eval_transform)
         bad = self.bad_images if training else BadImages("raise")
         if shards is None or self.stream_options is None:
-            images = Images(rows, reader, bad, self.trained_rows(rows, chosen) if training else chosen)
+            images = Images(rows, reader, bad, source.trained_rows(chosen) if training else chosen)
             images.check_bands()
             return images
         seed = self._seed if training else None

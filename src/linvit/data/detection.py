@@ -6,16 +6,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-import datasets
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
-from linvit.data.loading.sampler import GroupedSampler, TrainSampler
 from linvit.data.sources.coco import find_coco
-from linvit.data.sources.images import Images, Sample, Target, wrong_size
+from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.object_source import ObjectSource
 from linvit.data.sources.objects import (
@@ -39,7 +37,6 @@ from linvit.errors import UserError
 from linvit.plain_text import CsvWriter
 
 TABLE = 100  # classes of which the log has the table
-MIN_SIDE = 32  # pixels; training leaves out images with a shorter side, and those without objects, as mmdetection does
 
 
 class DetectionData(ImageData):
@@ -203,33 +200,6 @@ class DetectionData(ImageData):
             way += ", or train without masks by --data.masks=false --model.head=faster_rcnn"
         raise UserError(f"{said}. Repair or remove them (linvit data check lists all), or leave them out by {way}")
 
-    def trained_rows(self, rows: datasets.Dataset, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
-        source = self.data_source
-        if isinstance(source, SceneSource):
-            return chosen
-        chosen = np.arange(len(rows)) if chosen is None else chosen
-        shorter = source.sizes("train").min(1)
-        kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
-        found = source.audit("train")
-        kept &= np.bincount(found.flat.rows[found.used], minlength=len(rows)) > 0
-        used: np.ndarray = chosen[kept[chosen]]
-        if not len(used):
-            raise UserError(f"all {len(chosen)} training images of '{source.name}' are without objects or too small")
-        if len(used) < len(chosen):
-            rank_zero_info(
-                f"training leaves out {len(chosen) - len(used)} of {len(chosen)} images of '{source.name}', which have "
-                f"no object or a side of less than {MIN_SIDE} pixels"
-            )
-        return used
-
-    def train_sampler(self, samples: Images) -> TrainSampler:
-        """The order of the training samples: batches of images wider than high, and others."""
-        if isinstance(self.data_source, SceneSource):
-            return super().train_sampler(samples)
-        height, width = self.data_source.sizes("train")[samples.chosen].T
-        return GroupedSampler((width > height).astype(int), *self.order_options)
-
     def check_training(self) -> None:
         """Shows the classes and how many objects each has, and warns of those without a training object."""
         source = self.data_source
@@ -306,9 +276,7 @@ class DetectionData(ImageData):
         if not isinstance(batch, dict):
             return batch
         entries = batch.pop("not_transferred").entries
-        for name, tensors in (
-            entries.items() if "area" not in entries else ()
-        ):  # of training: by one copy for all images
+        for name, tensors in {} if "area" in entries else entries.items():  # of training: by one copy for all images
             moved = torch.cat(tensors).to(batch["image"][0].device, non_blocking=True)
             entries[name] = list(moved.split([len(tensor) for tensor in tensors]))
         return batch | entries

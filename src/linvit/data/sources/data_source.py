@@ -106,6 +106,14 @@ class DataSource:
         shards = self.shards[table]._replace(rows=rows) if self.streaming else None
         return SplitRows(rows, chosen, shards)
 
+    def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray | None:
+        """Numbers of the training rows that are used, of those that are `chosen`; None means all."""
+        return chosen
+
+    def groups(self, chosen: np.ndarray) -> np.ndarray | None:
+        """The group of each chosen training row, int (N,), if the samples of a batch are of one; else None."""
+        return None
+
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
         """What makes samples of rows, with some entries besides the image, by a transform."""
         return SampleReader(transform, self.image_column, targets, self.images)

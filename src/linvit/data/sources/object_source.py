@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.compute
+from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
 from linvit.data.sources.coco import CocoFiles, CocoTables, find_coco, load_coco
@@ -28,6 +29,7 @@ from linvit.data.sources.splits import HUB, load_splits
 from linvit.errors import UserError, did_you_mean
 
 THREADS = 16
+MIN_SIDE = 32  # pixels; training leaves out images with a shorter side, and those without objects, as mmdetection does
 
 
 class ObjectSource(DataSource):
@@ -146,6 +148,27 @@ class ObjectSource(DataSource):
         with ThreadPoolExecutor(THREADS) as pool:
             found = pool.map(size, range(len(images)))
             return np.array([*tqdm(found, f"sizes of {split} images", len(images), delay=5)], np.int64).reshape(-1, 2)
+
+    def trained_rows(self, chosen: np.ndarray | None) -> np.ndarray:
+        """Numbers of the training rows without those that have no annotation, or a side of less than `MIN_SIDE`."""
+        shorter, found = self.sizes("train").min(1), self.audit("train")
+        chosen = np.arange(len(shorter)) if chosen is None else chosen
+        kept = (shorter >= MIN_SIDE) | (shorter == 0)  # 0 cannot be read: met, and counted, when it is used
+        kept &= np.bincount(found.flat.rows[found.used], minlength=len(shorter)) > 0
+        used: np.ndarray = chosen[kept[chosen]]
+        if not len(used):
+            raise UserError(f"all {len(chosen)} training images of '{self.name}' are without objects or too small")
+        if len(used) < len(chosen):
+            rank_zero_info(
+                f"training leaves out {len(chosen) - len(used)} of {len(chosen)} images of '{self.name}', which have "
+                f"no object or a side of less than {MIN_SIDE} pixels"
+            )
+        return used
+
+    def groups(self, chosen: np.ndarray) -> np.ndarray:
+        """Whether images are wider than high, which batches tell apart."""
+        height, width = self.sizes("train")[chosen].T
+        return (width > height).astype(int)
 
     def name_of(self, split: str, row: int) -> str:
         """What messages call the image of a row."""
