@@ -93,16 +93,6 @@ class RunFolder:
         return None if others or epochs is None or epochs < 0 else int(epochs)
 
     @property
-    def fraction(self) -> float:
-        """How much of its epochs, or else of its steps, a run has evaluated: 0 to 1."""
-        score = self.score(EVALUATED)
-        if score is None:
-            return 0.0
-        steps, epochs = self._trainer.get("max_steps") or -1, self._trainer.get("max_epochs") or -1
-        done, all_of_it = (score.step + 1, steps) if steps > 0 else (score.epoch, epochs)
-        return min(1.0, done / all_of_it) if all_of_it > 0 else 0.0
-
-    @property
     def complete(self) -> bool:
         """Whether the run's last evaluation is in its curves, which a kill may have cut off."""
         if self.score(EVALUATED) is None:

@@ -59,7 +59,7 @@ def run(experiment, jobs=2):
     with STOP.caught():
         STOP.deferred = True
         todo = [run for run in experiment.runs if run.state not in ("finished", "failed")]
-        complete = run_here(todo, slots(jobs, [], 1), lambda run: ended.append(run) if run else None)
+        complete = run_here(todo, slots(jobs, [], 1), ended.append)
     STOP.release()
     return complete, {run.name: run.state for run in ended}
 
@@ -152,15 +152,7 @@ def test_an_experiment_is_read_from_its_folder(experiment):
     assert Experiment.of(experiment.root / "softmax-seed0") is None
 
 
-def test_progress_is_that_of_the_curves(experiment):
-    experiment.prepare(configs(**BOTH))
-    run = experiment.runs[0]
-    assert (run.state, run.fraction()) == ("waiting", 0.0)
-    write_run(run.folder / "version_0", scores=(0.5,), epochs=4)
-    assert run.fraction() == 0.25
-
-
-def test_a_cell_that_ended_well_without_its_last_evaluation_is_run_again(experiment):
+def test_a_run_that_ended_well_without_its_last_evaluation_is_run_again(experiment):
     experiment.prepare(configs(**BOTH))
     run = experiment.runs[0]
     folder = write_run(run.folder / "version_0", scores=(0.5, 0.0), epochs=3)

@@ -168,7 +168,8 @@ class ObjectSource(DataSource):
     def groups(self, chosen: np.ndarray) -> np.ndarray:
         """Whether images are wider than high, which batches tell apart."""
         height, width = self.sizes("train")[chosen].T
-        return (width > height).astype(int)
+        wide: np.ndarray = (width > height).astype(int)
+        return wide
 
     def name_of(self, split: str, row: int) -> str:
         """What messages call the image of a row."""

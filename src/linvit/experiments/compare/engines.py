@@ -1,6 +1,5 @@
 """What starts runs: processes of this machine, tasks of Ray, or jobs of SLURM, whose machines share their folder."""
 
-import math
 import os
 import signal
 import subprocess
@@ -19,15 +18,14 @@ from linvit.experiments.compare.process import ProcessJob, run_process, start
 from linvit.signals import STOP
 
 POLL = 0.2  # seconds
-EVERY = 2.0  # seconds between two readings of the curves of runs
 SIGNAL = "USR1"  # before the end of a SLURM job; it reaches the run, too, which saves. submitit's USR2 would kill it
 BEFORE = 120  # seconds
 TIMEOUTS = 1000  # a run resumes in another job when its time is over
 
 Environment = Mapping[str, str]
 """Variables that a run's process gets: its threads, and the devices that it sees."""
-Watch = Callable[[SweepRun | None], None]
-"""Called with each run that has ended, and with None in between."""
+Watch = Callable[[SweepRun], None]
+"""Called with each run that has ended."""
 
 
 class Job(Protocol):
@@ -48,37 +46,30 @@ class Progress:
 
     def __init__(self, runs: Sequence[SweepRun], say: Callable[[str], None] = tqdm.write) -> None:
         self._runs, self._say = runs, say
-        self._read = time.monotonic()
-        self._parts = {run.name: run.fraction() for run in runs}
-        self._bar = tqdm(
-            total=len(runs), initial=math.fsum(self._parts.values()), unit="run", disable=None, dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n:.1f} of {total} runs, {remaining} left",
-        )  # fmt: skip
+        self._bar = tqdm(total=len(runs), initial=self._finished, unit="run", disable=None, dynamic_ncols=True)
 
-    def __call__(self, ended: SweepRun | None) -> None:
-        """Reads how far the runs are; says how a run has ended."""
-        if ended is None and time.monotonic() - self._read < EVERY:
-            return
-        self._read = time.monotonic()
-        self._parts |= {run.name: run.fraction() for run in self._runs if self._parts[run.name] < 1}
-        if ended is not None:
-            self._say(self._line(ended))
-        self._bar.n = math.fsum(self._parts.values())
+    def __call__(self, ended: SweepRun) -> None:
+        """Says how a run has ended."""
+        self._say(self._line(ended))
+        self._bar.n = self._finished
         self._bar.refresh()
+
+    @property
+    def _finished(self) -> int:
+        return sum(run.state == "finished" for run in self._runs)
 
     def close(self) -> None:
         """Takes the bar away."""
         self._bar.close()
 
     def _line(self, run: SweepRun) -> str:
-        finished = sum(other.state == "finished" for other in self._runs)
         how, begun = f"{run.state} after {timedelta(seconds=round(run.seconds))}", run.newest
         score = begun.score(begun.score_tag()) if begun is not None else None
         if run.state == "failed":
             how += f": {run.last_words()} ({run.log})"
         elif begun is not None and score is not None:
             how += f", {begun.score_tag()} {score.value:.4f} of epoch {score.epoch}"
-        return f"{run.name} {how}; {finished} of {len(self._runs)} runs"
+        return f"{run.name} {how}; {self._finished} of {len(self._runs)} runs"
 
 
 def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
@@ -103,7 +94,6 @@ def run_jobs(jobs: Mapping[SweepRun, Job], watch: Watch) -> bool:
             if outcome is not None:
                 run.ended(*outcome)
                 watch(run)
-        watch(None)
         time.sleep(POLL if running else 0)
     return STOP.received is None
 

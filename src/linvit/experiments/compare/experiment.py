@@ -74,13 +74,6 @@ class SweepRun:
         """That all its processes together have taken."""
         return float(self._outcome().get("seconds", 0.0))
 
-    def fraction(self) -> float:
-        """How much of it is done, 0 to 1."""
-        if self.state == "finished":
-            return 1.0
-        begun = self.newest
-        return 0.0 if begun is None else begun.fraction
-
     def prepare(self, config: dict[str, Any]) -> None:
         """Writes its configuration."""
         config = {**config, "seed_everything": self.seed}
