@@ -17,7 +17,7 @@ help: ## show this list
 quickstart: $(RUNS)/result.txt ## install, train focused attention on real digits, test it (minutes, on a CPU)
 	@cat $(RUNS)/result.txt
 
-# A file names the run while it trains, so that after an interruption it, and no other, goes on.
+# A file names the run while it trains, so that after an interruption it, and no other, continues.
 $(RUNS)/result.txt: | .venv/installed
 	@mkdir -p $(RUNS); \
 	trap 'echo "interrupted; continue with: make quickstart"' INT TERM; \

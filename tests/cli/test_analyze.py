@@ -156,7 +156,7 @@ def test_a_true_mask_stands_beside_the_predicted_one_with_the_names_of_their_cla
     names = ["sky", "road", "car"]
     describe = partial(SegmentationTask.describe, SimpleNamespace(hparams={"class_names": names}))
     predicted = {"classes": [torch.ones(2, 3, dtype=torch.long)]}
-    subject = experiments.Subject("m", network, lambda given: describe(given, predicted), names, {}, palette(3))
+    subject = experiments.AnalysedModel("m", network, lambda given: describe(given, predicted), names, {}, palette(3))
     found = experiments.analyze(subject, [photo], Query(), 100)
     assert found.described[0][:2] == ("road: 100%", "car: 50%, sky: 33%")  # 255 is no class
     assert list(found.maps[0].beside) == ["true mask", "prediction"]

@@ -53,7 +53,7 @@ def test_differences_are_named_with_their_size():
 def test_the_cause_is_found_by_a_third_run(weight, cause, monkeypatch, tmp_path):
     whole, again = (SimpleNamespace(content={"state_dict": {"w": torch.tensor(w)}}) for w in (0.0, weight))
     again.train = lambda steps: None
-    monkeypatch.setattr(verify_resume, "Run", lambda folder, options: again)
+    monkeypatch.setattr(verify_resume, "ShortRun", lambda folder, options: again)
     assert cause in verify_resume._cause(whole, tmp_path, [], 2)
 
 

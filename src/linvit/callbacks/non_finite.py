@@ -59,7 +59,7 @@ class NonFiniteGuard(Callback):
         self.stop_after = stop_after
         self.skipped = self.in_a_row = 0
         self._reports = 0
-        self._first = Report("", False)
+        self._first = BatchReport("", False)
         self._waiting: _Batch | None = None
         self._suspect: Any = None  # first batch of the step whose gradient is not finite
         self._loss_is_bad = False
@@ -124,7 +124,7 @@ class NonFiniteGuard(Callback):
         self._waiting = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lets go of the batches."""
+        """Releases the batches."""
         self._waiting = self._suspect = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,14 +195,14 @@ def _work_so_far(device: torch.device) -> torch.cuda.Event | None:
     return event
 
 
-class Report(NamedTuple):
+class BatchReport(NamedTuple):
     """What a batch was found to hold."""
 
     text: str
     weights: bool
 
 
-def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> Report:
+def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) -> BatchReport:
     """Computes a batch once more and names the first layer whose output or gradient is not finite, and the samples.
 
     Weights, gradients, buffers and random generators stay as they are. It is called on all devices, and returns the
@@ -212,11 +212,11 @@ def report(trainer: Trainer, task: LightningModule, batch: Any, layers: bool) ->
     found = [_layer(trainer, task, batch)] if layers else []
     if weights:
         found.append(f"the weights {quote_first(weights, 3)} are not finite")
-    mine = Report("; ".join(part for part in found if part), bool(weights))
+    mine = BatchReport("; ".join(part for part in found if part), bool(weights))
     everyone = gather(mine, trainer)
     on = "On rank {}: " if len(everyone) > 1 else ""
     texts = [on.format(rank) + text for rank, (text, _) in enumerate(everyone) if text]
-    return Report(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
+    return BatchReport(texts[0] if texts else NOTHING, any(one.weights for one in everyone))
 
 
 NOTHING = "Computed once more, the batch was finite"

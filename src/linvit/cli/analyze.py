@@ -19,8 +19,8 @@ from linvit.data import ClassificationData
 from linvit.data.base import ImageData
 from linvit.errors import UserError, check_number
 from linvit.experiments.analyze import (
+    AnalysedModel,
     Analysis,
-    Subject,
     analyze,
     rank_picture,
     read_photos,
@@ -121,7 +121,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
+def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """A backbone without a run, and images as ImageNet's recipes prepare them."""
     size = IMAGE_SIDE if args.img_size is None else read_value("--img_size", args.img_size)
     if args.config is not None:
@@ -134,10 +134,10 @@ def _backbone(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
     name = spec if isinstance(spec, str) else str(spec["name"])
     about = {"backbone": name, "attention": str(attention or "its own"), "weights": args.pretrained or "not trained"}
     data = ClassificationData(predict_path=args.images, img_size=size, num_workers=0)
-    return data, [Subject(name, network.eval(), lambda _: Description(), (), about)]
+    return data, [AnalysedModel(name, network.eval(), lambda _: Description(), (), about)]
 
 
-def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
+def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[AnalysedModel]]:
     """The models of checkpoints, and the data of a configuration, which the first run has if none is named."""
     folder = run_of_checkpoint(args.ckpt_path[0])
     config = args.config or (folder and folder / "config.yaml")
@@ -163,7 +163,7 @@ def _checkpoints(args: argparse.Namespace) -> tuple[ImageData, list[Subject]]:
         names_of_classes = class_names(task)
         given = getattr(data, "class_colours", None) or ()
         colours = np.array(given, np.uint8) if len(given) == len(names_of_classes) else palette(len(names_of_classes))
-        subjects.append(Subject(name, task.predicting, _describing(task), names_of_classes, about, colours))
+        subjects.append(AnalysedModel(name, task.predicting, _describing(task), names_of_classes, about, colours))
     return data, subjects
 
 

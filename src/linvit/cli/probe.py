@@ -11,7 +11,7 @@ import torch
 
 from linvit.data import ClassificationData
 from linvit.errors import UserError, check_number
-from linvit.experiments.probe import Protocol, Score, Subject, in_words, probe, table_of, write
+from linvit.experiments.probe import ProbedModel, ProbeScore, Protocol, in_words, probe, table_of, write
 from linvit.runs.folder import check_writable, run_config, run_of_checkpoint, shown
 from linvit.runs.run import Run
 from linvit.tasks.pretrained import skip_pretrained
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     if len(sources := {subject.data.source: None for subject in subjects}) > 1:
         raise UserError(f"these networks have images of their own, {', '.join(sources)}: choose, --data.source=SOURCE")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    scores: list[Score] = []
+    scores: list[ProbeScore] = []
     for subject in subjects:
         found, images = probe(subject, protocol, device)
         scores += found
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> Subject:
+def read_subject(name: str | None, config: str | None, options: Sequence[str], trained: bool) -> ProbedModel:
     """A network and its images.
 
     The name is that of a run, a checkpoint, or timm:MODEL; None is the network that configuration and options, those of
@@ -109,7 +109,7 @@ def read_subject(name: str | None, config: str | None, options: Sequence[str], t
         run.data = Run("predict", [*own, *options], quiet=True).data
     with nullcontext() if trained else skip_pretrained():
         task = run.trained() if trained and folder is not None else run.task
-    return Subject((name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data)
+    return ProbedModel((name or str(task.hparams["backbone"])) + ", random" * (not trained), task.predicting, run.data)
 
 
 def of_timm(model: str) -> list[str]:

@@ -66,12 +66,12 @@ def main(argv: list[str]) -> int:
 
 
 def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> int:
-    whole = Run(folder / "whole", options)
+    whole = ShortRun(folder / "whole", options)
     whole.train(args.steps)
     steps = whole.content["global_step"]
     if steps <= args.interruptions:
         raise UserError(f"the run ends after {steps} steps: too few for {args.interruptions} interruptions")
-    parts = Run(folder / "parts", options)
+    parts = ShortRun(folder / "parts", options)
     stops = sorted(random.Random(args.steps).sample(range(1, steps), args.interruptions))
     for stop in [*stops, args.steps]:
         parts.train(stop)
@@ -90,7 +90,7 @@ def _verify(folder: Path, options: Sequence[str], args: argparse.Namespace) -> i
     return 1
 
 
-class Run:
+class ShortRun:
     """A run that continues where it was each time."""
 
     def __init__(self, folder: Path, options: Sequence[str]) -> None:
@@ -141,7 +141,7 @@ def files(run: Path) -> dict[str, Any]:
     for path in sorted(run.rglob("*")):
         if path.suffix == ".ckpt" and path.name != PREVIOUS:
             content = torch_file.load(path, objects=False)
-            # how an epoch was parted by an interruption at its end is no difference; only last.ckpt is resumed
+            # how an epoch was parted by an interruption at its end is not a difference; only last.ckpt is resumed
             kept = [key for key in COMPARED if key in content and (key != "loops" or path.name == LAST)]
             found[path.name] = {key: content[key] for key in kept}
         elif path.name == "metrics.csv":
@@ -196,9 +196,9 @@ def differences(pairs: Any, name: str = "") -> list[str]:
     return found
 
 
-def _cause(whole: Run, folder: Path, options: Sequence[str], steps: int) -> str:
+def _cause(whole: ShortRun, folder: Path, options: Sequence[str], steps: int) -> str:
     """Why the runs probably differ, by a third one without an interruption."""
-    again = Run(folder / "again", options)
+    again = ShortRun(folder / "again", options)
     again.train(steps)
     if differences({"state_dict": (whole.content["state_dict"], again.content["state_dict"])}):
         return (
@@ -207,6 +207,6 @@ def _cause(whole: Run, folder: Path, options: Sequence[str], steps: int) -> str:
         )
     return (
         "something that training reads is not in the checkpoint, such as an attribute of a module or a callback that "
-        "is no buffer and no state_dict; or a transform or a data set of your own draws from the generators of random, "
-        "numpy or torch in a loader process"
+        "is neither a buffer nor in a state_dict; or a transform or a data set of your own draws from the generators "
+        "of random, numpy or torch in a loader process"
     )

@@ -42,7 +42,7 @@ COLUMNS |= {"top_share": ".3f", "attention_distance": ".2f", "negative_share": "
 """Statistics of the table, and their digits."""
 
 
-class Subject(NamedTuple):
+class AnalysedModel(NamedTuple):
     """A model that is analysed."""
 
     name: str
@@ -64,7 +64,7 @@ class Photo(NamedTuple):
 class Analysis(NamedTuple):
     """What was found of a model."""
 
-    subject: Subject
+    subject: AnalysedModel
     rows: list[tuple[str, str, int, list[float]]]  # layer, part, head, and the numbers in the order of `STATISTICS`
     tokens: dict[str, int]  # queries of each layer
     columns: dict[str, int]  # of each layer's matrix: its keys, or the channels of a head that its mechanism mixes
@@ -107,7 +107,7 @@ def moved(images: Tensor | list[Tensor], device: torch.device) -> Tensor | list[
 
 
 @torch.no_grad()
-def analyze(subject: Subject, photos: Sequence[Photo], query: Query, max_tokens: int) -> Analysis:
+def analyze(subject: AnalysedModel, photos: Sequence[Photo], query: Query, max_tokens: int) -> Analysis:
     """Measures and draws a model's attention on images.
 
     No matrix is formed of more than `max_tokens`; see `attention_statistics` and `rollout`.
@@ -149,7 +149,7 @@ def _one(images: Tensor | list[Tensor]) -> Tensor:
     return images[0][None]
 
 
-def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: Subject) -> np.ndarray:
+def _overlaid(pixels: np.ndarray, mask: np.ndarray, subject: AnalysedModel) -> np.ndarray:
     assert subject.colours is not None
     return overlay(np.asarray(Image.fromarray(pixels).resize(mask.shape[::-1])), mask, subject.colours)
 

@@ -18,7 +18,7 @@ Features = dict[tuple[int, str, str], Tensor]
 """Of a split: (N, C) by position of a layer, its name, and what is pooled."""
 
 
-class Subject(NamedTuple):
+class ProbedModel(NamedTuple):
     """A network to probe, and the images as it takes them."""
 
     name: str
@@ -35,7 +35,7 @@ class Protocol(NamedTuple):
     epochs: int = 100
 
 
-class Score(NamedTuple):
+class ProbeScore(NamedTuple):
     """Accuracies on the tested split, of one feature of one layer."""
 
     network: str
@@ -46,7 +46,7 @@ class Score(NamedTuple):
     lr: float  # of that
 
 
-def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[list[Score], str]:
+def probe(subject: ProbedModel, protocol: Protocol, device: torch.device) -> tuple[list[ProbeScore], str]:
     """Probes a network: a score for each feature of each layer, and the images of each split, in words."""
     data, network = subject.data, subject.network.to(device).eval()
     tested = data.data_source.evaluated({*data.splits, "val"})
@@ -63,7 +63,7 @@ def probe(subject: Subject, protocol: Protocol, device: torch.device) -> tuple[l
         best = int(probes.accuracies(val[key].to(device), val_labels).argmax())
         linear = probes.accuracies(queries, test_labels)[best]
         accuracies = (*(voted == test_labels).double().mean(1).tolist(), linear.item())
-        scores.append(Score(subject.name, *key, accuracies, protocol.lrs[best]))
+        scores.append(ProbeScore(subject.name, *key, accuracies, protocol.lrs[best]))
     return scores, ", ".join(f"{len(own):,} of {split}" for split, (_, own) in read.items())
 
 
@@ -88,7 +88,7 @@ def titles(protocol: Protocol) -> list[str]:
     return [*(f"kNN, k = {count}" for count in protocol.neighbours), "linear"]
 
 
-def table_of(scores: Iterable[Score], protocol: Protocol) -> list[tuple[str, ...]]:
+def table_of(scores: Iterable[ProbeScore], protocol: Protocol) -> list[tuple[str, ...]]:
     """The scores in rows, the titles first."""
     rows = [("network", "layer", "feature", *titles(protocol), "learning rate")]
     for network, _, layer, feature, accuracies, lr in scores:
@@ -96,7 +96,7 @@ def table_of(scores: Iterable[Score], protocol: Protocol) -> list[tuple[str, ...
     return rows
 
 
-def write(scores: Sequence[Score], protocol: Protocol, about: str, command: str, folder: Path) -> Path:
+def write(scores: Sequence[ProbeScore], protocol: Protocol, about: str, command: str, folder: Path) -> Path:
     """Writes index.html, whose path it returns, probe.md and probe.csv; `about` is what the reader must know."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = table_of(scores, protocol)
@@ -109,7 +109,7 @@ def write(scores: Sequence[Score], protocol: Protocol, about: str, command: str,
     page.paragraph(about)
     page.table(rows[0], rows[1:])
     depth = Axis("block or stage", ticks=tuple(sorted({score.position for score in scores})))
-    curves: dict[tuple[str, str], list[Score]] = {}
+    curves: dict[tuple[str, str], list[ProbeScore]] = {}
     for score in scores:
         curves.setdefault((score.network, score.feature), []).append(score)
     plots = []

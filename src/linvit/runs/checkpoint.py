@@ -42,7 +42,7 @@ class Checkpoint:
         self._optimizers: Any = content.get("optimizer_states")
 
     def check_epochs(self, max_epochs: int | None) -> None:
-        """Raises a `UserError` if the run has done more epochs than it shall."""
+        """Raises a `UserError` if the run has done more epochs than are asked for."""
         if max_epochs is not None and 0 <= max_epochs < self.epochs:
             raise UserError(
                 f"checkpoint '{self.path}' has done {self.epochs} epochs, more than --trainer.max_epochs={max_epochs}"

@@ -97,7 +97,7 @@ def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 def _bases(path: Path) -> list[Path]:
     """The files under `base:`, by paths relative to the file that names them, or by names of linvit's.
 
-    What is no YAML mapping the parser reports.
+    The parser reports what is not a YAML mapping.
     """
     try:
         content = yaml_text.load(yaml_text.read(path), f"'{path}'")

@@ -178,7 +178,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, OSError) as error:
         raise UserError(f"'{path}' cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(content, dict):
-        raise UserError(f"'{path}' is no configuration of a run")
+        raise UserError(f"'{path}' is not the configuration of a run")
     return content
 
 

@@ -47,7 +47,7 @@ def short_help(verb: str, task: str = TASK, data: str = DATA) -> str:
         ),
         *_row("--ckpt_path", "FILE", "Checkpoint or run; decides the model."),
         *(
-            _row("--resume", "auto", "Go on with the newest run of this configuration, or start one.")
+            _row("--resume", "auto", "Continue the newest run of this configuration, or start one.")
             if verb == "fit"
             else _row("--untrained", "", "Take a model without a checkpoint, with random weights.")
         ),

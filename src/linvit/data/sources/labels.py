@@ -1,4 +1,4 @@
-"""Columns of tables: images, and labels as class indices, held against the classes before the first step."""
+"""Columns of tables: images, and labels as class indices, compared with the classes before the first step."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,7 @@
 """Scenes of many handwritten digits on textured backgrounds, with the class of each pixel, boxes and instance masks.
 
 The digits are the 1,797 real ones that come with linvit, split as they are for classification, so that no test digit is
-in a training scene. A scene is a function of its seed: nothing is stored, and any size can be had.
+in a training scene. A scene is a function of its seed: nothing is stored, and it may be of any size.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from linvit.errors import UserError, check_number
 CLASSES = ["background", *map(str, range(10))]
 SCENE_SPLITS = ("train", "val", "test")
 INK = 0.5  # a pixel belongs to the digit that covers more of it than this
-HIDDEN = 0.25  # a digit of which less than this is seen is no instance
+HIDDEN = 0.25  # a digit of which less than this is seen is not an instance
 PLACES = 8  # drawn for a digit, until one is free
 CONTRAST = 90.0  # of a digit against its surroundings: the least distance of their colours, of 442
 

@@ -14,7 +14,7 @@ from linvit.errors import UserError
 
 JPEG = b"\xff\xd8\xff"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""PIL's names of what is read. It knows many more, and some are no images but programs: EPS runs Ghostscript."""
+"""PIL's names of what is read. It knows many more, and some are not images but programs: EPS runs Ghostscript."""
 STRIP = 2**22  # pixels that are converted at once: all of a large image would take four times its memory
 BY_PIL = ("uint8", "uint16", "int16", "float32")  # what PIL reads as it is, of one band
 

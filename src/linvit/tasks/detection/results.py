@@ -128,7 +128,7 @@ class DetectionResults:
         classes = range(self.num_classes)
         pairs = images.items()
         true, detected = ([one for i, pair in pairs for one in pair[k].annotations(i, classes)] for k in (0, 1))
-        for number, annotation in enumerate(true, 1):  # 0 is no match to COCO's evaluation
+        for number, annotation in enumerate(true, 1):  # COCO's evaluation takes 0 for no match
             annotation["id"] = number
         sizes = {i: pair[0].size for i, pair in pairs}
         truth = {

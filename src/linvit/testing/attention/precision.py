@@ -57,7 +57,7 @@ PRECISIONS = (
 )
 
 
-class Run(NamedTuple):
+class Outcome(NamedTuple):
     """A mechanism, its inputs and its results."""
 
     mechanism: Attention
@@ -102,7 +102,7 @@ def numerics(precision: Precision) -> Callable[[AttentionSubject], Line]:
     return check
 
 
-def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Run:
+def run_at(subject: AttentionSubject, precision: Precision, side: int, change: Callable[[Tensor], Tensor]) -> Outcome:
     """Runs a mechanism on unit inputs after a change; returns output and gradients of a random scalar of it."""
     grid = Grid((side, side))
     mechanism = subject.build(grid, torch.float32 if precision.autocast else precision.dtype)
@@ -113,7 +113,7 @@ def run_at(subject: AttentionSubject, precision: Precision, side: int, change: C
         wide = ("x", "q") if mechanism.projections == "kv" else ("x",)
         given = given.replace(**{name: x.float() for name, x in unit.named.items() if name in wide})
     context = torch.autocast("cpu", precision.dtype) if precision.autocast else contextlib.nullcontext()
-    return Run(mechanism, given, _results(mechanism, given, context))
+    return Outcome(mechanism, given, _results(mechanism, given, context))
 
 
 def _results(
@@ -128,7 +128,7 @@ def _results(
     return {"output": out.detach(), **reached}
 
 
-def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Tensor]:
+def exact_results(run: Outcome, change: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, Tensor]:
     """Returns the same results in float64, from the same rounded inputs and parameters after a change."""
     mechanism = copy.deepcopy(run.mechanism).double()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def exact_results(run: Run, change: Callable[[Tensor], Tensor] = torch.clone) ->
     return _results(mechanism, run.given.map(lambda x: change(x.double())), contextlib.nullcontext())
 
 
-def _lost(run: Run) -> str:
+def _lost(run: Outcome) -> str:
     """Says what is not finite although it fits into the dtype in float64, if anything is."""
     if all(tensor.isfinite().all() for tensor in run.results.values()):
         return ""
@@ -155,7 +155,7 @@ def _lost(run: Run) -> str:
     return ""
 
 
-def _far_off(run: Run, precision: Precision) -> tuple[str, str]:
+def _far_off(run: Outcome, precision: Precision) -> tuple[str, str]:
     """Says what is too far from float64 ("" if nothing is), and what the largest errors are."""
     exact = exact_results(run)
     errors = {name: relative_error(tensor, exact[name]) for name, tensor in run.results.items()}
@@ -177,7 +177,7 @@ def _far_off(run: Run, precision: Precision) -> tuple[str, str]:
     return f"{worst} differs from float64 by {errors[worst]:.1e}, at most {limits[worst]:.0e}", said
 
 
-def _rounding_errors(run: Run, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
+def _rounding_errors(run: Outcome, exact: dict[str, Tensor], precision: Precision) -> dict[str, float]:
     """Returns the relative error of each result that no algorithm can avoid, as found in float64.
 
     It is the most of three: what rounding the inputs changes; the least number of the result's dtype; and float32's

@@ -102,7 +102,7 @@ class BackboneSubject(Subject):
     def build(self, size: Size | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **context: Any) -> Any:
         """Builds an instance in evaluation mode with changed initial values and the statistics of images."""
         built = super().build(size, dtype, seed, **context)
-        settle(built, images(size or self.size, in_chans=context.get("in_chans", 3), dtype=dtype))
+        update_batch_norms(built, images(size or self.size, in_chans=context.get("in_chans", 3), dtype=dtype))
         return built
 
     def inputs(self, model: Any, size: Size | None = None, batch: int = 2) -> Given:
@@ -126,7 +126,7 @@ class BackboneSubject(Subject):
 
 
 @torch.no_grad()
-def settle(model: nn.Module, x: Tensor) -> None:
+def update_batch_norms(model: nn.Module, x: Tensor) -> None:
     """Gives each BatchNorm the statistics of images, as training does; with those it begins with, biases drown them."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
     if norms:
