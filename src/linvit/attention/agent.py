@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads, upcast
+from linvit.attention.ops.functional import SizeOf, join_heads, pooled, same_size, split_heads, upcast
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import UserError, check_number
 
@@ -71,7 +71,7 @@ class AgentAttention(ConvolvedAttention):
                 f"{(side + 1) ** 2} are the nearest; got {agents}"
             )
         self.agents = self.max_rank = agents
-        self.pool = nn.AdaptiveAvgPool2d(side)
+        self.side = side
         sizes: dict[str, tuple[int, ...]] = {}
         for names, (rows, columns) in ((KEY_TABLES, grid.keys_size), (QUERY_TABLES, grid.size)):
             shapes = (bias_size, bias_size), (rows, 1), (1, columns), (1,)
@@ -93,7 +93,7 @@ class AgentAttention(ConvolvedAttention):
 
     def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
-        agents = split_heads(self.pool(grid.plane(join_heads(q))).flatten(2).mT, self.num_heads)  # (B, h, n, dk)
+        agents = split_heads(pooled(grid.plane(join_heads(q)), self.side).flatten(2).mT, self.num_heads)  # (B, h, n, dk)
         agents = agents * self.key_dim**-0.5
         to_agents, to_keys = q @ agents.mT, agents @ k.mT
         if self.tables:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 
+from linvit.attention.ops.functional import pooled, same_size
 from linvit.errors import UserError
 
 
@@ -55,7 +56,7 @@ class PyramidPooling(nn.Module):
             )
         size = x.shape[-2:]
         means = [
-            resize(branch(F.adaptive_avg_pool2d(x, side)), size)
+            resize(branch(pooled(x, side)), size)
             for branch, side in zip(self.branches, self.pool_sizes, strict=True)
         ]
         return self.bottleneck(torch.cat([x, *means], 1))  # type: ignore[no-any-return]
@@ -71,7 +72,7 @@ def pixel_classifier(width: int, num_classes: int) -> nn.Conv2d:
 
 def resize(x: Tensor, size: Sequence[int]) -> Tensor:
     """Returns a map (B, C, h, w) resized to (B, C, H, W) by bilinear interpolation between the centres of pixels."""
-    if tuple(x.shape[-2:]) == tuple(size):
+    if same_size(x.shape[-2:], size):
         return x
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 

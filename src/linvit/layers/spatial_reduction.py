@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
+from linvit.attention.ops.functional import pooled
 from linvit.errors import UserError
 from linvit.registry import Spec, attentions
 
@@ -34,7 +35,6 @@ class PooledReduction(nn.Module):
     def __init__(self, dim: int, pool: int) -> None:
         super().__init__()
         self.size = (pool, pool)
-        self.pool = nn.AdaptiveAvgPool2d(pool)
         self.conv = nn.Conv2d(dim, dim, kernel_size=1)
         self.norm = nn.LayerNorm(dim)
         self.act = nn.GELU()
@@ -45,7 +45,7 @@ class PooledReduction(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, M, C)."""
-        reduced = grid.map_patches(lambda plane: self.conv(self.pool(plane)), x)
+        reduced = grid.map_patches(lambda plane: self.conv(pooled(plane, self.size[0])), x)
         return self.act(self.norm(reduced))  # type: ignore[no-any-return]
 
 

@@ -93,17 +93,47 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def same_size(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether a table for the size `old` serves `new` as it is; never in export, whose graph may be for any size."""
-    return not torch.compiler.is_exporting() and tuple(old) == tuple(new)
+    """Whether a table for the size `old` serves `new` as it is; never where an exported program is for any size."""
+    if torch.compiler.is_exporting() and not all(type(side) is int for side in new):
+        return False
+    return tuple(old) == tuple(new)
 
 
 def resize_tokens(tokens: Tensor, old: tuple[int, int], new: tuple[int, int], mode: str = "bicubic") -> Tensor:
     """A table of patch tokens (1, H*W, C) interpolated from one grid to another, "bicubic" or "bilinear"."""
-    if not torch.compiler.is_exporting() and tuple(old) == tuple(new):
+    if same_size(old, new):
         return tokens
     grid = tokens.mT.unflatten(2, old)  # (1, C, H, W)
     resized = F.interpolate(upcast(grid), size=new, mode=mode, align_corners=False)
     return resized.to(tokens.dtype).flatten(2).mT  # (1, H'*W', C)
+
+
+def pooled(x: Tensor, side: int) -> Tensor:
+    """The means of a map (B, C, H, W) over side x side parts, as `F.adaptive_avg_pool2d` makes them.
+
+    In export by products: torch's decomposition keeps to where the parts of the exported map begin.
+    """
+    if not torch.compiler.is_exporting():
+        return F.adaptive_avg_pool2d(x, side)
+    part = torch.arange(side, device=x.device)[:, None]
+
+    def shares(length: int) -> Tensor:
+        """What each of the parts takes of each row or column, (side, length)."""
+        place = torch.arange(length, device=x.device)
+        inside = (place >= part * length // side) & (place * side < (part + 1) * length)
+        return (inside / inside.sum(1, keepdim=True)).to(x.dtype)
+
+    return shares(x.shape[2]) @ x @ shares(x.shape[3]).mT
+
+
+def rows_at(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The entries of a dimension at places (n,), and zeros at those outside: padding, rolling and cropping in one.
+
+    For export: a program keeps these three, unlike indices, to what the exported size needs of them.
+    """
+    inside = (index >= 0) & (index < x.shape[dim])
+    found = x.index_select(dim, torch.where(inside, index, 0))
+    return found * inside.view(-1, *[1] * (x.ndim - dim - 1))
 
 
 def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | None:
