@@ -93,7 +93,9 @@ class AgentAttention(ConvolvedAttention):
 
     def _maps(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The weights of the agents for each query (B, h, N, n) and of the keys for each agent (B, h, n, M)."""
-        agents = split_heads(pooled(grid.plane(join_heads(q)), self.side).flatten(2).mT, self.num_heads)  # (B, h, n, dk)
+        agents = split_heads(
+            pooled(grid.plane(join_heads(q)), self.side).flatten(2).mT, self.num_heads
+        )  # (B, h, n, dk)
         agents = agents * self.key_dim**-0.5
         to_agents, to_keys = q @ agents.mT, agents @ k.mT
         if self.tables:

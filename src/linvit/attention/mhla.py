@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, join_heads, rows_at, same_size, split_heads
+from linvit.attention.ops.functional import SizeOf, join_heads, same_size, split_heads
 from linvit.attention.ops.value_conv import ConvolvedAttention, value_conv
 from linvit.errors import check_number
 
@@ -55,16 +55,9 @@ class Blocks(NamedTuple):
     def cut(self, x: Tensor) -> Tensor:
         """Patches (B, h, H W, d) as blocks (B, h, G, w, d) of w patches each, both row by row."""
         plane: Tensor = x.unflatten(2, self.size)
-        if torch.compiler.is_exporting():
-            for dim, (n, side) in enumerate(zip(self.counts, self.sides, strict=True), 2):
-                plane = rows_at(plane, dim, torch.arange(n * side, device=x.device))
-            return self._parts(plane)
         missing = [n * side - whole for n, side, whole in zip(self.counts, self.sides, self.size, strict=True)]
         if any(missing):
             plane = F.pad(plane, (0, 0, 0, missing[1], 0, missing[0]))
-        return self._parts(plane)
-
-    def _parts(self, plane: Tensor) -> Tensor:
         parts: Tensor = plane.unflatten(3, (-1, self.sides[1])).unflatten(2, (-1, self.sides[0])).transpose(3, 4)
         return parts.flatten(4, 5).flatten(2, 3)
 
@@ -72,12 +65,8 @@ class Blocks(NamedTuple):
         """What `cut` makes, back as patches (B, h, H W, d)."""
         parts: Tensor = blocks.unflatten(3, self.sides).unflatten(2, self.counts).transpose(3, 4)
         plane = parts.flatten(4, 5).flatten(2, 3)
-        if torch.compiler.is_exporting():
-            for dim, side in enumerate(self.size, 2):
-                plane = rows_at(plane, dim, torch.arange(side, device=plane.device))
-        else:
-            plane = plane[:, :, : self.size[0], : self.size[1]]
-        return plane.flatten(2, 3)
+        patches: Tensor = plane[:, :, : self.size[0], : self.size[1]].flatten(2, 3)
+        return patches
 
     def numbers(self, device: torch.device) -> Tensor:
         """The block of each patch, (H W,)."""
@@ -143,6 +132,7 @@ class MHLAttention(ConvolvedAttention):
     fewer_keys = False
     complexity = "O(N)"
     convolution = "lepe"
+    exports_any_size = False  # the grid decides how many blocks there are, and whether they are padded
 
     def __init__(
         self,

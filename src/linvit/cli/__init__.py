@@ -21,6 +21,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "verify-resume": "linvit.cli.verify_resume",
     "analyze": "linvit.cli.analyze",
     "probe": "linvit.cli.probe",
+    "export": "linvit.cli.export",
     "doctor": "linvit.cli.doctor",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -59,6 +60,8 @@ usage: linvit VERB [options]
                linvit analyze --ckpt_path RUN
   probe      kNN and linear classifiers on frozen features, layer by layer:
                linvit probe RUN --random
+  export     write a trained network as ONNX or by torch.export, and check it:
+               linvit export RUN model.onnx
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3

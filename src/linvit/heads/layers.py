@@ -56,8 +56,7 @@ class PyramidPooling(nn.Module):
             )
         size = x.shape[-2:]
         means = [
-            resize(branch(pooled(x, side)), size)
-            for branch, side in zip(self.branches, self.pool_sizes, strict=True)
+            resize(branch(pooled(x, side)), size) for branch, side in zip(self.branches, self.pool_sizes, strict=True)
         ]
         return self.bottleneck(torch.cat([x, *means], 1))  # type: ignore[no-any-return]
 

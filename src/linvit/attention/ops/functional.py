@@ -126,16 +126,6 @@ def pooled(x: Tensor, side: int) -> Tensor:
     return shares(x.shape[2]) @ x @ shares(x.shape[3]).mT
 
 
-def rows_at(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The entries of a dimension at places (n,), and zeros at those outside: padding, rolling and cropping in one.
-
-    For export: a program keeps these three, unlike indices, to what the exported size needs of them.
-    """
-    inside = (index >= 0) & (index < x.shape[dim])
-    found = x.index_select(dim, torch.where(inside, index, 0))
-    return found * inside.view(-1, *[1] * (x.ndim - dim - 1))
-
-
 def grid_from_count(count: int, img_size: tuple[int, int]) -> tuple[int, int] | None:
     """The grid (H, W) of an image with `count` patches; None if the image has no such grid.
 

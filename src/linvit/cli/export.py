@@ -1,0 +1,136 @@
+"""`linvit export`: a trained network as an ONNX file, or as a program of torch.export, compared with torch."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit.data import DetectionData
+from linvit.data.base import ImageData
+from linvit.errors import UserError, check_number
+from linvit.experiments.measure import interleaved
+from linvit.files import replacing
+from linvit.inference.description import build_task, read_trained
+from linvit.inference.export import TOLERANCE, Export, RunFile, check_path
+from linvit.inference.quantize import QUANTISED, FileNetwork, calibration_images, quantise, score
+from linvit.runs.folder import CHECKPOINTS, RunFolder, run_config, run_of_checkpoint
+from linvit.runs.run import Run
+from linvit.terminal import argument_parser, reflow, table
+from linvit.testing.compile import has_compiler
+from linvit.testing.numbers import worst
+from linvit.testing.onnx import OPSET, in_onnxruntime, require
+
+EPILOG = """examples:
+  linvit export RUN model.onnx                the best weights of a run
+  linvit export RUN/checkpoints/last.ckpt model.onnx
+  linvit export RUN model.onnx --with_preprocessing
+                                              takes pixels from 0 to 255
+  linvit export RUN model.onnx --int8         in 8 bits, with the score before
+                                              and after
+  linvit export RUN model.pt2                 for torch.export.load
+
+Batch, height and width of the images may be any, where the network allows it.
+The file's metadata has class names and preprocessing. docs/export.md shows how
+to run it without linvit. ONNX needs: pip install 'linvit[export]'
+
+exit code: 0, or 1 if the file differs from torch by more than 1e-5 (float16:
+2e-2) at one of the sizes.
+"""
+BUDGET = 3.0  # seconds of timing
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit export`; prints how far the file is from torch, and how fast; returns 1 if it is too far.
+
+    Raises:
+        UserError: If the run is not finished, the file exists, or the network cannot be exported.
+    """
+    parser = argument_parser("linvit export", __doc__, EPILOG)
+    parser.add_argument("model", metavar="RUN", help="a run, one of its checkpoints, or a .safetensors of linvit")
+    parser.add_argument("file", type=Path, metavar="FILE", help="what to write: NAME.onnx or NAME.pt2")
+    parser.add_argument("--with_preprocessing", action="store_true", help="normalise pixels from 0 to 255 in the file")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--int8", action="store_true", help="in 8 bits, by the run's training images; of logits")
+    parser.add_argument(
+        "--batch_size", type=int, default=1, metavar="N", help="images of a detector's file (default: %(default)s)"
+    )
+    parser.add_argument("--skip_latency", action="store_true", help="do not measure how fast it is")
+    args = parser.parse_args(argv)
+    check_number("--batch_size", args.batch_size, at_least=1)
+    check_path(args.file)
+    if args.file.suffix == ".onnx":
+        require("onnx", "onnxscript", "onnxruntime")
+    check_finished(Path(args.model))
+    data = data_of(args) if args.int8 else None
+    description, state = read_trained(args.model)
+    task = build_task(description, state, args.model)
+    export = Export(task.network, description, args.with_preprocessing, args.dtype, args.batch_size)
+    run = export.write(args.file)
+    print(reflow(summary(args.file, export)))
+    cases = export.compare(run)
+    rows = [(f"  {case.batch} x {case.size[0]}x{case.size[1]}", f"{case.error:.0e}", "") for case in cases]
+    print("\n".join(table([("  images", "error", ""), *rows])))
+    error = worst(case.error for case in cases)
+    if not error <= TOLERANCE[args.dtype]:
+        print(f"the file differs from torch by {error:.0e}, more than {TOLERANCE[args.dtype]:.0e}")
+        return 1
+    if data is not None:
+        content = quantise(args.file.read_bytes(), calibration_images(export, data))
+        with replacing(args.file) as file:
+            file.write(content)
+        before = score(task, FileNetwork(export, run), data)
+        run = in_onnxruntime(content)
+        after = score(task, FileNetwork(export, run), data)
+        name = f"test/{task.score_metric}"
+        print(reflow(f"8 bits: {', '.join(QUANTISED)} by weights. {name} before {before:.4f}, after {after:.4f}"))
+    if not args.skip_latency:
+        print(reflow(latency(export, run)))
+    return 0
+
+
+def data_of(args: argparse.Namespace) -> ImageData:
+    """The data of a run that is to be quantised."""
+    if args.file.suffix != ".onnx" or args.dtype != "float32":
+        raise UserError("--int8 is for a file NAME.onnx, without --dtype")
+    folder = run_of_checkpoint(args.model)
+    if folder is None:
+        raise UserError(f"--int8 needs images of the run that trained the network; '{args.model}' is no run")
+    data = Run("predict", ["--config", str(run_config(folder))], quiet=True).data
+    if isinstance(data, DetectionData):
+        raise UserError("--int8 is for classification and segmentation, whose files give logits")
+    return data
+
+
+def check_finished(model: Path) -> None:
+    """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
+    if (model / CHECKPOINTS).is_dir() and not (run := RunFolder(model)).complete:
+        raise UserError(
+            f"the run '{model}' is not finished: {run.progress}. Continue it with\n  {run.command}\nor name the "
+            f"checkpoint to export, such as {model / CHECKPOINTS / 'best.ckpt'}"
+        )
+
+
+def summary(file: Path, export: Export) -> str:
+    """What was written, in sentences."""
+    kind = f"ONNX, opset {OPSET}" if file.suffix == ".onnx" else "a program of torch.export"
+    batch = f"a batch of {export.batch_size}" if export.wanted.is_detector else "any batch"
+    size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
+    takes, gives = export.metadata["images"], ", ".join(export.wanted.outputs)
+    return f"{file}: {kind}, {export.dtype}, for {batch} and {size}. Takes images ({takes}), gives {gives}."
+
+
+@torch.no_grad()
+def latency(export: Export, run: RunFile) -> str:
+    """Times torch, compiled torch and the file in turns on one batch of the nominal size, in words."""
+    images = export.images(export.cases[0][0], export.size)
+    works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
+    if has_compiler() and not export.wanted.is_detector:
+        compiled = torch.compile(export.exported)
+        works["compiled torch"] = lambda: compiled(images)
+    works["the file"] = lambda: run(images)
+    found = interleaved(works, budget=BUDGET)
+    times = ", ".join(f"{name} {1000 * timing.median:.3g}" for name, timing in found.items())
+    size = f"{len(images)} x {export.size[0]}x{export.size[1]}"
+    return f"milliseconds for {size}: {times} ({torch.get_num_threads()} threads)"

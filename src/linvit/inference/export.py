@@ -1,0 +1,235 @@
+"""A trained network as a file that other programs run: ONNX, or the program of `torch.export`."""
+
+import copy
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+from linvit.files import replacing
+from linvit.heads.detection.detector import Detector
+from linvit.image_size import image_size
+from linvit.inference.description import ModelDescription
+from linvit.testing.numbers import relative_error, worst
+from linvit.testing.onnx import in_onnxruntime, to_onnx
+
+Dtype = Literal["float32", "float16"]
+TOLERANCE = {"float32": 1e-5, "float16": 2e-2}
+"""The largest relative error of a file against the network in float32; half precision has 11 bits."""
+SUFFIXES = (".onnx", ".pt2")
+DESCRIPTION = "linvit.json"
+"""Where a file of `torch.export` has what an ONNX file has in its metadata."""
+
+RunFile = Callable[[Tensor], list[Tensor]]
+"""Images to all outputs."""
+
+
+class Case(NamedTuple):
+    """How far a file is from torch on a batch of images."""
+
+    batch: int
+    size: tuple[int, int]
+    error: float
+
+
+class ExportedNetwork(nn.Module):
+    """What a file computes: tensors in, tensors out.
+
+    A detector's outputs are filled up with zeros to its `max_detections`: boxes (B, n, 4), labels (B, n), scores (B, n)
+    and, of a head with masks, the probabilities (B, n, 28, 28) of the pixels of each box.
+
+    Args:
+        network: In evaluation mode.
+        normalise: Mean and deviation of each channel, if the file takes pixels from 0 to 255.
+        dtype: In which the network computes. Images that are not pixels, and all outputs, are float32.
+    """
+
+    def __init__(
+        self, network: nn.Module, normalise: tuple[Sequence[float], Sequence[float]] | None, dtype: Dtype = "float32"
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.normalise = normalise is not None
+        mean, std = normalise or ([0.0], [1.0])
+        self.mean, self.std = (nn.Buffer(255 * torch.tensor(each).view(-1, 1, 1)) for each in (mean, std))
+        self.is_detector = isinstance(network, Detector)
+        self.outputs = ["logits"]
+        if isinstance(network, Detector):
+            self.outputs = ["boxes", "labels", "scores", *["masks"] * network.with_masks]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Images (B, C, H, W) to the outputs."""
+        if self.normalise:
+            images = (images.float() - self.mean) / self.std
+        images = images.to(self.dtype)
+        if not self.is_detector:
+            return (self.network(images).float(),)
+        found = self.network(list(images.unbind(0)))
+        limit = cast("Detector", self.network).head.max_detections
+        return tuple(torch.stack([_filled(one[name], limit) for one in found]) for name in self.outputs)
+
+
+def _filled(x: Tensor, count: int) -> Tensor:
+    """Entries (n, ...) with zeros behind them, (count, ...)."""
+    x = x.float() if x.is_floating_point() else x
+    return torch.cat([x, x.new_zeros(count, *x.shape[1:])])[:count]
+
+
+@dataclass
+class Export:
+    """A network to be exported.
+
+    Args:
+        network: In evaluation mode, float32.
+        description: What is known of it.
+        with_preprocessing: Whether the file takes pixels from 0 to 255 and normalises them. It never resizes: PIL's
+            filters on 8 bits have no counterpart in ONNX.
+        dtype: In which it computes.
+        batch_size: Of a detector, whose file is for that many images: it looks at them one by one.
+
+    Raises:
+        UserError: If the preprocessing is not known, or the network cannot be exported.
+    """
+
+    network: nn.Module
+    description: ModelDescription
+    with_preprocessing: bool = False
+    dtype: Dtype = "float32"
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        known = self.description.preprocessing or {}
+        if self.with_preprocessing and "mean" not in known:
+            raise UserError("nobody wrote down how images are normalised: leave --with_preprocessing out")
+        options = self.description.options
+        self.size = image_size(options["img_size"])
+        self.channels = int(options.get("in_chans", 3))
+        self.pixels = torch.uint8 if self.with_preprocessing and not known.get("value_range") else torch.float32
+        normalise = (known["mean"], known["std"]) if self.with_preprocessing else None
+        self.wanted = ExportedNetwork(self.network, normalise).eval()
+        self.exported = self.wanted
+        if self.dtype == "float16":
+            self.exported = ExportedNetwork(copy.deepcopy(self.network).half(), normalise, self.dtype).eval()
+        self.fixed = self._fixed()
+
+    @property
+    def cases(self) -> list[tuple[int, tuple[int, int]]]:
+        """Batches and sizes at which a file is compared with torch: the nominal one, and others that are not square."""
+        height, width = self.size
+        step = math.gcd(height, width, 32)
+        more = [(height + step, width), (height, width + 2 * step), (height + step, width + 2 * step)]
+        sizes = [self.size, *([] if self.fixed else more)]
+        batches = [self.batch_size] if self.wanted.is_detector else [1, 5]
+        if self.fixed:
+            return [(batch, self.size) for batch in batches]
+        return [(batches[i % len(batches)], size) for i, size in enumerate(sizes)]
+
+    def images(self, batch: int, size: tuple[int, int]) -> Tensor:
+        """Returns random images (B, C, H, W) of the file's kind."""
+        shape = (batch, self.channels, *size)
+        generator = torch.Generator().manual_seed(0)
+        if self.with_preprocessing:
+            return torch.randint(256, shape, generator=generator).to(self.pixels)
+        return torch.randn(shape, generator=generator)
+
+    def from_normalised(self, images: Tensor) -> Tensor:
+        """Returns normalised images (B, C, H, W) as the file takes them."""
+        if not self.with_preprocessing:
+            return images
+        pixels = images * self.wanted.std + self.wanted.mean
+        return pixels if self.pixels.is_floating_point else pixels.round().clamp(0, 255).to(self.pixels)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a file says of itself."""
+        known = self.description
+        pixels = "0 to 255" if self.with_preprocessing else "normalised: (pixel / 255 - mean) / std"
+        return {
+            "class_names": json.dumps(known.class_names),
+            "images": f"{str(self.pixels).removeprefix('torch.')}, {pixels}",
+            "preprocessing": json.dumps(known.preprocessing),
+            "description": json.dumps(known.as_dict()),
+        }
+
+    def write(self, path: Path) -> RunFile:
+        """Writes the file; returns what runs it.
+
+        Raises:
+            UserError: If the suffix is unknown, or torch cannot export the network.
+        """
+        check_path(path)
+        example = (self.images(self.batch_size if self.wanted.is_detector else 2, self.size),)
+        free = [] if self.wanted.is_detector else [0]
+        dynamic = (dict.fromkeys([*free, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
+        try:
+            if path.suffix == ".pt2":
+                return self._write_program(path, example, dynamic)
+            proto = to_onnx(self.exported, example, dynamic, ["images"], self.exported.outputs)
+        except UserError:
+            raise
+        except Exception as error:  # of torch's exporter, of any kind
+            while error.__cause__ is not None:
+                error = cast("Exception", error.__cause__)
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UserError(f"torch cannot export this network: {reason}") from error
+        for name, value in self.metadata.items():
+            proto.metadata_props.add(key=name, value=value)
+        content = proto.SerializeToString()
+        with replacing(path) as file:
+            file.write(content)
+        return in_onnxruntime(content)
+
+    def _write_program(self, path: Path, example: tuple[Tensor, ...], dynamic: Any) -> RunFile:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(self.exported, example, dynamic_shapes=dynamic)
+            content = io.BytesIO()
+            torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(self.metadata)})
+            content.seek(0)
+            run = torch.export.load(content).module()
+        with replacing(path) as file:
+            file.write(content.getvalue())
+        return lambda images: list(run(images))
+
+    @torch.no_grad()
+    def compare(self, run: RunFile) -> list[Case]:
+        """Returns the largest relative error of a file's outputs against torch's in float32, in each of the cases."""
+        found = []
+        for batch, size in self.cases:
+            images = self.images(batch, size)
+            errors = [relative_error(a, b) for a, b in zip(run(images), self.wanted(images), strict=True)]
+            found.append(Case(batch, size, worst(errors)))
+        return found
+
+    @torch.no_grad()
+    def _fixed(self) -> str:
+        """Says why a file is for one size of images only; "" if it is for any."""
+        parts = {type(part).__name__ for part in self.network.modules() if not getattr(part, "exports_any_size", True)}
+        if parts:
+            return f"{', '.join(sorted(parts))} works differently on a map of another size"
+        self.fixed = ""
+        try:
+            for _, size in self.cases[1:]:
+                self.wanted(self.images(1, size))
+        except Exception as error:  # also of a third party's backbone
+            return f"the network refuses other sizes: {error}".partition("\n")[0]
+        return ""
+
+
+def check_path(path: Path) -> None:
+    """Raises a `UserError` unless a file of a known kind can be written there, and there is none yet."""
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"a network is exported as FILE.onnx or FILE.pt2 (torch.export); got '{path}'")
+    if path.exists():
+        raise UserError(f"'{path}' exists; remove it, or choose another name")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder '{path.parent}'")

@@ -1,0 +1,101 @@
+"""An ONNX file in 8 bits: static quantisation by onnxruntime, calibrated on images, and what it costs in the score."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linvit.data.base import ImageData
+from linvit.inference.export import Export, RunFile
+from linvit.tasks.base import Task
+from linvit.testing.onnx import require
+
+QUANTISED = ("Conv", "Gemm", "MatMul")
+"""The operations in 8 bits, where one factor is a weight. All others stay in float: norms, softmax, feature maps, and
+of attention all products and sums of queries, keys and values, and what these are divided by."""
+CALIBRATION = 256  # images
+
+
+def quantise(content: bytes, images: Iterable[Tensor]) -> bytes:
+    """Returns an ONNX file with 8-bit weights and activations (QDQ: pairs of nodes that round and restore).
+
+    Args:
+        content: Of a file in float32.
+        images: Batches as the file takes them. The least and greatest values that they cause set the scales.
+    """
+    tools, shapes, onnx = require("onnxruntime.quantization", "onnxruntime.quantization.shape_inference", "onnx")
+    with tempfile.TemporaryDirectory(prefix="linvit-quantise-") as folder:
+        given, prepared, made = (str(Path(folder, f"{name}.onnx")) for name in ("given", "prepared", "made"))
+        Path(given).write_bytes(content)
+        shapes.quant_pre_process(given, prepared, skip_symbolic_shape=True)
+        graph = onnx.load(prepared).graph
+        weights = {weight.name for weight in graph.initializer}
+        tools.quantize_static(
+            prepared,
+            made,
+            _Reader(images),
+            quant_format=tools.QuantFormat.QDQ,
+            op_types_to_quantize=list(QUANTISED),
+            per_channel=True,
+            nodes_to_exclude=[
+                node.name for node in graph.node if node.op_type == "MatMul" and not weights & {*node.input}
+            ],
+        )
+        found = onnx.load(made)
+    del found.metadata_props[:]
+    found.metadata_props.extend(onnx.load_from_string(content).metadata_props)
+    found.metadata_props.add(key="quantised", value=", ".join(QUANTISED))
+    quantised: bytes = found.SerializeToString()
+    return quantised
+
+
+class _Reader:
+    """Calibration images as onnxruntime asks for them."""
+
+    def __init__(self, images: Iterable[Tensor]) -> None:
+        self.images = iter(images)
+
+    def get_next(self) -> dict[str, Any] | None:
+        batch = next(self.images, None)
+        return None if batch is None else {"images": batch.numpy()}
+
+
+class FileNetwork(nn.Module):
+    """A file in place of a task's network: normalised images (B, C, H, W) to logits."""
+
+    def __init__(self, export: Export, run: RunFile) -> None:
+        super().__init__()
+        self.export, self.run = export, run
+
+    def forward(self, images: Tensor, full_size: bool = True) -> Tensor:
+        """Returns logits, of segmentation at full size always."""
+        return self.run(self.export.from_normalised(images))[0]
+
+
+def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:
+    """Yields training images as the file takes them, prepared as for evaluation."""
+    count = 0
+    for batch in data.evaluation_dataloader("train"):
+        data.finish(batch)
+        images = batch["image"]
+        for one in [x[None] for x in images] if isinstance(images, list) else [images]:  # of several sizes
+            yield export.from_normalised(one)
+            count += len(one)
+        if count >= CALIBRATION:
+            return
+
+
+@torch.no_grad()
+def score(task: Task, network: nn.Module, data: ImageData) -> float:
+    """Returns what `linvit test` calls the score, of a network in place of the task's."""
+    metrics: Any = task.metrics["test/"]
+    for batch in data.evaluation_dataloader(data.data_source.evaluated({*data.splits, "val"})):
+        data.finish(batch)
+        task.score_batch(network, batch, metrics)
+    found = float(metrics[task.score_metric].compute())
+    for metric in metrics.values():
+        metric.reset()
+    return found

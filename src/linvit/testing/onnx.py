@@ -1,0 +1,74 @@
+"""A module as an ONNX file, and such a file in onnxruntime."""
+
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from linvit.errors import UserError
+
+OPSET = 20
+
+
+def require(*packages: str) -> tuple[Any, ...]:
+    """Imports packages of the extra `linvit[export]`; a `UserError` says how to install it."""
+    try:
+        return tuple(map(importlib.import_module, packages))
+    except ImportError as error:
+        raise UserError(
+            f"ONNX files need onnx, onnxscript and onnxruntime, and {error.name} is not installed: "
+            "pip install 'linvit[export]'"
+        ) from error
+
+
+@torch.no_grad()
+def to_onnx(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    dynamic: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> Any:
+    """Exports a module by `torch.onnx.export(dynamo=True)`, (an `onnx.ModelProto`) of opset 20.
+
+    Args:
+        model: In evaluation mode.
+        inputs: Tensors to trace it with.
+        dynamic: The dimensions that may be of any size, as `dynamic_shapes` of `torch.export.export`.
+        input_names: Of the file's inputs.
+        output_names: Of its outputs.
+    """
+    require("onnx", "onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program: Any = torch.onnx.export(
+            model,
+            inputs,
+            dynamo=True,
+            dynamic_shapes=dynamic,
+            opset_version=OPSET,
+            input_names=input_names,
+            output_names=output_names,
+            verbose=False,
+        )
+    return program.model_proto
+
+
+def in_onnxruntime(content: bytes, threads: int | None = None) -> Callable[..., list[Tensor]]:
+    """Returns a function that runs an ONNX file on the CPU, tensors in, tensors out."""
+    (runtime,) = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        given = {name: np.ascontiguousarray(x.numpy()) for name, x in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(found) for found in session.run(None, given)]
+
+    return run

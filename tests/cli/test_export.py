@@ -1,0 +1,62 @@
+"""`linvit export`: what a file says, that it computes what the network computes, and what is refused."""
+
+import json
+import shutil
+import sys
+
+import onnx
+import pytest
+import torch
+
+from linvit.inference.description import build_network, read_trained
+from linvit.testing.onnx import in_onnxruntime
+from tests.cli.runs import linvit
+
+
+def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_path):
+    done = linvit("export", run.folder, "model.onnx", "--with_preprocessing", "--skip_latency", cwd=tmp_path)
+    assert done.code == 0, done.out + done.err
+    assert "for any batch and any size. Takes images (uint8, 0 to 255), gives logits" in " ".join(done.out.split())
+    assert [line.split()[:3] for line in done.out.splitlines()[-4:]][1] == ["5", "x", "64x32"]
+    content = (tmp_path / "model.onnx").read_bytes()
+    said = {entry.key: entry.value for entry in onnx.load_from_string(content).metadata_props}
+    assert json.loads(said["class_names"]) == list("0123456789")
+    description, state = read_trained(run.folder)
+    assert json.loads(said["description"]) == json.loads(json.dumps(description.as_dict()))
+    pixels = torch.randint(256, (3, 3, 40, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    mean, std = (torch.tensor(description.preprocessing[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    want = build_network(description, state, run.folder)((pixels / 255 - mean) / std)
+    torch.testing.assert_close(in_onnxruntime(content)(pixels)[0], want, rtol=0, atol=1e-5 * want.abs().max().item())
+
+
+def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
+    folder = tmp_path / "quickstart" / "version_0"
+    shutil.copytree(run.folder, folder)
+    rows = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "metrics.csv").write_text("".join(rows[:3]), encoding="utf-8")
+    done = linvit("export", folder, "model.onnx", cwd=tmp_path)
+    assert done.code == 2
+    assert "is not finished" in done.err
+    assert "or name the checkpoint to export, such as" in done.err
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("model.pb", "a network is exported as FILE.onnx or FILE.pt2 (torch.export); got 'model.pb'"),
+        ("there.onnx", "'there.onnx' exists; remove it, or choose another name"),
+        ("nowhere/model.onnx", "there is no folder 'nowhere'"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused(file, message, run, tmp_path):
+    (tmp_path / "there.onnx").touch()
+    done = linvit("export", run.folder, file, cwd=tmp_path)
+    assert (done.code, done.err.strip()) == (2, f"linvit: error: {message}")
+
+
+def test_without_the_extra_it_says_how_to_install_it(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    done = linvit("export", run.folder, "model.onnx", cwd=tmp_path)
+    assert done.code == 2
+    assert "pip install 'linvit[export]'" in done.err
