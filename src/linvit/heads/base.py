@@ -19,6 +19,11 @@ class Head(nn.Module):
     Attributes:
         task: The task that the head is for, "segmentation" or "detection".
         maker: The function that makes a network with a head of this task, for messages.
+        needs_pyramid: Whether it needs maps of several sizes. Those of a plain transformer, which have one size, then
+            become a pyramid (`linvit.heads.neck`).
+        plain_maps: From how many blocks of a plain transformer that is made: 1 is the last, more are evenly spaced.
+        fpn_width: The option with the channels of its own feature pyramid network; empty without one. A head with it
+            takes `fpn: false`, for a plain transformer, whose maps are of that width already.
         keeps_classifiers: Whether classifiers that a checkpoint of other classes does not fit stay as they were built,
             rather than begin at zero.
 
@@ -28,6 +33,9 @@ class Head(nn.Module):
 
     task: ClassVar[str]
     maker: ClassVar[str]
+    needs_pyramid: ClassVar[bool] = True
+    plain_maps: ClassVar[int] = 1
+    fpn_width: ClassVar[str] = ""
     keeps_classifiers: ClassVar[bool] = False
 
     def __init__(self, channels: Sequence[int], reductions: Sequence[int], num_classes: int) -> None:

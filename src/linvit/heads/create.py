@@ -1,6 +1,6 @@
 """Networks for dense prediction: a backbone, linvit's or timm's, and a head for its feature maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from timm.layers import Format
@@ -10,8 +10,9 @@ from linvit.backbones.base import Backbone
 from linvit.backbones.create import create_backbone, dense_options, image_channels
 from linvit.errors import UserError
 from linvit.heads.base import Head
+from linvit.heads.neck import REDUCTIONS, SimpleFeaturePyramid, check_reduction
 from linvit.registry import Spec, backbones, heads
-from linvit.signatures import takes
+from linvit.signatures import parameters_of, takes
 
 
 def create_head(
@@ -45,9 +46,12 @@ def backbone_and_head(
     img_size: int | Sequence[int],
     drop_path_rate: float,
     in_chans: int = 3,
-) -> tuple[nn.Module, Any]:
-    """Builds a backbone in the form of its dense models, and a head for the feature maps that the head wants."""
-    head_name, _ = heads.parse(head)
+) -> tuple[nn.Module, Any, SimpleFeaturePyramid | None]:
+    """Builds a backbone in the form of its dense models, a head for the maps that it wants, and a neck if it needs one.
+
+    That is a plain transformer's under a head that needs a pyramid. It takes the place of a head's own pyramid (`fpn`).
+    """
+    head_name, head_options = heads.parse(head)
     head_class: Any = heads.get(head_name)
     if head_class.task != task:
         raise UserError(
@@ -59,10 +63,20 @@ def backbone_and_head(
     shared: dict[str, Any] = {"img_size": img_size, "drop_path_rate": drop_path_rate, **image_channels(in_chans)}
     context = {key: value for key, value in shared.items() if key not in options}
     network = create_backbone(spec, attention, num_classes=0, **context)
-    indices, channels, reductions = pyramid(network, head_class.levels)
+    indices, channels, reductions = pyramid(network, head_class)
     drop_unused(network, indices)
-    size = {"img_size": img_size} if takes(head_class, "img_size") else {}
-    return network, heads.create(head, channels=channels, reductions=reductions, num_classes=num_classes, **size)
+    made: dict[str, Any] = {"img_size": img_size} if takes(head_class, "img_size") else {}
+    neck = None
+    if needs_neck(head_class, reductions):
+        neck_options = {}
+        if head_class.fpn_width:
+            neck_options["width"] = {**parameters_of(head_class), **head_options}[head_class.fpn_width]
+            made |= {} if "fpn" in head_options else {"fpn": False}
+        levels = [REDUCTIONS[i] for i in head_class.levels(REDUCTIONS)]
+        neck = SimpleFeaturePyramid(channels[-1], reductions[-1], levels, **neck_options)
+        channels, reductions = neck.channels, neck.reductions
+    built = heads.create(head, channels=channels, reductions=reductions, num_classes=num_classes, **made)
+    return network, built, neck
 
 
 class DenseNetwork(nn.Module):
@@ -70,28 +84,35 @@ class DenseNetwork(nn.Module):
 
     Args:
         backbone: Any backbone with feature maps, of linvit or timm.
-        head: A head that was made for the maps of the backbone that it wants; see `pyramid`.
+        head: A head that was made for the maps that it wants of the backbone, or of the neck; see `pyramid`.
+        neck: What makes a pyramid of the maps of a plain transformer, for a head that needs one.
 
     Raises:
         UserError: If the head was made for other maps.
     """
 
-    def __init__(self, backbone: nn.Module, head: Any) -> None:
+    def __init__(self, backbone: nn.Module, head: Any, neck: SimpleFeaturePyramid | None = None) -> None:
         super().__init__()
-        self.pyramid = pyramid(backbone, head.levels)
+        self.pyramid = pyramid(backbone, head)
         made_for = head.channels, head.reductions
-        if made_for != self.pyramid[1:]:
+        given = self.pyramid[1:] if neck is None else (neck.channels, neck.reductions)
+        if made_for != given:
             raise UserError(
                 f"{type(head).__name__} was made for channels and reductions {made_for}, but {type(backbone).__name__} "
-                f"gives it {self.pyramid[1:]}. Make both by linvit.{head.maker}"
+                f"gives it {given}. Make both by linvit.{head.maker}"
             )
         self.backbone = backbone
+        self.neck = neck
         self.head = head
         self.num_classes: int = head.num_classes
 
     def feature_maps(self, images: Tensor) -> list[Tensor]:
         """What the head gets of images (B, 3, H, W): maps (B, C, H', W')."""
-        return feature_maps(self.backbone, images, self.pyramid.indices)
+        return self.through_neck(feature_maps(self.backbone, images, self.pyramid.indices))
+
+    def through_neck(self, maps: list[Tensor]) -> list[Tensor]:
+        """The maps of the backbone, or the pyramid that the neck makes of them."""
+        return maps if self.neck is None else self.neck(maps)
 
 
 def heads_of(task: str) -> list[str]:
@@ -108,11 +129,21 @@ class Pyramid(NamedTuple):
     reductions: tuple[int, ...]
 
 
-def pyramid(backbone: nn.Module, choose: Callable[[Sequence[int]], Sequence[int]]) -> Pyramid:
-    """Returns what a head gets of the features of a backbone: `choose` has positions, given all reductions."""
+def needs_neck(head: Any, reductions: Sequence[int]) -> bool:
+    """Returns whether a head needs a pyramid, but the features of the backbone have one size, a plain transformer's."""
+    return head.needs_pyramid and len(set(reductions)) == 1
+
+
+def pyramid(backbone: nn.Module, head: Any) -> Pyramid:
+    """Returns what a head, or its class, gets of the features of a backbone, or the neck between them."""
     levels = feature_levels(backbone)
     reductions = [level["reduction"] for level in levels]
-    indices = tuple(choose(reductions)) if levels else ()
+    if needs_neck(head, reductions):
+        others = [name for name in heads_of(head.task) if not getattr(heads.get(name), "needs_pyramid", True)]
+        check_reduction(reductions[0], type(backbone).__name__, ", ".join(others))
+        indices = tuple(sorted({-(-i * len(levels) // head.plain_maps) - 1 for i in range(1, head.plain_maps + 1)}))
+    else:
+        indices = tuple(head.levels(reductions)) if levels else ()
     if not indices:
         had = f"has features at reductions {reductions}, none that the head can use" if levels else "has no features"
         raise UserError(
@@ -130,11 +161,10 @@ def feature_levels(backbone: Any) -> list[dict[str, Any]]:
 
 
 def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[Tensor]:
-    """Returns chosen features (B, C, H', W') of images (B, 3, H, W), in linvit's backbones with the norms they have."""
+    """Returns chosen features (B, C, H', W') of images (B, 3, H, W), with the norms that they have."""
     if hasattr(backbone, "forward_intermediates"):
-        own = isinstance(backbone, Backbone)  # some of timm's have no norm of features, and refuse to apply it
         found: list[Tensor] = backbone.forward_intermediates(
-            images, indices=list(indices), norm=own, intermediates_only=True
+            images, indices=list(indices), norm=has_norms(backbone), intermediates_only=True
         )
         return found
     features = backbone(images)  # timm's wrappers for features_only=True
@@ -143,11 +173,17 @@ def feature_maps(backbone: Any, images: Tensor, indices: Sequence[int]) -> list[
     return [feature.permute(0, 3, 1, 2) for feature in chosen] if last else chosen
 
 
+def has_norms(backbone: Any) -> bool:
+    """Returns whether features have a norm: linvit's, and those of timm's plain transformers; its others refuse it."""
+    plain = len({level["reduction"] for level in feature_levels(backbone)}) == 1
+    return isinstance(backbone, Backbone) or (plain and hasattr(backbone, "norm"))
+
+
 def drop_unused(backbone: Any, indices: Sequence[int]) -> None:
     """Drops the modules of a backbone that its features at `indices` do not need: they would get no gradient."""
     if hasattr(backbone, "prune_intermediate_layers"):
-        idle = True
-        if isinstance(backbone, Backbone):
+        idle = not has_norms(backbone)
+        if not idle:
             trained = [parameter.requires_grad for parameter in backbone.norm.parameters()]
             idle = bool(trained) and not any(trained)  # it does nothing, and checkpoints contain it
         backbone.prune_intermediate_layers(list(indices), prune_norm=idle, prune_head=True)

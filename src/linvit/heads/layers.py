@@ -97,10 +97,20 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
     1 x 1 convolutions bring all maps to one width, each is added to the next finer one by nearest-neighbour upsampling
     to its size, and a 3 x 3 convolution follows. All convolutions have biases, and there is no norm. Initial weights
     are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
+
+    Args:
+        channels: C_i.
+        width: Channels of the maps that it returns.
+        extra_levels: What adds coarser levels.
+        join: False leaves out all but the extra levels, for maps of `width` channels.
     """
 
-    def __init__(self, channels: Sequence[int], width: int = 256, extra_levels: ExtraFPNBlock | None = None) -> None:
-        super().__init__(list(channels), width, extra_levels)
+    def __init__(
+        self, channels: Sequence[int], width: int = 256, extra_levels: ExtraFPNBlock | None = None, join: bool = True
+    ) -> None:
+        if not join and {*channels} != {width}:
+            raise UserError(f"fpn: false is for maps of {width} channels, the head's width; got {list(channels)}")
+        super().__init__(list(channels) if join else [], width, extra_levels)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
@@ -108,7 +118,10 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Feature maps to maps of one width, as many or, with extra levels, more."""
-        return list(super().forward({str(i): feature for i, feature in enumerate(features)}).values())
+        if self.inner_blocks:
+            return list(super().forward({str(i): feature for i, feature in enumerate(features)}).values())
+        maps = list(features)
+        return maps if self.extra_blocks is None else self.extra_blocks(maps, maps, [""] * len(maps))[0]
 
 
 class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types

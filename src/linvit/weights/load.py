@@ -39,7 +39,8 @@ class Report:
         unexpected: Names of the file that the model does not have.
         fraction: The part of the model that was loaded or resized, counted in numbers, between 0 and 1. The classifier
             and the parameters of another attention do not count, nor a head that the file does not have.
-        part: What the fraction is of: "backbone", or "network" if the file has the head of one.
+        part: What the fraction is of: "backbone"; "network" if the file has the head of one, too; or "head" if it has
+            nothing else, as DINOv2's. The classifier counts then.
     """
 
     source: str
@@ -162,7 +163,9 @@ def parts(weights: Weights) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     whole = {**whole, **weights.beside}
     for layout in NETWORKS:
         if layout.recognises(whole):
-            return layout.name, *split(layout.translate(whole))
+            found = layout.translate(whole)
+            alone = all(name.startswith("head.") for name in found)
+            return (layout.name, {}, found) if alone else (layout.name, *split(found))
     return "", weights.state, weights.beside
 
 
@@ -179,14 +182,18 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
     own_state = model.state_dict()
     heads = _heads(model)
     other_attention = _other_attention(model, state)
-    no_head = _no_head(model, state, heads)
-    report.part = "backbone" if no_head or backbone_of(model) is model else "network"
+    head_alone = backbone_of(model) is not model and bool(state) and all(name.startswith("head.") for name in state)
+    no_head = "" if head_alone else _no_head(model, state, heads)
+    report.part = "head" if head_alone else "backbone" if no_head or backbone_of(model) is model else "network"
     keeps = getattr(getattr(model, "head", None), "keeps_classifiers", False)
     resized = resize_tables(model, state, weights.img_size)
     matched = total = 0
     for name, own in own_state.items():
         given = state.get(name)
         head = name.startswith(heads)
+        if head_alone and not name.startswith("head."):
+            report.initialised[name] = "the file has a head alone"
+            continue
         if no_head and not name.startswith("backbone."):
             if own.is_floating_point():
                 report.initialised[name] = no_head
@@ -212,8 +219,8 @@ def match(model: nn.Module, state: Mapping[str, Tensor], weights: Weights) -> tu
                 report.loaded.append(name)
             else:
                 report.resized[name] = f"{_shape(given)} to {_shape(own)}"
-            matched += 0 if head else own.numel()
-        total += 0 if head else own.numel()
+            matched += own.numel() if head_alone or not head else 0
+        total += own.numel() if head_alone or not head else 0
     report.unexpected = [name for name in state if name not in own_state]
     report.fraction = matched / total if total else 1.0
     return values, report

@@ -9,7 +9,7 @@ import linvit
 from linvit.heads.create import heads_of
 from tests.families import families, narrow, small
 
-FAMILIES = {name: model for name, model in families().items() if name != "DeiT"}  # a plain transformer is refused
+FAMILIES = families()
 DETECTORS = heads_of("detection")
 
 

@@ -37,10 +37,9 @@ def test_a_head_of_another_task_is_refused() -> None:
 
 
 @pytest.mark.parametrize("head", heads_of("detection"))
-def test_a_plain_transformer_is_refused(head: str) -> None:
-    """All its maps have one size; a pyramid of them would be built without a word."""
-    with pytest.raises(UserError, match=r"needs 2 feature maps or more, .* coarser .* \[16, 16\]\. Take a pyramid"):
-        linvit.create_detector({"name": "deit_tiny", "depth": 2}, head, 3)
+def test_maps_of_patches_of_14_carry_no_pyramid(head: str) -> None:
+    with pytest.raises(UserError, match=r"reduction of 14 alone, on which no feature pyramid .* can stand\. Take pat"):
+        linvit.create_detector({"name": "deit_tiny", "depth": 2, "patch_size": 14}, head, 3)
 
 
 @pytest.mark.parametrize(

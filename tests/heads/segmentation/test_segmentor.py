@@ -22,7 +22,7 @@ PVT = {"name": "pvt_v2_b0", "embed_dims": [8, 16, 24, 32], "depths": [1, 1, 1, 1
 SWIN = {"name": "swin_tiny", "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2]}
 FLATTEN = {**SWIN, "name": "flatten_swin_tiny"}
 RESNET = {"name": "timm", "model": "test_resnet"}
-WITHOUT_PYRAMID = {"DeiT"}
+WHOLE_PATCHES = {"DeiT"}
 
 
 def segmentor(backbone: Any = None, head: Any = "upernet", img_size: Any = 64, **options: Any) -> Segmentor:
@@ -41,12 +41,8 @@ def trainable(module: nn.Module) -> int:
 def test_every_head_on_every_family(family: str, head: str) -> None:
     """Odd sides, and a finite gradient that is not 0 for every parameter."""
     backbone = small(families()[family])
-    if family in WITHOUT_PYRAMID and head != "fcn":
-        with pytest.raises(UserError, match="the first at a reduction of 4 or less"):
-            segmentor(backbone, head)
-        return
     model = perturb(segmentor(backbone, head), scale=0.05).train()
-    size = (64, 96) if family in WITHOUT_PYRAMID else (61, 83)  # whole patches
+    size = (64, 96) if family in WHOLE_PATCHES else (61, 83)
     images = randn(2, 3, *size, dtype=torch.float32, grad=True)
     logits, others = model(images, auxiliary=True)
     assert [maps.shape for maps in (logits, *others)] == [(2, CLASSES, *size)] * (1 + len(others))
@@ -161,7 +157,7 @@ def test_images_larger_than_the_tables(backbone: str) -> None:
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("head", heads_of("segmentation"))
-@pytest.mark.parametrize("family", sorted(families().keys() - WITHOUT_PYRAMID))
+@pytest.mark.parametrize("family", sorted(families().keys() - WHOLE_PATCHES))
 def test_every_head_on_every_family_off_the_grid(family: str, head: str) -> None:
     """Built for 64 x 64: odd sizes, and the shapes of large ones."""
     backbone = small(families()[family])

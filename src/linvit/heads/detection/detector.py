@@ -11,6 +11,7 @@ from linvit.errors import UserError
 from linvit.heads.create import DenseNetwork, backbone_and_head, feature_maps
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.boxes import has_area
+from linvit.heads.neck import SimpleFeaturePyramid
 from linvit.registry import Spec
 
 DIVISOR = 32  # of the sides of padded images
@@ -26,8 +27,8 @@ class Detector(DenseNetwork):
         with_masks: Whether it predicts masks, for which targets need `masks`.
     """
 
-    def __init__(self, backbone: nn.Module, head: DetectionHead) -> None:
-        super().__init__(backbone, head)
+    def __init__(self, backbone: nn.Module, head: DetectionHead, neck: SimpleFeaturePyramid | None = None) -> None:
+        super().__init__(backbone, head, neck)
         self.with_masks = head.with_masks
         self._feature_maps: Any = feature_maps
 
@@ -64,7 +65,7 @@ class Detector(DenseNetwork):
 
     def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]  # of several sizes
         """What the head gets of images (3, h, w): maps (B, C, H', W') of all, padded to one size."""
-        return self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices)  # type: ignore[no-any-return]
+        return self.through_neck(self._feature_maps(self.backbone, pad_and_stack(images), self.pyramid.indices))
 
     def compile(self, **options: Any) -> None:
         """Compiles the backbone, in place: what follows has sizes that depend on what is in the images."""

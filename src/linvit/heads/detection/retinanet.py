@@ -31,6 +31,7 @@ class RetinaNet(DetectionHead):
 
     Args:
         width: Channels of the pyramid and of the towers.
+        fpn: Join the maps by a feature pyramid network; false if they are of `width` channels already.
         convs: Convolutions of a tower.
         extra_source: What the first of the two additional levels of the pyramid is made from: "input", the last map of
             the backbone, or "output", that of the pyramid.
@@ -42,6 +43,8 @@ class RetinaNet(DetectionHead):
         candidates: How many of a level.
     """
 
+    fpn_width = "width"
+
     def __init__(
         self,
         channels: Sequence[int],
@@ -49,6 +52,7 @@ class RetinaNet(DetectionHead):
         num_classes: int,
         *,
         width: int = 256,
+        fpn: bool = True,
         convs: int = 4,
         extra_source: Literal["input", "output"] = "input",
         extra_relu: bool = False,
@@ -66,7 +70,7 @@ class RetinaNet(DetectionHead):
         check_limits(score_threshold, nms_threshold, max_detections)
         self.candidate_rule, self.candidates, self.score_threshold = candidate_rule, candidates, score_threshold
         self.nms_threshold, self.max_detections = nms_threshold, max_detections
-        self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width, extra_source, extra_relu))
+        self.fpn = FPN(channels, width, TwoMoreLevels(channels[-1], width, extra_source, extra_relu), fpn)
         strides = [*reductions, 2 * reductions[-1], 4 * reductions[-1]]
         self.anchors = Anchors(strides, scales=[anchor_scale * 2 ** (i / 3) for i in range(3)])
         self.coder, self.assigner = BoxCoder(), Assigner(positive=0.5, negative=0.4)

@@ -30,6 +30,7 @@ class TwoStage(DetectionHead):
 
     Args:
         width: Channels of the pyramid and of the convolutions.
+        fpn: Join the maps by a feature pyramid network; false if they are of `width` channels already.
         fc_width: Features of the linear layers of a box head.
         anchor_scale: Side of the square anchors, in strides of their map.
         finest_scale: Boxes whose square root of the area is less than twice this, in pixels, are cut out of the finest
@@ -41,6 +42,7 @@ class TwoStage(DetectionHead):
         drop_empty: Whether proposals without area are dropped (mmdetection 3.x) or kept (2.x and the papers).
     """
 
+    fpn_width = "width"
     cascade: ClassVar[tuple[StageSettings, ...]] = (StageSettings(0.5, (0.1, 0.1, 0.2, 0.2), 1.0),)
     low_quality: ClassVar[bool] = True
     rpn_beta: ClassVar[float] = 0.0
@@ -55,6 +57,7 @@ class TwoStage(DetectionHead):
         num_classes: int,
         *,
         width: int = 256,
+        fpn: bool = True,
         fc_width: int = 1024,
         anchor_scale: float = 8,
         finest_scale: float = 56,
@@ -73,7 +76,7 @@ class TwoStage(DetectionHead):
         check_number("roi_samples", roi_samples, at_least=1, whole=True)
         check_number("finest_scale", finest_scale, above=0)
         self.score_threshold, self.nms_threshold, self.max_detections = score_threshold, nms_threshold, max_detections
-        self.fpn = FPN(channels, width, LastLevelMaxPool())
+        self.fpn = FPN(channels, width, LastLevelMaxPool(), fpn)
         self.rpn = RPN(
             width,
             [*reductions, 2 * reductions[-1]],

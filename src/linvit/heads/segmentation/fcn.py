@@ -27,6 +27,8 @@ class FCN(SegmentationHead):
         dropout: Fraction of the channels that are dropped before the classifier in training.
     """
 
+    needs_pyramid = False
+
     def __init__(
         self,
         channels: Sequence[int],

@@ -20,8 +20,11 @@ class SemanticFPN(SegmentationHead):
         reductions: Image side over map side of each map; 4 first.
         width: Channels of the convolutions on the maps of the pyramid.
         fpn_width: Channels of the maps of the pyramid.
+        fpn: Join the maps by a feature pyramid network; false if they are of `fpn_width` channels already.
         dropout: Fraction of the channels that are dropped before the classifier in training.
     """
+
+    fpn_width = "fpn_width"
 
     def __init__(
         self,
@@ -31,12 +34,13 @@ class SemanticFPN(SegmentationHead):
         *,
         width: int = 128,
         fpn_width: int = 256,
+        fpn: bool = True,
         dropout: float = 0.1,
     ) -> None:
         super().__init__(channels, reductions, num_classes)
         self.check_pyramid(levels=1)
         self.reduction = reductions[0]
-        self.fpn = FPN(channels, fpn_width)
+        self.fpn = FPN(channels, fpn_width, join=fpn)
         halvings = [int(math.log2(reduction / reductions[0])) for reduction in reductions]
         self.scale_heads = nn.ModuleList(scale_head(fpn_width, width, count) for count in halvings)
         self.dropout = nn.Dropout2d(dropout)

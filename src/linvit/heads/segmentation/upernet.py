@@ -25,6 +25,8 @@ class UPerNet(SegmentationHead):
         auxiliary_width: Channels of the auxiliary FCN; 0 leaves it out.
     """
 
+    plain_maps = 4
+
     def __init__(
         self,
         channels: Sequence[int],

@@ -172,5 +172,26 @@ MACUNET = Layout(
 )
 """MACU-Net's official code: the whole network."""
 
-NETWORKS: tuple[Layout, ...] = (MMSEG, RETINANET, RCNN, TORCHVISION_RCNN, MARESUNET, MACUNET)
+VITDET = Layout(
+    name="detectron2's ViTDet",
+    marks=(r"backbone\.net\.blocks\.0\.attn\.qkv\.weight", r"backbone\.simfp_4\.0\.weight"),
+    renames=(
+        (r"^backbone\.net\.", "backbone."),
+        (r"^backbone\.simfp_(\d)\.", lambda match: f"neck.levels.{int(match[1]) - 2}."),
+        (r"^proposal_generator\.rpn_head\.conv\.conv(\d)\.", r"head.rpn.convs.\1."),
+        (r"^proposal_generator\.rpn_head\.objectness_logits\.", "head.rpn.classifier."),
+        (r"^proposal_generator\.rpn_head\.anchor_deltas\.", "head.rpn.regressor."),
+        (r"^roi_heads\.(box|mask)_(head|predictor)\.", r"head.stages.0.\1_head."),
+        (r"_head\.(?:conv|mask_fcn)(\d)\.norm\.", count_from_zero("_head.convs.{}.norm.")),
+        (r"_head\.(?:conv|mask_fcn)(\d)\.", count_from_zero("_head.convs.{}.conv.")),
+        (r"box_head\.fc(\d)\.", count_from_zero("box_head.fcs.{}.")),
+        (r"box_head\.cls_score\.", "box_head.classifier."),
+        (r"box_head\.bbox_pred\.", "box_head.regressor."),
+        (r"mask_head\.deconv\.", "mask_head.upsample."),
+        (r"mask_head\.predictor\.", "mask_head.classifier."),
+    ),
+    drops=(r"pixel_(mean|std)", r".*\.cell_anchors\..*"),
+)
+
+NETWORKS: tuple[Layout, ...] = (MMSEG, RETINANET, RCNN, TORCHVISION_RCNN, VITDET, MARESUNET, MACUNET)
 """In the order in which they are tried. What they make of the names of the backbone may be of a layout of a family."""
