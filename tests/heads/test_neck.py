@@ -157,5 +157,5 @@ def test_a_head_that_lies_alone_in_a_file_leaves_the_backbone() -> None:
     assert model.head.bn.running_var.eq(5).all()
     assert model.head.classifier.weight.eq(1).all()
     assert all(tensor.equal(before[name]) for name, tensor in model.backbone.state_dict().items())
-    with pytest.raises(UserError, match="supplies .* of the head, less than min_fraction"):
+    with pytest.raises(UserError, match=r"supplies .* of the head, less than min_fraction"):
         linvit.load_pretrained(model, {name: tensor for name, tensor in official.items() if "bn" not in name})

@@ -43,7 +43,7 @@ class Linear(SegmentationHead):
 
 
 class MultiScaleLinear(Linear):
-    """`linear` on the last four feature maps, side by side: DINOv2's "+ms", evaluated at several scales of the image."""
+    """`linear` on the last four feature maps, side by side: DINOv2's "+ms", evaluated at several scales of images."""
 
     @classmethod
     def levels(cls, reductions: Sequence[int]) -> list[int]:
