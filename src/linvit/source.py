@@ -44,6 +44,13 @@ def paper(target: str) -> str:
     return found[1] if found else ""
 
 
+def citation(target: str) -> str:
+    """First author, year and title of that paper: 'Han et al. 2023, "FLatten Transformer: ..."'; empty if none."""
+    module, _ = _docstrings(target)
+    found = re.search(r'^Papers?: ([^"\n]*\b\d{4}, "[^"]*")', module, re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
+
+
 def presets(module: str) -> list[str]:
     """Names that a module assigns from `preset(...)` or `linvit.preset(...)`; none if its source cannot be read."""
     tree = _tree(_find(module))

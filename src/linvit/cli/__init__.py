@@ -22,6 +22,7 @@ PLAIN = {  # plain functions: main(argv) -> exit code
     "analyze": "linvit.cli.analyze",
     "probe": "linvit.cli.probe",
     "export": "linvit.cli.export",
+    "push": "linvit.cli.push",
     "doctor": "linvit.cli.doctor",
 }
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
@@ -62,6 +63,8 @@ usage: linvit VERB [options]
                linvit probe RUN --random
   export     write a trained network as ONNX or by torch.export, and check it:
                linvit export RUN model.onnx
+  push       a trained network to the hub, or to a folder:
+               linvit push RUN owner/name --license=apache-2.0
   verify-resume
              interrupt your run, and see that nothing is lost:
                linvit verify-resume --config quickstart --interruptions 3

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from linvit import tasks
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
+from linvit.files import replacing
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.runs.checkpoint import check_same_model, checkpoint_in, read_checkpoint
@@ -26,7 +27,7 @@ from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import skip_pretrained
 from linvit.tasks.safe_loading import no_larger_than, not_plain
 from linvit.weights import torch_file
-from linvit.weights.read import AVERAGE, TRAINED, WRITTEN_BY, model_named
+from linvit.weights.read import AVERAGE, HUB, HUB_FILES, TRAINED, WRITTEN_BY, download, model_named
 
 Weights = Literal["raw", "ema"]
 OF_TRAINING = {*SET_BY_RUN, "pretrained", "freeze", "ema_decay", *(field.name for field in fields(Optimisation))}
@@ -92,13 +93,15 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
 
     Args:
         source: The folder of a run, whose best checkpoint is taken, or of several, whose newest is; a checkpoint of a
-            run; or a file of `write_trained`.
+            run; a file of `write_trained`, or a folder of `linvit push` with one; or `hf-hub:owner/name`.
         weights: Which of a checkpoint's; None are those with which its run predicts.
 
     Raises:
         UserError: If there is no such file, or it does not say enough.
     """
-    path = Path(source)
+    path = download(source) if isinstance(source, str) and source.startswith(HUB) else Path(source)
+    if (path / HUB_FILES[0]).is_file():
+        path /= HUB_FILES[0]
     if path.is_dir() and not (path / CHECKPOINTS).is_dir():
         run = newest(path)
         if run is None:
@@ -249,4 +252,5 @@ def write_trained(path: str | Path, network: nn.Module, description: ModelDescri
         if name in description.options
     }
     metadata = {WRITTEN_BY: description.version, "options": json.dumps(options)}  # which load_pretrained reads
-    save_file(state, path, metadata | {"description": json.dumps(description.as_dict())})
+    with replacing(Path(path)) as file:
+        file.write(save(state, metadata | {"description": json.dumps(description.as_dict())}))

@@ -1,0 +1,56 @@
+"""`linvit push`: a trained network to the Hugging Face hub, or to a folder, for linvit, timm and transformers."""
+
+from pathlib import Path
+
+from linvit.errors import UserError
+from linvit.experiments.compare import tables
+from linvit.experiments.compare.experiment import Experiment
+from linvit.inference.card import Place
+from linvit.inference.hub import check_licence, finished_run, push, write_folder
+from linvit.runs.folder import RunFolder
+from linvit.terminal import argument_parser
+
+EPILOG = """examples:
+  linvit push checkpoints/quickstart/version_0 me/digits --license=apache-2.0
+  linvit push RUN --to folder --license=cc-by-nc-4.0
+then:
+  linvit.load("hf-hub:me/digits"), or linvit.load("folder")
+  timm.create_model("hf-hub:me/digits", pretrained=True), or local-dir:folder,
+  after `import linvit.backbones`
+
+It writes model.safetensors, config.json and a card, README.md. The card holds
+the configuration of the run without paths of this machine: read it. A
+repository that does not exist is made public; make it yourself to keep it
+private.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit push`; prints where the network is."""
+    parser = argument_parser("linvit push", __doc__, EPILOG)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("repository", nargs="?", metavar="OWNER/NAME", help="of the hub")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="a new folder, in place of the hub")
+    parser.add_argument("--license", metavar="NAME", help="of the weights, as the hub calls it; must be given")
+    args = parser.parse_args(argv)
+    if (args.repository is None) == (args.to is None):
+        raise UserError("name either a repository of the hub, OWNER/NAME, or a folder, --to DIR")
+    licence, run = check_licence(args.license), finished_run(args.run)
+    table = compared(run)
+    if args.to is None:
+        print(f"pushed to {push(run, args.repository, licence, table)}")
+    else:
+        write_folder(run, args.to, licence, Place(args.to.name, f"local-dir:{args.to.name}", args.to.name), table)
+        print(f"wrote {args.to}: {', '.join(sorted(path.name for path in args.to.iterdir()))}")
+    return 0
+
+
+def compared(run: RunFolder) -> list[list[str]]:
+    """Titles and row of a run of `linvit compare` in its table; none for another run."""
+    folder = run.folder.absolute().parent
+    experiment = Experiment.of(folder.parent)
+    if experiment is None:
+        return []
+    results = experiment.results()
+    rows = zip(results.variants, tables.rows(results), strict=True)
+    return [tables.titles(results), *(row for each, row in rows if folder.name.startswith(f"{each.name}-seed"))]

@@ -1,0 +1,182 @@
+"""Trained networks as folders that linvit, timm and transformers load, here and on a hub."""
+
+import json
+import re
+import shutil
+
+import huggingface_hub.constants
+import pytest
+import timm
+import torch
+import yaml
+from safetensors import safe_open
+
+import linvit
+import linvit.backbones
+from linvit.inference.card import PATH, SECRET, public
+from linvit.inference.description import build_network, read_trained
+from linvit.inference.hub import push
+from linvit.runs.folder import RunFolder
+from tests.cli.runs import linvit as command
+from tests.hub import local_hub
+
+
+def logits(network, images):
+    with torch.no_grad():
+        return network.eval()(images)
+
+
+@pytest.fixture(scope="module")
+def pushed(run, tmp_path_factory):
+    """The folder that `linvit push --to` writes of the run, and what it prints."""
+    folder = tmp_path_factory.mktemp("pushed")
+    done = command("push", run.folder, "--to", "digits", "--license=apache-2.0", cwd=folder)
+    assert done.code == 0, done.err
+    return folder / "digits", done
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub on this machine in place of the real one."""
+    with local_hub() as server:
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        url = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", server.token)
+        yield server
+
+
+def test_the_same_logits_by_linvit_and_timm(run, pushed):
+    folder, done = pushed
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert done.out == "wrote digits: README.md, config.json, model.safetensors\n"
+    description, state = read_trained(run.folder)
+    images = torch.randn(2, 3, 32, 32)
+    expected = logits(build_network(description, state, run.folder), images)
+    again, weights = read_trained(folder)
+    assert again == description
+    assert torch.equal(logits(build_network(again, weights, folder), images), expected)
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert torch.equal(logits(network, images), expected)
+    data = timm.data.resolve_model_data_config(network)
+    prepared = description.preprocessing
+    assert [data["input_size"][1:], data["mean"], data["crop_mode"]] == [
+        list(prepared[name]) if name != "crop_mode" else prepared[name] for name in ("size", "mean", "crop_mode")
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["label_names"] == list("0123456789")
+    assert "num_classes" not in config["model_args"]  # which transformers sets
+
+
+@pytest.mark.slow
+def test_transformers(pushed):
+    transformers = pytest.importorskip("transformers")
+    images = torch.randn(2, 3, 32, 32)
+    loaded = transformers.AutoModelForImageClassification.from_pretrained(pushed[0])
+    network = timm.create_model(f"local-dir:{pushed[0]}", pretrained=True)
+    assert torch.equal(logits(loaded, images).logits, logits(network, images))
+
+
+def test_the_card(run, pushed):
+    text = (pushed[0] / "README.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["license"] == "apache-2.0"
+    assert head["pipeline_tag"] == "image-classification"
+    config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    resolved = RunFolder(run.folder).config
+    assert config["model"] == resolved["model"]
+    assert config["data"] == resolved["data"]
+    assert 'linvit.load("digits")' in text
+    assert 'timm.create_model("local-dir:digits", pretrained=True)' in text
+    assert "Touvron et al. 2021" in text
+    assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
+
+
+def test_nothing_of_the_machine_is_published(run, pushed):
+    with safe_open(pushed[0] / "model.safetensors", "pt") as file:
+        metadata = str(file.metadata())
+    texts = [(pushed[0] / name).read_text() for name in ("README.md", "config.json")]
+    for text in (*texts, metadata):
+        assert str(run.folder.parents[1]) not in text
+    token = "hf_" + "x" * 30
+    config = {
+        "source": ["/home/me/images", "~/images", "hub:owner/name", "digits", r"C:\images", f"plain {token}"],
+        "pretrained": {"source": "checkpoints/run/best.ckpt"},
+        "address": "https://me:word@host/file",
+        "api_key": "0123",
+        "betas": (0.9, 0.999),
+    }
+    assert public(config) == {
+        "source": [PATH, PATH, "hub:owner/name", "digits", PATH, SECRET],
+        "pretrained": {"source": PATH},
+        "address": PATH,
+        "api_key": SECRET,
+        "betas": [0.9, 0.999],
+    }
+
+
+def test_to_the_hub_and_back(run, hub, capfd, tmp_path):
+    done = command("push", run.folder, "me/digits", "--license=mit", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == f"pushed to {hub.address}/me/digits/commit/{'0' * 40}\n"
+    assert set(hub.files) == {f"me/digits/{name}" for name in ("README.md", "config.json", "model.safetensors")}
+    description, state = read_trained("hf-hub:me/digits")
+    images = torch.randn(2, 3, 32, 32)
+    expected = logits(build_network(*read_trained(run.folder), run.folder), images)
+    assert torch.equal(logits(build_network(description, state, "hub"), images), expected)
+    network = timm.create_model("hf-hub:me/digits", pretrained=True, cache_dir=tmp_path)
+    assert torch.equal(logits(network, images), expected)
+    said = [*done, *capfd.readouterr(), *(content.decode("latin-1") for content in hub.files.values())]
+    assert not any(hub.token in str(text) for text in said)
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("", "the hub asks for a token to write: log in"),
+        ("hf_wrong", "'me/digits' was not uploaded: HfHubHTTPError: .*401"),
+    ],
+)
+def test_who_may_not_write(run, hub, monkeypatch, token, message):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", "/nowhere")
+    with pytest.raises(linvit.UserError, match=message) as caught:
+        push(RunFolder(run.folder), "me/digits", "mit")
+    assert not hub.files
+    assert not token or token not in str(caught.value)
+
+
+def test_no_network(run, hub, monkeypatch):
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(linvit.UserError, match=r"'me/digits' was not uploaded: \w+: .*") as caught:
+        push(RunFolder(run.folder), "me/digits", "mit")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_input(run, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    half = tmp_path / "quickstart" / "version_0"
+    shutil.copytree(run.folder, half)
+    text = (half / "config.yaml").read_text()
+    (half / "config.yaml").write_text(text.replace("max_epochs: 2", "max_epochs: 3"))
+    licence = "--license=mit"
+    for arguments, message in [
+        ([run.folder, "--to", "new"], "say under which licence .* got None"),
+        ([run.folder, "--to", "new", "--license=all mine"], "got 'all mine'"),
+        ([run.folder, licence], "name either a repository of the hub, OWNER/NAME, or a folder"),
+        ([run.folder, "a/b", "--to", "new", licence], "name either a repository"),
+        ([run.folder, "digits", licence], "a repository of the hub is called owner/name; got 'digits'"),
+        ([run.folder, "--to", "full", licence], "'full' exists and is not an empty folder"),
+        ([half, "--to", "new", licence], r"is not finished: .* epoch 2 of 3.* Continue it with\n  linvit fit"),
+        (["full", "--to", "new", licence], "'full' is not the folder of a run"),
+    ]:
+        done = command("push", *arguments, cwd=tmp_path)
+        assert done.code == 2, arguments
+        assert re.search(message, done.err), done.err
+        assert not (tmp_path / "new").exists()
