@@ -33,6 +33,7 @@ PUBLIC = [
     "list_attentions",
     "list_backbones",
     "list_heads",
+    "load",
     "load_pretrained",
     "preset",
     "recomputed",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from linvit.heads.detection.detector import create_detector
     from linvit.heads.segmentation.base import SegmentationHead
     from linvit.heads.segmentation.segmentor import create_segmentor
+    from linvit.inference.model import load
     from linvit.layers.attention_layer import AttentionLayer
     from linvit.linearization.distillation import Distillation, Matching
     from linvit.linearization.student import linearize
@@ -48,6 +49,7 @@ _LAZY = {
     "create_segmentor": "linvit.heads.segmentation.segmentor",
     "full_precision": "linvit.attention.ops.decorators",
     "linearize": "linvit.linearization.student",
+    "load": "linvit.inference.model",
     "load_pretrained": "linvit.weights.load",
     "recomputed": "linvit.attention.ops.decorators",
     "replace_attention": "linvit.backbones.replace_attention",
@@ -73,6 +75,7 @@ __all__ = [
     "list_attentions",
     "list_backbones",
     "list_heads",
+    "load",
     "load_pretrained",
     "preset",
     "recomputed",

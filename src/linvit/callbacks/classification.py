@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,17 @@ class PredictionWriter(Callback):
         file_name = file_of(getattr(trainer.datamodule, "predicted", None))  # type: ignore[attr-defined]
         path = self.path if self.path.suffix else self.path / file_name
         if trainer.is_global_zero:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = CsvWriter(file)
-                writer.writerow(["id", "class", "probability"])
-                writer.writerows((name, label, f"{p:.6f}") for _, (name, label, p) in sorted(rows.items()))
+            write_predictions(path, (row for _, row in sorted(rows.items())))
         rank_zero_info(f"wrote {len(rows)} predictions to {path}")
+
+
+def write_predictions(path: Path, rows: Iterable[tuple[str, str, float]]) -> None:
+    """Writes a table of images, their classes and the probabilities."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = CsvWriter(file)
+        writer.writerow(["id", "class", "probability"])
+        writer.writerows((name, label, f"{probability:.6f}") for name, label, probability in rows)
 
 
 def file_of(source: str | None) -> str:

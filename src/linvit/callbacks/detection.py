@@ -214,13 +214,25 @@ class DetectionWriter(Callback):
 
     def _write(self, trainer: Trainer, names: list[str], found: list[tuple[int, str, Any]]) -> None:
         ids = getattr(trainer.datamodule, "category_ids", None) or [*range(1, len(names) + 1)]  # type: ignore[attr-defined]
-        images = [
-            {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}
-            for number, name, objects in found
-        ]
-        categories = [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]
-        results = [one for number, _, objects in found for one in objects.annotations(number, ids)]
-        content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
-        self._paths.folder.mkdir(parents=True, exist_ok=True)
-        for name, value in content.items():
-            (self._paths.folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+        write_coco(self._paths.folder, found, names, ids)
+
+
+def write_coco(folder: Path, found: Sequence[tuple[int, str, Any]], names: Sequence[str], ids: Sequence[int]) -> None:
+    """Writes `results.json` and `images.json`; see `DetectionWriter`.
+
+    Args:
+        folder: Where to; it is made.
+        found: For each image its number, its name and its objects.
+        names: Of the classes.
+        ids: COCO's numbers of the classes.
+    """
+    images = [
+        {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}
+        for number, name, objects in found
+    ]
+    categories = [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]
+    results = [one for number, _, objects in found for one in objects.annotations(number, ids)]
+    content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in content.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")

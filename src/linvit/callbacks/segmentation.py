@@ -73,6 +73,25 @@ def _resized(classes: Tensor, side: tuple[int, int]) -> Image.Image:
     return whole.resize(side, Image.Resampling.NEAREST)
 
 
+def write_mask(target: Path, classes: np.ndarray, colours: np.ndarray, image: str) -> Path:
+    """Writes classes (H, W) as PNG or, of a GeoTIFF, as one; returns the path, which is `target` with an ending.
+
+    Args:
+        target: Path without its ending.
+        classes: Of each pixel.
+        colours: Of each class (K, 3), uint8. For up to 256 of them a mask has 8 bits, else 16.
+        image: Path of the image.
+    """
+    kind = np.uint8 if len(colours) <= 256 else np.uint16
+    place, saved = georeference(image), classes.astype(kind)
+    path = target.with_name(f"{target.name}.{'png' if place is None else 'tif'}")
+    if place is None:
+        Image.fromarray(saved).save(path)
+    else:
+        write_tiff(path, saved[None], place, colours.tolist() if kind is np.uint8 else ())
+    return path
+
+
 class MaskWriter(Callback):
     """Writes `NAME.png`, whose values are the classes, and `NAME_overlay.jpg` for each image, at its original size.
 
@@ -103,13 +122,7 @@ class MaskWriter(Callback):
         for name, image, found in zip(outputs["id"], batch["image"], outputs["classes"], strict=True):
             classes = found.to(torch.int32).cpu().numpy()
             target = self._paths(str(name))
-            kind = np.uint8 if len(self._colours) <= 256 else np.uint16
-            place, saved = georeference(str(name)), classes.astype(kind)
-            if place is None:
-                Image.fromarray(saved).save(target.with_name(f"{target.name}.png"))
-            else:
-                colours = self._colours.tolist() if kind is np.uint8 else ()
-                write_tiff(target.with_name(f"{target.name}.tif"), saved[None], place, colours)
+            write_mask(target, classes, self._colours, str(name))
             picture = Image.fromarray(pixels(image, trainer)).resize(classes.shape[::-1])
             shown = Image.fromarray(overlay(np.asarray(picture), classes, self._colours))
             shown.save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from importlib.metadata import version
 
@@ -34,7 +35,9 @@ usage: linvit VERB [options]
   validate   score a checkpoint on the validation split
   test       score it on the test split:
                linvit test --config RUN/config.yaml --ckpt_path RUN
-  predict    write a table of predictions:
+  predict    predict images with a trained network:
+               linvit predict --model RUN photos --output out
+             or, with all options of a run, a data source:
                linvit predict --config RUN/config.yaml --ckpt_path RUN
   linearize  train a copy of a trained network with another attention:
                linvit linearize --teacher RUN --model.attention=focused
@@ -75,6 +78,7 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
+TASK = re.compile(r"(\w+\.)*[A-Z]\w*")  # the class of one, as a value of --model
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
@@ -113,12 +117,22 @@ def _run(verb: str, argv: list[str]) -> int:
     elif verb not in VERBS:
         known = ", ".join([*VERBS, *PLAIN])
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")
+    elif verb == "predict" and _names_a_network(argv):
+        return int(importlib.import_module("linvit.cli.predict").main(argv[1:]))
     else:
         with STOP.caught():  # while torch is imported, too
             from linvit.cli.training.command_line import train
 
             train(argv)
     return 0
+
+
+def _names_a_network(argv: list[str]) -> bool:
+    """Whether `linvit predict` is given a trained network by --model: not the class of a task, nor a configuration."""
+    given = dict(zip(argv, [*argv[1:], ""], strict=True))
+    given |= dict(option.split("=", 1) for option in argv if option.startswith(("--model=", "--config=")))
+    model = given.get("--model")
+    return model is not None and "--config" not in given and not TASK.fullmatch(model)
 
 
 def _prepare() -> None:

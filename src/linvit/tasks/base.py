@@ -29,6 +29,7 @@ from linvit.tasks.model_ema import ModelEma, check_ema_support
 from linvit.tasks.optimisation import Optimisation
 from linvit.tasks.pretrained import load_initial_weights, skip_pretrained, without_download
 from linvit.tasks.published import PublishedScores
+from linvit.tasks.results import Result
 from linvit.tasks.safe_loading import guard, only_weights, opened
 from linvit.tasks.schedule import batch_size_warning, run_schedule, total_batch_size
 from linvit.tasks.teacher import TEACHER, TaskDistillation, Teacher, kept_attention
@@ -59,8 +60,9 @@ class Description(NamedTuple):
 class Task(LightningModule):
     """Base of the tasks: builds a network, trains it, and scores its weights and their moving average.
 
-    A subclass names a `score_metric` and supplies `configure_metrics`, `training_loss`, `score_batch` and
-    `predict_batch`. If its network is more than a backbone with a classifier, it overrides `configure_network`, too.
+    A subclass names a `score_metric` and supplies `configure_metrics`, `training_loss`, `score_batch`, `predict_batch`
+    and, for `linvit.load`, `image_results`. If its network is more than a backbone with a classifier, it overrides
+    `configure_network`, too.
     The methods called `configure_...` run within this constructor, so they read `self.hparams`, and not what a
     subclass sets later. Arguments are strings, numbers, lists and mappings only, so that every checkpoint opens with
     `weights_only=True`.
@@ -187,6 +189,10 @@ class Task(LightningModule):
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """What a network predicts for a batch."""
         raise NotImplementedError
+
+    def image_results(self, predicted: dict[str, Any]) -> Sequence[Result]:
+        """What `predict_batch` returned, as an object for each image, for `linvit.load`; it may take options."""
+        raise UserError(f"{type(self).__name__} says nothing of single images: it needs a method `image_results`")
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
         """What `linvit analyze` says of a batch of one image, for which `predict_batch` has returned `predicted`."""

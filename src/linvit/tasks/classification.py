@@ -1,21 +1,61 @@
 """Image classification: one class per image."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from linvit.callbacks.classification import ClassReport, PredictionWriter
+from linvit.callbacks.classification import ClassReport, PredictionWriter, file_of, write_predictions
 from linvit.callbacks.common import class_names
-from linvit.errors import UserError
+from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_top1
+from linvit.tasks.results import Result, with_lines
+
+
+@dataclass(kw_only=True)
+class ClassificationResult(Result):
+    """The likeliest classes of an image, the surest first.
+
+    Attributes:
+        indices: Their numbers.
+        scores: Their probabilities.
+    """
+
+    indices: list[int]
+    scores: list[float]
+
+    @property
+    def labels(self) -> list[str]:
+        """Their names."""
+        return [self.class_names[index] for index in self.indices]
+
+    def plot(self) -> Image.Image:
+        """The image with names and probabilities below it."""
+        lines = [f"{score:.3f}  {label}" for label, score in zip(self.labels, self.scores, strict=True)]
+        return with_lines(self.image, lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes `path` as JSON: `labels` and `scores`."""
+        Path(path).write_text(json.dumps({"labels": self.labels, "scores": self.scores}), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
+        """Writes `predictions_SOURCE.csv` with a row for each image."""
+        path = folder / file_of(source)
+        write_predictions(path, ((each.name, each.labels[0], each.scores[0]) for each in results))
+        return path
 
 
 class ClassificationTask(Task):
@@ -85,9 +125,18 @@ class ClassificationTask(Task):
         return logits.argmax(-1)  # type: ignore[no-any-return]
 
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-        """Ids (B), predicted class indices (B,) and their probabilities (B,)."""
-        probability, index = network(batch["image"]).softmax(-1).max(-1)
-        return {"id": batch["id"], "class": index, "probability": probability}
+        """Ids (B), predicted class indices (B,), their probabilities (B,), and those of all classes (B, K)."""
+        probabilities = network(batch["image"]).softmax(-1)
+        probability, index = probabilities.max(-1)
+        return {"id": batch["id"], "class": index, "probability": probability, "probabilities": probabilities}
+
+    def image_results(self, predicted: dict[str, Any], top_k: int = 5) -> list[ClassificationResult]:
+        """The `top_k` classes of each image, the surest first."""
+        check_number("top_k", top_k, at_least=1, whole=True)
+        ordered = predicted["probabilities"].cpu().sort(dim=-1, descending=True, stable=True)  # of equals the first
+        scores, indices = (each[:, :top_k].tolist() for each in ordered)
+        pairs = zip(indices, scores, strict=True)
+        return [ClassificationResult(indices=own, scores=probabilities) for own, probabilities in pairs]
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
         """The predicted class with its probability, and the true one if there is a label."""

@@ -1,18 +1,35 @@
 """A student of a teacher's features, from images alone."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
 from linvit.errors import UserError
 from linvit.tasks.base import Task
+from linvit.tasks.results import Result
 from linvit.tasks.teacher import teacher_network
 
 ALONE = "FeatureTask learns from a teacher alone, to which it is compared: set --model.teacher, with task_weight: 0"
+
+
+@dataclass(kw_only=True)
+class FeatureResult(Result):
+    """The pooled features (D,) of an image."""
+
+    features: np.ndarray
+
+    def save(self, path: str | Path) -> Path:
+        """Writes `path` with the ending .npy, for `numpy.load`."""
+        path = Path(path).with_suffix(".npy")
+        np.save(path, self.features)
+        return path
 
 
 class FeatureTask(Task):
@@ -52,6 +69,10 @@ class FeatureTask(Task):
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Ids (B) and features (B, D)."""
         return {"id": batch["id"], "features": network(batch["image"])}
+
+    def image_results(self, predicted: dict[str, Any]) -> list[FeatureResult]:
+        """The features of each image."""
+        return [FeatureResult(features=each) for each in predicted["features"].float().cpu().numpy()]
 
     @cached_property
     def _reference(self) -> nn.Module:

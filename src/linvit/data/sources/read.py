@@ -11,7 +11,7 @@ import torch
 from PIL import UnidentifiedImageError
 from torch import Tensor
 
-from linvit.data.transforms.bands import Bands
+from linvit.data.transforms.bands import Bands, Kind
 from linvit.data.transforms.decode import FORMATS, decode, header, stored_values
 from linvit.errors import UserError
 from linvit.plain_text import printable
@@ -81,16 +81,9 @@ class ImageReader:
         try:
             data = self.load(stored)
             kind = header(data)
-            width, height = kind.width, kind.height
-            heavy = kind.format in HEAVY
-            limit, of_format = (self.max_pixels // 2, f" for {kind.format}") if heavy else (self.max_pixels, "")
             if kind.progressive and (scans := _scans(data)) > MAX_SCANS:
                 raise OSError(f"a JPEG file of {scans:,} scans, where encoders write about 10; save it again")
-            if width * height > limit:
-                raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
-            if max(width, height) > MAX_ASPECT * min(width, height):
-                raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
-            self.bands.check(kind)
+            self.check(kind)
             if self.bands == RGB:
                 return decode(data, self.exif_orientation)
             return torch.from_numpy(self.bands.take(stored_values(data, kind, self.exif_orientation, name)))
@@ -98,6 +91,17 @@ class ImageReader:
             raise
         except Exception as error:  # decoders raise nearly anything on damaged files: SyntaxError, struct.error, ...
             raise BadImageError(name, reason_of(error)) from error
+
+    def check(self, kind: Kind) -> None:
+        """Raises an `OSError` if an image is too large or too thin, or has other bands."""
+        width, height = kind.width, kind.height
+        heavy = kind.format in HEAVY
+        limit, of_format = (self.max_pixels // 2, f" for {kind.format}") if heavy else (self.max_pixels, "")
+        if width * height > limit:
+            raise OSError(f"{width} x {height} pixels are more than the limit{of_format}, {limit}")
+        if max(width, height) > MAX_ASPECT * min(width, height):
+            raise OSError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
+        self.bands.check(kind)
 
     def size(self, stored: Stored) -> tuple[int, int] | None:
         """Height and width of an image as `read` would make it, by its header; None if that cannot be read."""

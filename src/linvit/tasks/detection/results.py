@@ -48,6 +48,14 @@ class Objects(NamedTuple):
         boxes, scores = (found[name].float().cpu().numpy() for name in ("boxes", "scores"))
         return cls(size, boxes, found["labels"].cpu().numpy(), _counts(rles), scores)
 
+    def above(self, threshold: float) -> "Objects":
+        """Those of detected objects whose scores are at least a threshold."""
+        if not threshold or self.scores is None:
+            return self
+        kept = self.scores >= threshold
+        counts = self.counts and [count for count, own in zip(self.counts, kept, strict=True) if own]
+        return self._replace(boxes=self.boxes[kept], labels=self.labels[kept], scores=self.scores[kept], counts=counts)
+
     @property
     def rles(self) -> list[dict[str, Any]]:
         """The masks as COCO's RLEs."""

@@ -1,20 +1,85 @@
 """Object detection and instance segmentation: boxes, their classes, and masks."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
+from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from linvit.callbacks.detection import DetectionPictures, DetectionReport, DetectionWriter
-from linvit.errors import UserError, check_choice
+from linvit import coco_masks
+from linvit.callbacks.dense import PicturePaths, palette
+from linvit.callbacks.detection import DetectionPictures, DetectionReport, DetectionWriter, draw, write_coco
+from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
 from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator, tools
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
 from linvit.tasks.published import PublishedScores, published_ap
+from linvit.tasks.results import Result
+
+
+@dataclass(kw_only=True)
+class DetectionResult(Result):
+    """The objects in an image, in its pixels, the surest first.
+
+    Attributes:
+        objects: Boxes, classes, scores and masks as arrays.
+    """
+
+    objects: Objects
+
+    @property
+    def boxes(self) -> np.ndarray:
+        """Boxes (n, 4): x1, y1, x2, y2."""
+        return self.objects.boxes
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of their classes."""
+        return [self.class_names[index] for index in self.objects.labels.tolist()]
+
+    @property
+    def scores(self) -> list[float]:
+        """How sure the detector is, 0 to 1."""
+        return [] if self.objects.scores is None else self.objects.scores.tolist()
+
+    @property
+    def masks(self) -> np.ndarray | None:
+        """Their masks (n, H, W), bool; None of a detector without masks."""
+        if self.objects.counts is None:
+            return None
+        return coco_masks.decode(self.objects.rles).astype(bool).reshape(-1, *self.objects.size)
+
+    def plot(self, threshold: float = 0.3) -> Image.Image:
+        """The image with the objects of at least this score."""
+        picture = self.image
+        draw(picture, self.objects, palette(len(self.class_names)), self.class_names, threshold)
+        return picture
+
+    def save(self, path: str | Path) -> Path:
+        """Writes `path` as JSON, a list in COCO's format of results; see `save_all`."""
+        ids = range(1, len(self.class_names) + 1)
+        Path(path).write_text(json.dumps(self.objects.annotations(1, ids)), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
+        """Writes COCO's `results.json` and `images.json`, and `NAME.jpg` of each image, to `predictions_SOURCE`."""
+        paths, found, names = PicturePaths(folder, source), [], []
+        for each in results:
+            target = paths(each.name)
+            each.plot().save(target.with_name(f"{target.name}.jpg"), quality=92)
+            found.append((paths.count, each.name, each.objects))
+            names = each.class_names
+        write_coco(paths.folder, found, names, range(1, len(names) + 1))
+        return paths.folder
 
 
 class DetectionTask(Task):
@@ -110,6 +175,11 @@ class DetectionTask(Task):
     def predict_batch(self, network: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Ids (B), and the objects that are detected in each image, at its original size."""
         return {"id": batch["id"], "objects": [self._detect(network, batch, i) for i in range(len(batch["image"]))]}
+
+    def image_results(self, predicted: dict[str, Any], threshold: float = 0.0) -> list[DetectionResult]:
+        """The objects of each image whose scores are at least `threshold`."""
+        check_number("threshold", threshold, at_least=0, at_most=1)
+        return [DetectionResult(objects=found.above(threshold)) for found in predicted["objects"]]
 
     def run_callbacks(self) -> list[Callback]:
         """Also a table of the classes, curves and pictures; in a folder for reports, detections as files."""

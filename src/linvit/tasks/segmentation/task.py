@@ -1,18 +1,22 @@
 """Semantic segmentation: one class per pixel."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
 from linvit.callbacks.common import class_names
-from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport
+from linvit.callbacks.dense import PicturePaths, legend, overlay, palette
+from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport, write_mask
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
@@ -22,6 +26,7 @@ from linvit.image_size import image_size
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
 from linvit.tasks.published import PublishedScores, published_miou
+from linvit.tasks.results import Result
 from linvit.tasks.segmentation.scores import (
     ConfusionScore,
     PixelConfusion,
@@ -32,6 +37,43 @@ from linvit.tasks.segmentation.scores import (
 
 SCORES = ("mIoU", "mAcc", "aAcc", "mF1", "kappa")
 MOST_NAMED = 3  # classes of a mask, in words
+
+
+@dataclass(kw_only=True)
+class SegmentationResult(Result):
+    """The class of every pixel of an image, at its original size.
+
+    Attributes:
+        mask: Numbers of the classes (H, W), int32.
+    """
+
+    mask: np.ndarray
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes that are there."""
+        return [self.class_names[index] for index in np.unique(self.mask)]
+
+    def plot(self) -> Image.Image:
+        """The image under the colours of the classes."""
+        return Image.fromarray(overlay(np.asarray(self.image), self.mask, palette(len(self.class_names))))
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the mask as `path` with the ending .png or, of a GeoTIFF, .tif; its values are the classes."""
+        return write_mask(Path(path).with_suffix(""), self.mask, palette(len(self.class_names)), self.name)
+
+    @classmethod
+    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
+        """Writes `NAME.png` and `NAME_overlay.jpg` of each image, and `legend.png`, to `predictions_SOURCE`."""
+        paths = PicturePaths(folder, source)
+        for each in results:
+            target = paths(each.name)
+            each.save(target.with_name(f"{target.name}.png"))
+            each.plot().save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)
+            if paths.count == 1:
+                names = each.class_names
+                legend(palette(len(names)), names, 600).save(paths.folder / "legend.png")
+        return paths.folder
 
 
 class SegmentationTask(Task):
@@ -144,6 +186,10 @@ class SegmentationTask(Task):
         pairs = zip(batch["image"], sizes, strict=True)
         classes = [torch.cat([scores.argmax(1)[0] for scores in self._bands(network, *pair)]) for pair in pairs]
         return {"id": batch["id"], "classes": classes}
+
+    def image_results(self, predicted: dict[str, Any]) -> list[SegmentationResult]:
+        """The mask of each image."""
+        return [SegmentationResult(mask=mask.to(torch.int32).cpu().numpy()) for mask in predicted["classes"]]
 
     def describe(self, batch: dict[str, Any], predicted: Mapping[str, Any]) -> Description:
         """The largest classes of the predicted mask and of the true one, if there is one, and both masks."""

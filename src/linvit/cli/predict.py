@@ -1,0 +1,97 @@
+"""`linvit predict --model RUN IMAGES`: predictions of a trained network for files, without a configuration."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linvit import yaml_text
+from linvit.data.sources.folder import EXTENSIONS
+from linvit.errors import UserError, quote_first
+from linvit.inference.model import load
+from linvit.runs.folder import check_writable, shown
+from linvit.terminal import argument_parser
+
+EPILOG = """examples:
+  linvit predict --model RUN photos --output out
+  linvit predict --model RUN/checkpoints/best.ckpt a.jpg b.png --device cuda
+  linvit predict --model RUN huge.tif --model.window=512
+
+--model.NAME=VALUE sets options of the task that change no weights, such as the
+window of segmentation; --data.NAME=VALUE how images are prepared, such as
+--data.max_pixels. linvit predict --config RUN/config.yaml --ckpt_path RUN, with
+all options of a run, predicts the images of a data source.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Runs `linvit predict --model`; prints where the predictions are, and returns 0.
+
+    Raises:
+        UserError: If the network or an image cannot be used.
+    """
+    parser = argument_parser("linvit predict", __doc__, EPILOG)
+    parser.allow_abbrev = False
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="files, or folders of them")
+    parser.add_argument(
+        "--model", required=True, metavar="RUN", help="a run, one of its checkpoints, or a .safetensors"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("predictions"), metavar="DIR", help="(default: %(default)s)"
+    )
+    parser.add_argument("--weights", choices=["raw", "ema"], help="(default: those with which the run predicts)")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
+    )
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    parser.add_argument("--compile", action="store_true", help="have torch compile the network")
+    parser.add_argument(
+        "--on_error", choices=["raise", "skip"], default="raise", help="of an image that cannot be read"
+    )
+    parser.add_argument("--allow", action="append", default=[], metavar="CLASS", help="a class path to import")
+    others = [option for option in argv if option.startswith(("--model.", "--data."))]
+    args = parser.parse_args([option for option in argv if option not in others])
+    given: dict[str, dict[str, Any]] = {"--model": {}, "--data": {}}
+    for option in others:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise UserError(f"write {name}=VALUE, with a =")
+        section, _, name = name.partition(".")
+        given[section][name] = yaml_text.load(value, f"'{option}'")
+    check_writable(args.output)
+    model = load(
+        args.model,
+        weights=args.weights,
+        device=args.device,
+        dtype=torch.bfloat16 if args.bf16 else None,
+        compile=args.compile,
+        preprocessing=given["--data"],
+        allow=args.allow,
+        **given["--model"],
+    )
+    warnings.filterwarnings("always", ".*is skipped")
+    for source in args.images if any(path.is_dir() for path in args.images) else [None]:
+        paths = images_in(args.images if source is None else [source])
+        found = (each for each in model(paths, batch_size=args.batch_size, on_error=args.on_error) if each is not None)
+        first = next(found, None)
+        if first is None:
+            raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
+        path = type(first).save_all(chain([first], found), args.output, None if source is None else str(source))
+        print(f"wrote the predictions to {shown(path)}")
+    return 0
+
+
+def images_in(paths: Sequence[Path]) -> Iterator[Path]:
+    """Files, and the images in folders, also in those below, in the order of their names; absolute paths."""
+    for path in map(Path.absolute, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in EXTENSIONS and each.is_file())
+        if not inside:
+            raise UserError(f"there are no images in '{path}': it has no files {', '.join(sorted(EXTENSIONS))}")
+        yield from inside

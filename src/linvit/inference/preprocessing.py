@@ -1,0 +1,172 @@
+"""How images become what a trained network takes: by the reader, evaluation transform and normalisation of runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import v2
+
+from linvit.data.sources.images import Sample
+from linvit.data.sources.read import MAX_PIXELS, BadImageError, ImageReader, reason_of
+from linvit.data.transforms import classification, segmentation
+from linvit.data.transforms.bands import Bands, Kind
+from linvit.data.transforms.decode import to_rgb
+from linvit.data.transforms.geometry import CropMode
+from linvit.data.transforms.on_device import Normalisation
+from linvit.errors import UserError, check_choice, check_number
+from linvit.image_size import image_size
+
+ImageLike = str | Path | Image.Image | np.ndarray | Tensor
+"""A path; a picture of PIL; an array (H, W), (H, W, C); a tensor (C, H, W), (H, W). Floats lie in [0, 1], or with a
+`value_range` are as stored."""
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # modes of PIL with more than 8 bits
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What evaluation does to an image; the names and values are those of the data modules' options.
+
+    Attributes:
+        mean: Of each channel, subtracted from images in [0, 1].
+        std: Of each channel.
+        size: (H, W) to which images are resized, bicubically, and cropped; None for images that keep their aspect.
+        crop_mode: "center", "squash" or "border".
+        crop_pct: Fraction of the resized side that is kept.
+        resize_limits: Without `size`: longest long and longest short side, to which images are resized, bilinearly.
+        multiple: Without `size`: images are resized once more, to multiples of this.
+        bands: Numbers of the bands that become channels.
+        value_range: Values that become 0 and 1.
+        exif_orientation: Whether photos are turned as the camera says.
+        max_pixels: Images with more are refused.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    size: Sequence[int] | None = None
+    crop_mode: CropMode = "center"
+    crop_pct: float = 1.0
+    resize_limits: Sequence[int] | None = None
+    multiple: int = 1
+    bands: Sequence[int] | None = None
+    value_range: Sequence[Any] | None = None
+    exif_orientation: bool = True
+    max_pixels: int = MAX_PIXELS
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Preprocessing":
+        """Reads a mapping, of anybody's file.
+
+        Raises:
+            UserError: If an option is unknown, missing, or has another value than it may.
+        """
+        for name in options:
+            check_choice("an option of preprocessing", name, [field.name for field in fields(cls)])
+        try:
+            made = cls(**options)
+            _ = made.reader, made.transform, made.normalise
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0].removeprefix("Preprocessing.__init__() ")
+            raise UserError(f"these options of preprocessing cannot be used: {reason}") from error
+        return made
+
+    @cached_property
+    def reader(self) -> ImageReader:
+        """Reads image files."""
+        bands = Bands.parse(self.bands, self.value_range)
+        return ImageReader(self.max_pixels, self.exif_orientation, bands=bands)
+
+    @cached_property
+    def transform(self) -> classification.EvalTransform | segmentation.EvalTransform:
+        """Resizes and crops the image of a sample."""
+        check_number("multiple", self.multiple, at_least=1, at_most=4096, whole=True)
+        check_choice("crop_mode", self.crop_mode, get_args(CropMode))
+        check_number("crop_pct", self.crop_pct, above=0, at_most=1)
+        if self.size is None:
+            limits = None if self.resize_limits is None else (self.resize_limits[0], self.resize_limits[1])
+            segmentation.check_resize_limits(limits)
+            return segmentation.EvalTransform(limits, self.multiple)
+        size = image_size(self.size)
+        check_number("the pixels of preprocessing's size", size[0] * size[1], at_most=MAX_PIXELS)
+        return classification.EvalTransform(size, self.crop_mode, self.crop_pct, self.mean)
+
+    @cached_property
+    def normalise(self) -> Normalisation:
+        """Normalises images from 0 to 255."""
+        channels = self.reader.bands.channels
+        if not len(self.mean) == len(self.std) == channels or not all(deviation > 0 for deviation in self.std):
+            raise UserError(f"mean and std need {channels} values, std above 0; got {self.mean}, {self.std}")
+        return Normalisation(self.mean, self.std)
+
+    def read(self, image: ImageLike, name: str) -> Tensor:
+        """An image of any kind as its file would be read: (C, H, W), from 0 to 255.
+
+        Raises:
+            BadImageError: With the name, if it cannot be read, is too large, or has other bands.
+        """
+        if isinstance(image, str | Path):
+            return self.reader.read({"bytes": None, "path": str(image)}, name)
+        try:
+            return self._read_values(_values(image, self.exif_orientation))
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise BadImageError(name, reason_of(error)) from error
+
+    def _read_values(self, values: np.ndarray) -> Tensor:
+        """Values (bands, H, W) as an image."""
+        bands = self.reader.bands
+        if values.ndim != 3 or 0 in values.shape:
+            raise ValueError(f"it has the shape {values.shape}, and must be (H, W), or have three dimensions")
+        if values.dtype.kind == "f" and bands.ranges is None:
+            low, high = float(values.min()), float(values.max())
+            if not (low >= 0 and high <= 1):
+                raise ValueError(
+                    f"its values, of floats, lie between {low:g} and {high:g}: give floats in [0, 1] or 8 bits, which "
+                    f"are not normalised, or call model.network"
+                )
+            values = (values * 255).round().astype(np.uint8)
+        count, height, width = values.shape
+        self.reader.check(Kind("", width, height, count, str(values.dtype), 1))
+        taken = bands.take(values)
+        if bands.ranges is None:  # channels last in memory, as an image file is decoded
+            return torch.from_numpy(np.ascontiguousarray(taken.transpose(1, 2, 0))).permute(2, 0, 1)
+        return torch.from_numpy(taken)
+
+    def sample(self, image: ImageLike, name: str) -> Sample:
+        """An image resized and cropped, `image` (C, h, w), and `size`, the (H, W) of the original."""
+        pixels = self.read(image, name)
+        return {"size": tuple(pixels.shape[1:]), **self.transform({"image": pixels}, 0), "id": name}
+
+
+def _values(image: Any, exif_orientation: bool) -> np.ndarray:
+    """The values (bands, H, W) of an image in memory."""
+    if isinstance(image, Image.Image):
+        picture = ImageOps.exif_transpose(image) if exif_orientation else image
+        image = np.array(picture if picture.mode in DEEP else to_rgb(picture))
+    if isinstance(image, Tensor):
+        values: np.ndarray = image.detach().cpu().float().numpy() if image.is_floating_point() else image.cpu().numpy()
+        return values[None] if values.ndim == 2 else values
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"it is a {type(image).__name__}, and must be a path, a picture of PIL, an array or a tensor")
+    return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
+
+
+class EvaluationTransform(v2.Transform):  # type: ignore[misc]  # torchvision has no types
+    """An image, of PIL or a tensor (C, H, W) of 8 bits or in [0, 1], as the network takes it: normalised (C, h, w)."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Tensor:
+        """What runs do in evaluation."""
+        own = self.preprocessing
+        return own.normalise(own.sample(inpt, "given")["image"])
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return repr(self.preprocessing)
