@@ -98,5 +98,5 @@ def test_neither_probed_nor_given_is_not_declared() -> None:
 
 def test_declarations_are_listed() -> None:
     (line,) = attention_lines("softmax", {"declarations"})
-    declared = "narrow_keys, fewer_keys, takes_bias, linear_in_values, matrix_is_exact, exports_any_size"
+    declared = "narrow_keys, fewer_keys, takes_bias, linear_in_values, matrix_is_exact, equivariant, exports_any_size"
     assert line.note == f"projections 'qkv', complexity O(N^2), {declared}"

@@ -37,6 +37,15 @@ class Sound(Attention):
         return min(super().rank_bound(grid), self.key_dim)
 
 
+class SeesPlaces(Sound):
+    """Keys count the more, the later they come, though it declares that their order is nothing."""
+
+    equivariant = True
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().features(q, k * torch.linspace(1, 2, k.shape[-2], dtype=k.dtype)[:, None])
+
+
 class CrashesAtConstruction(Sound):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -40,6 +40,7 @@ class Backbone(nn.Module):
         ffn: Feed-forward layer: "mlp", or "mbconv", EfficientViT's with a depthwise convolution and BatchNorm.
         qkv_bias: Bias in the q, k, v projections.
         proj_drop: Dropout after the output projection of each attention.
+        qk_norm: Norm of queries and keys in each attention, "none", "rms" or "l2"; see `linvit.AttentionLayer`.
         feature_norms: Give the features of all stages but the last, which has the final norm, a LayerNorm of their own
             (the reference for dense prediction). `forward_intermediates(norm=True)` applies them; the classifier does
             not see them.

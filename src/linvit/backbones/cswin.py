@@ -17,6 +17,7 @@ from linvit.backbones.base import Backbone, check_stages
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.stripes import StripeAttention
@@ -58,6 +59,7 @@ class CSWin(Backbone):
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         input_before_norm: bool = False,
         feature_norms: bool = False,
     ) -> None:
@@ -85,6 +87,7 @@ class CSWin(Backbone):
                             attention=spec,
                             qkv_bias=qkv_bias,
                             proj_drop=proj_drop,
+                            qk_norm=qk_norm,
                         ),
                         feed_forward(ffn, dim, int(dim * mlp_ratio)),
                         rate,

@@ -29,6 +29,7 @@ from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.registry import Spec, preset
@@ -71,6 +72,7 @@ class DeiT(Backbone):
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         input_norm: bool = False,
         rel_pos_bias: bool = False,
         class_token: bool = True,
@@ -99,6 +101,7 @@ class DeiT(Backbone):
                     attention=spec,
                     qkv_bias=qkv_bias,
                     proj_drop=proj_drop,
+                    qk_norm=qk_norm,
                     input_norm=input_norm,
                     rel_pos_bias=rel_pos_bias,
                 ),

@@ -17,6 +17,7 @@ from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_g
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import CPEBlock
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import Mlp
 from linvit.registry import Spec, preset
 
@@ -46,6 +47,7 @@ class MLLA(Backbone):
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         feature_norms: bool = False,
     ) -> None:
         check_stages(len(depths), num_heads=num_heads)
@@ -59,7 +61,9 @@ class MLLA(Backbone):
             blocks = [
                 CPEBlock(
                     dim,
-                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop),
+                    AttentionLayer(
+                        dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop, qk_norm=qk_norm
+                    ),
                     Mlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-5,

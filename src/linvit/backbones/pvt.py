@@ -22,6 +22,7 @@ from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_g
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.registry import Spec, preset
@@ -69,6 +70,7 @@ class PVT(Backbone):
         sr_ratios: Sequence[int] | None = None,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         class_token: bool = True,
         global_pool: str = "token",
         final_norm: bool | None = True,
@@ -94,6 +96,7 @@ class PVT(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,
+                        qk_norm=qk_norm,
                         sr_ratio=ratios[i],
                         sr_required=sr_ratios is not None,
                     ),

@@ -20,6 +20,7 @@ from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import Mlp
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.registry import Spec, preset
@@ -53,6 +54,7 @@ class PVTv2(Backbone):
         linear: bool = False,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
     ) -> None:
         default = (1, 1, 1, 1) if linear else (8, 4, 2, 1)
         ratios = default if sr_ratios is None else sr_ratios
@@ -79,6 +81,7 @@ class PVTv2(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,
+                        qk_norm=qk_norm,
                         sr_ratio=ratios[i],
                         sr_pool=7 if linear else 0,
                         sr_required=sr_ratios is not None,

@@ -25,6 +25,7 @@ from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_g
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import CPEBlock, ResidualConv
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import BatchNormLinear
 from linvit.layers.patch_embed import ConvEmbed
 from linvit.registry import Spec, preset
@@ -67,6 +68,7 @@ class RAVLT(Backbone):
         torch_init: bool = False,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         feature_norms: bool = False,
     ) -> None:
         check_stages(4, embed_dims=embed_dims, depths=depths, num_heads=num_heads, layer_scale=layer_scale)
@@ -80,7 +82,9 @@ class RAVLT(Backbone):
             blocks = [
                 CPEBlock(
                     dim,
-                    AttentionLayer(dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop),
+                    AttentionLayer(
+                        dim, num_heads[i], grid, attention=spec, qkv_bias=qkv_bias, proj_drop=proj_drop, qk_norm=qk_norm
+                    ),
                     ConvMlp(dim, int(dim * mlp_ratio)),
                     rate,
                     norm_eps=1e-6,

@@ -25,6 +25,7 @@ from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_g
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import Mlp
 from linvit.layers.patch_embed import ConvEmbed
 from linvit.registry import Spec, preset
@@ -81,6 +82,7 @@ class SOFT(Backbone):
         depths: Sequence[int] = (1, 2, 3, 2),
         mlp_ratio: float = 4.0,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         stochastic_depth: bool = False,
         torch_init: bool = False,
     ) -> None:
@@ -95,7 +97,7 @@ class SOFT(Backbone):
             grid = Grid(grids[i], num_prefix=int(last))
             blocks: list[nn.Module] = []
             for spec, rate in zip(specs[i], rates[i], strict=True):
-                attn = AttentionLayer(dim, heads, grid, attention=spec, proj_drop=proj_drop)
+                attn = AttentionLayer(dim, heads, grid, attention=spec, proj_drop=proj_drop, qk_norm=qk_norm)
                 if last:
                     blocks.append(Block(dim, attn, Mlp(dim, int(dim * mlp_ratio)), rate, norm_eps=1e-6))
                 else:

@@ -22,6 +22,7 @@ from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_g
 from linvit.errors import UserError
 from linvit.image_size import image_size
 from linvit.layers.block import Block
+from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
 from linvit.layers.windows import WindowAttention
@@ -66,6 +67,7 @@ class Swin(Backbone):
         ffn: FeedForward = "mlp",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         rel_pos_bias: bool = True,
         norm_eps: float = 1e-5,
         feature_norms: bool = False,
@@ -94,6 +96,7 @@ class Swin(Backbone):
                         attention=spec,
                         qkv_bias=qkv_bias,
                         proj_drop=proj_drop,
+                        qk_norm=qk_norm,
                         rel_pos_bias=rel_pos_bias,
                     ),
                     feed_forward(ffn, dim, int(dim * mlp_ratio)),

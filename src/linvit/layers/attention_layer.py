@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
-from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
+from linvit.layers.hosting import AttentionHost, QKNorm, attend, qk_norms, queries_keys_values
 from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
@@ -30,6 +30,8 @@ class AttentionLayer(AttentionHost):
         qkv_bias: Bias in the input projections and the gate.
         proj_bias: Bias in the output projection, unless the mechanism has a norm follow it (`proj_norm`).
         proj_drop: Dropout after the output projection.
+        qk_norm: Norm of queries and keys, for any mechanism: "none", "rms" or "l2"; see `QueryKeyNorm`. It keeps their
+            products small in half precision.
         sr_ratio: PVT's spatial reduction: keys and values come from patches merged R x R by a strided convolution.
         sr_pool: PVTv2's linear reduction: keys and values come from patches pooled to P x P; 0 is off.
         sr_required: Refuse a mechanism that needs as many keys as queries. False leaves the reduction out for it.
@@ -57,6 +59,7 @@ class AttentionLayer(AttentionHost):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         sr_ratio: int = 1,
         sr_pool: int = 0,
         sr_required: bool = True,
@@ -97,6 +100,7 @@ class AttentionLayer(AttentionHost):
             proj_drop=proj_drop,
             reduced=self.sr is not None,
         )
+        self.q_norm, self.k_norm = qk_norms(qk_norm, self.mechanism)
         self.relative_position_bias_table: nn.Parameter | None = None
         if rel_pos_bias:
             if not self.mechanism.takes_bias or self.sr is not None:
@@ -127,11 +131,11 @@ class AttentionLayer(AttentionHost):
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """Projects tokens to q, k and v and attends, (B, N, C) -> (B, N, out_dim)."""
         if self.sr is None:
-            q, k, v = queries_keys_values(self.mechanism, self.qkv(x).split(self.widths, dim=-1), x)
+            projected = self.qkv(x).split(self.widths, dim=-1)
         else:
             grid = self._reduced(grid)
-            k, v = self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
-            q = self.q(x)
+            projected = self.q(x), *self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
+        q, k, v = queries_keys_values(self.mechanism, projected, x, (self.q_norm, self.k_norm))
         if self.relative_position_bias_table is not None:
             bias = self._with_positions(self.relative_position_bias_table, bias, grid)
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)

@@ -1,6 +1,7 @@
 """What attention layers do around a mechanism: stem, projections, heads, norm, gate, projection back."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,48 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import recomputed
-from linvit.errors import UserError
+from linvit.attention.ops.functional import normalize, upcast
+from linvit.errors import UserError, check_choice
 from linvit.layers.mlp import BatchNormLinear, Linear
+
+QKNorm = Literal["none", "rms", "l2"]
+
+
+class QueryKeyNorm(nn.Module):
+    """A norm of queries or keys (B, N, h d) before they are split into heads, computed in float32 or float64.
+
+    "rms" divides by the root mean square of all channels, with a learnable factor per channel, 1 at first (Xie et al.
+    2025, "SANA 1.5"). "l2" brings each head to length 1, with a learnable factor per head, sqrt(d) at first (Henry et
+    al. 2020, "Query-Key Normalization for Transformers").
+    """
+
+    def __init__(self, kind: QKNorm, heads: int, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        weight = torch.ones(heads * width) if kind == "rms" else torch.full((heads, 1), width**0.5)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, h d) -> (B, N, h d)."""
+        wide = upcast(x)
+        if self.kind == "rms":
+            wide = F.rms_norm(wide, wide.shape[-1:], self.weight.to(wide.dtype), 1e-5)
+        else:
+            heads = normalize(wide.unflatten(-1, (len(self.weight), -1)), 1e-6)
+            wide = (heads * self.weight.to(wide.dtype)).flatten(-2)
+        return wide.to(x.dtype)
+
+
+def qk_norms(kind: QKNorm, mechanism: Attention) -> tuple[QueryKeyNorm | None, QueryKeyNorm | None]:
+    """Builds the norms of q and of k for a mechanism, where its host projects them."""
+    check_choice("qk_norm", kind, get_args(QKNorm))
+    q, k = (
+        None
+        if kind == "none" or letter not in mechanism.projections
+        else QueryKeyNorm(kind, mechanism.num_heads, mechanism.key_dim)
+        for letter in "qk"
+    )
+    return q, k
 
 
 class ConvStem(nn.Module):
@@ -112,9 +153,20 @@ class AttentionHost(nn.Module):
         return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
 
 
-def queries_keys_values(mechanism: Attention, projected: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k and v, (B, N, C) each with heads not yet split, from the projections of the input x."""
+def queries_keys_values(
+    mechanism: Attention,
+    projected: Sequence[Tensor],
+    x: Tensor,
+    norms: Sequence[nn.Module | None] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k and v, (B, N, C) each with heads not yet split, from the projections of the input x.
+
+    `norms` are applied to the projected q and k, where they are not None.
+    """
     parts = dict(zip(mechanism.projections, projected, strict=True))
+    for letter, norm in zip("qk", norms, strict=False):
+        if norm is not None:
+            parts[letter] = norm(parts[letter])
     q = parts.get("q", x)  # "kv": the query is the input itself
     return q, parts.get("k", q), parts.get("v", x)  # "qv": the key is the query; "qk": the value is the input
 

@@ -16,7 +16,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT
-from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
+from linvit.layers.hosting import AttentionHost, QKNorm, attend, qk_norms, queries_keys_values
 from linvit.registry import Spec, attentions
 
 
@@ -71,6 +71,7 @@ class StripeBranch(nn.Module):
         *,
         attention: Spec,
         key_dim: int | None = None,
+        qk_norm: QKNorm = "none",
     ) -> None:
         super().__init__()
         self.stripe = stripe
@@ -79,6 +80,7 @@ class StripeBranch(nn.Module):
         self.mechanism: Attention = attentions.create(attention, dim=dim, num_heads=num_heads, grid=nominal, **host)
         width, out_dim = self.mechanism.dim, self.mechanism.out_dim
         self.lepe = nn.Conv2d(width, out_dim, 3, padding=1, groups=math.gcd(width, out_dim))
+        self.q_norm, self.k_norm = qk_norms(qk_norm, self.mechanism)
 
     def size_in_checkpoint(self, count: int, size_of: SizeOf) -> tuple[int, int] | None:
         """The stripe of so many tokens in a checkpoint: as wide as this one, of another length."""
@@ -106,7 +108,8 @@ class StripeBranch(nn.Module):
         inside = Grid(stripes.stripe)
         if self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk"):
             x = stripes.cut(x)
-        q, k, v = queries_keys_values(self.mechanism, [stripes.cut(part) for part in projected], x)
+        parts = [stripes.cut(part) for part in projected]
+        q, k, v = queries_keys_values(self.mechanism, parts, x, (self.q_norm, self.k_norm))
         out = attend(self.mechanism, q, k, v, inside, x=x)
         return stripes.join(out + inside.map_patches(self.lepe, v))
 
@@ -129,6 +132,7 @@ class StripeAttention(AttentionHost):
         key_dim: Channels of q and k per head; None means C / h.
         qkv_bias: Bias in the input projection and the gate.
         proj_drop: Dropout after the output projection.
+        qk_norm: Norm of each branch's queries and keys; see `AttentionLayer`.
 
     Raises:
         UserError: If the width is not positive, two branches cannot share the heads, or the grid has prefix tokens.
@@ -147,6 +151,7 @@ class StripeAttention(AttentionHost):
         key_dim: int | None = None,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         super().__init__()
@@ -168,7 +173,9 @@ class StripeAttention(AttentionHost):
         for name in ("stem", "qkv"):
             self.register_module(name, None)  # parameters of these come first
         self.branches = nn.ModuleList(
-            StripeBranch(dim // count, num_heads // count, grid, shape, attention=attention, key_dim=key_dim)
+            StripeBranch(
+                *(dim // count, num_heads // count, grid, shape), attention=attention, key_dim=key_dim, qk_norm=qk_norm
+            )
             for shape in shapes
         )
         self.surround(self._mechanisms(), dim, bias=qkv_bias, proj_drop=proj_drop)

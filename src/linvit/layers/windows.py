@@ -14,6 +14,7 @@ from linvit.attention.base import Grid
 from linvit.attention.ops.functional import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
+from linvit.layers.hosting import QKNorm
 from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
@@ -105,6 +106,7 @@ class WindowAttention(AttentionLayer):
         attention: Name or `{name: ..., option: value}`.
         qkv_bias: Bias in the input projections.
         proj_drop: Dropout after the output projection.
+        qk_norm: Norm of queries and keys; see `AttentionLayer`.
         rel_pos_bias: The bias of relative positions, for a mechanism that takes one.
     """
 
@@ -120,6 +122,7 @@ class WindowAttention(AttentionLayer):
         attention: Spec = "softmax",
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
+        qk_norm: QKNorm = "none",
         rel_pos_bias: bool = True,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
@@ -128,7 +131,13 @@ class WindowAttention(AttentionLayer):
         check_number("dilation", dilation, at_least=1, whole=True)
         phase = dilated(grid.size, dilation)
         nominal = phase if window is None else square(window, phase)
-        super().__init__(dim, num_heads, Grid(nominal), attention=attention, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        super().__init__(
+            *(dim, num_heads, Grid(nominal)),
+            attention=attention,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop,
+            qk_norm=qk_norm,
+        )
         self.like = partial(WindowAttention, **arguments)
         self.whole_map = window is None
         self.exports_any_size = self.whole_map and dilation == 1  # padding, shift and window follow from the map

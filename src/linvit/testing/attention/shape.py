@@ -9,7 +9,7 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Advice, Line, at, failed, message, not_supported, passed, refusable
+from linvit.testing.report import Advice, Line, at, failed, message, not_declared, not_supported, passed, refusable
 from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
@@ -125,7 +125,7 @@ def order_of_tokens(subject: AttentionSubject) -> Line:
     """Checks that tokens in another order give the same outputs in that order, where the mechanism declares it."""
     mechanism = subject.build()
     if not mechanism.equivariant:
-        return not_supported("equivariant is False")
+        return not_declared("equivariant is False")
     given = inputs(mechanism, NOMINAL)
     order = torch.randperm(NOMINAL.num_queries, generator=torch.Generator().manual_seed(0))
     moved = given.map(lambda x: x[..., order, :])
