@@ -287,7 +287,7 @@ def test_the_bias_goes_only_to_what_takes_one() -> None:
     ("model", "message"),
     [
         ("resnet18", r"ResNet has no attention.*mixes tokens by Conv2d, MaxPool2d\. Leave attention out, or"),
-        ("cait_xxs24_224", r"Cait has no attention that linvit can replace.*ClassAttn, TalkingHeadAttn"),
+        ("mvitv2_tiny", r"MultiScaleVit has no attention that linvit can replace.*MultiScaleAttention"),
         ("mobilevit_xxs", "ByobNet has no patch embedding that tells the grid"),
         (
             "swinv2_cr_tiny_224",

@@ -7,15 +7,34 @@ from torch import nn
 
 from linvit.backbones.initialise import tie_mechanisms
 from linvit.backbones.stage import specs_per_layer
+from linvit.backbones.timm.hiera import ReplacedHieraAttention
 from linvit.backbones.timm.hosts import ACCEPTED, Model, ReplacedAttention
+from linvit.backbones.timm.levit import ReplacedLeViTAttention
+from linvit.backbones.timm.maxxvit import ReplacedMaxViTAttention
+from linvit.backbones.timm.nextvit import ReplacedNextViTAttention
 from linvit.backbones.timm.pvt_v2 import ReplacedPVTv2Attention
 from linvit.backbones.timm.record import record_replacement
-from linvit.backbones.timm.swin import ReplacedSwinAttention
-from linvit.backbones.timm.vit import ReplacedViTAttention
+from linvit.backbones.timm.sam import ReplacedSAMAttention
+from linvit.backbones.timm.swin import ReplacedSwinAttention, ReplacedSwinV2Attention, ReplacedTinyViTAttention
+from linvit.backbones.timm.twins import ReplacedTwinsAttention
+from linvit.backbones.timm.vit import ReplacedCaiTAttention, ReplacedViTAttention
 from linvit.errors import UserError
 from linvit.registry import Spec
 
-HOSTS: tuple[type[ReplacedAttention], ...] = (ReplacedViTAttention, ReplacedPVTv2Attention, ReplacedSwinAttention)
+HOSTS: tuple[type[ReplacedAttention], ...] = (
+    ReplacedViTAttention,
+    ReplacedCaiTAttention,
+    ReplacedSAMAttention,
+    ReplacedHieraAttention,
+    ReplacedPVTv2Attention,
+    ReplacedTwinsAttention,
+    ReplacedNextViTAttention,
+    ReplacedSwinAttention,
+    ReplacedSwinV2Attention,
+    ReplacedTinyViTAttention,
+    ReplacedLeViTAttention,
+    ReplacedMaxViTAttention,
+)
 REPLACEABLE: dict[type[nn.Module], Any] = {source: host for host in HOSTS for source in host.sources}
 
 
@@ -32,8 +51,9 @@ def replace_timm_attention(
     for module in found.values():
         check_replaceable(network, module)
     model = Model(network, img_size)
-    for name, source in found.items():
-        network.set_submodule(name, REPLACEABLE[type(source)](source, specs[name], model, name))
+    new = {name: REPLACEABLE[type(source)](source, specs[name], model, name) for name, source in found.items()}
+    for name, layer in new.items():
+        network.set_submodule(name, layer)
     tie_mechanisms(network)
     record_replacement(network, attention, img_size)
 
@@ -76,9 +96,6 @@ def check_replaceable(network: nn.Module, source: nn.Module) -> None:
             f"{what} drops weights of its attention in training (rate {dropout:g}), and most mechanisms never form "
             f"them; create the model with attn_drop_rate=0"
         )
-    dim, inner = source.proj.out_features, source.proj.in_features  # type: ignore[union-attr]
-    if dim != inner:
-        raise UserError(f"{what} has heads of {inner} channels for tokens of {dim}, and must have as many; {ACCEPTED}")
 
 
 def token_mixers(network: nn.Module) -> list[str]:

@@ -32,12 +32,26 @@ class PatchGrid:
         self.grid = self.grid._replace(size=(height, width))
 
 
+class MapGrid(PatchGrid):
+    """Records the grid of a map (B, C, H, W), as a forward hook of the module that makes it."""
+
+    def __init__(self, source: nn.Module, grid: Grid) -> None:
+        self.grid = grid
+        source.register_forward_hook(self)
+
+    def __call__(self, source: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
+        """Records the grid of the map, or of the first of several outputs."""
+        height, width = (output if isinstance(output, Tensor) else output[0]).shape[-2:]
+        self.grid = self.grid._replace(size=(height, width))
+
+
 class Model:
     """A model of timm whose attention is replaced, and the size of its images."""
 
     def __init__(self, network: Any, img_size: int | Sequence[int]) -> None:
         self.network = network
         self.img_size = image_size(img_size)
+        self._maps: dict[nn.Module, MapGrid] = {}
 
     @cached_property
     def patches(self) -> PatchGrid:
@@ -48,12 +62,22 @@ class Model:
                 f"{type(self.network).__name__} has no patch embedding that tells the grid of its tokens; {ACCEPTED}"
             )
         size = getattr(embed, "grid_size", None) or embed.dynamic_feat_size(self.img_size)
-        return PatchGrid(embed, tuple(size), self.network.num_prefix_tokens)
+        return PatchGrid(embed, tuple(size), getattr(self.network, "num_prefix_tokens", 0))
+
+    def map_from(self, source: nn.Module, nominal: Grid) -> MapGrid:
+        """The grid of the maps that a module makes, which all layers behind it share."""
+        if source not in self._maps:
+            self._maps[source] = MapGrid(source, nominal)
+        return self._maps[source]
+
+    def parent(self, name: str) -> Any:
+        """The module that a module is an attribute of."""
+        return self.network.get_submodule(name.rpartition(".")[0])
 
     def level(self, name: str) -> tuple[int, int]:
         """The plane (H, W) of the level of the pyramid that a module belongs to."""
-        levels = self.network.feature_info
-        stride = next(level["reduction"] for level in levels if name.startswith(f"{level['module']}."))
+        strides = {f"{level['module']}.": level["reduction"] for level in self.network.feature_info}
+        stride = next(strides[module] for module in strides if name.startswith(module.replace("block.", "blocks.")))
         height, width = self.img_size
         return -(-height // stride), -(-width // stride)
 
@@ -73,33 +97,47 @@ class ReplacedAttention(AttentionHost):
     sources: ClassVar[tuple[type[nn.Module], ...]]
     kept: ClassVar[set[str]] = {"qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "q_norm", "k_norm", "proj"}
     """Of the source's parameters, those that stay; one with others is refused."""
+    per_head: bool = False
+    """Whether the rows of `qkv` are q, k and v of one head after the other's, and not all of q, then k, then v."""
 
     def __init__(self, source: Any, spec: Spec, grid: Grid) -> None:
         super().__init__()
-        dim, heads = source.proj.in_features, source.num_heads
-        self.mechanism: Attention = attentions.create(spec, dim=dim, num_heads=heads, grid=grid)
-        if (self.mechanism.num_heads, self.mechanism.dim, self.mechanism.proj_norm) != (heads, dim, "none"):
+        proj, heads, rows = as_linear(source.proj), heads_of(source), projection_rows(source, self.per_head)
+        inner, dim, key_dim = proj.in_features, rows["q"][0].shape[1], len(rows["q"][0]) // heads
+        narrow = {} if key_dim == inner // heads else {"key_dim": key_dim}
+        self.mechanism: Attention = attentions.create(spec, dim=inner, num_heads=heads, grid=grid, **narrow)
+        if (self.mechanism.num_heads, self.mechanism.dim, self.mechanism.proj_norm) != (heads, inner, "none"):
             raise UserError(
-                f"a timm model keeps its {heads} heads of {dim // heads} channels and its output projection without a "
-                f"norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
+                f"a timm model keeps its {heads} heads of {inner // heads} channels and its output projection without "
+                f"a norm; {spec} asks for {self.mechanism.num_heads} heads of {self.mechanism.head_dim} channels and "
                 f"proj_norm '{self.mechanism.proj_norm}'. Leave these options out, or take one of linvit's backbones"
             )
-        if self.mechanism.key_dim != self.mechanism.head_dim:
+        if self.mechanism.key_dim != key_dim:
             raise UserError(
-                f"the keys of a timm model have {self.mechanism.head_dim} channels per head, and its projections are "
+                f"the keys of a timm model have {key_dim} channels per head, and its projections are "
                 f"kept; {type(self.mechanism).__name__} wants {self.mechanism.key_dim}. Leave out what sets their width"
             )
-        self.surround([self.mechanism], dim, reduced=grid.kv_size is not None)
-        rows = projection_rows(source)
-        if grid.kv_size is None:
+        if dim != inner and (self.mechanism.takes_input or self.mechanism.projections in ("kv", "qk")):
+            raise UserError(
+                f"{type(source).__name__} has heads of {inner} channels for tokens of {dim}, and must have as many for "
+                f"{type(self.mechanism).__name__}, which takes tokens as they are. Take another attention for it"
+            )
+        fused = grid.kv_size is None or hasattr(source, "qkv")
+        self.surround([self.mechanism], dim, reduced=not fused)
+        if fused:
             self.qkv = joined(rows, self.projections)
+            if self.per_head:  # as in the model's own weights
+                rows_of = torch.arange(sum(self.widths)).split(self.widths)
+                order = torch.cat([part.unflatten(0, (heads, -1)) for part in rows_of], 1).flatten()
+                for parameter in self.qkv.parameters():
+                    parameter.data = parameter.data[order]
         else:
             self.q, self.kv = joined(rows, "q"), joined(rows, "kv")
         if self.gate is not None:
             self.gate.init_open()
         for part in (self.mechanism, self.stem, self.out_norm, self.gate):
             if part is not None:
-                part.to(source.proj.weight)
+                part.to(proj.weight)
         norms = {"q": getattr(source, "q_norm", None), "k": getattr(source, "k_norm", None)}
         self.q_norm, self.k_norm = (
             norm if norm is not None and letter in self.projections else nn.Identity() for letter, norm in norms.items()
@@ -110,18 +148,28 @@ class ReplacedAttention(AttentionHost):
             self.register_buffer("relative_position_index", source.relative_position_index, persistent=False)
         self.window_size: Any = getattr(source, "window_size", None)
         self.rotate_half: bool = getattr(source, "rotate_half", False)
-        self.norm: nn.Module | None = None  # of what is mixed
-        self.proj = widened(source.proj, self.mechanism.out_dim, heads)
-        self.proj_drop = source.proj_drop
+        self.proj = widened(proj, self.mechanism.out_dim, heads)
+        self.proj_drop = getattr(source, "proj_drop", nn.Identity())
 
     def mix(self, x: Tensor, grid: Grid, bias: Tensor | None = None, rope: Tensor | None = None) -> Tensor:
         """Projects tokens (B, N, C) and attends, with a bias (B or 1, h, N, N) for a mechanism that takes one.
 
         `rope` are sines and cosines (..., N, 2 d) of timm for the patches, by which q and k are turned.
         """
+        return self.project(self.mixed(x, grid, bias, rope), x)
+
+    def mixed(self, x: Tensor, grid: Grid, bias: Tensor | None = None, rope: Tensor | None = None) -> Tensor:
+        """As `mix`, before the output projection, (B, N, C) -> (B, N, out_dim)."""
         t = self.stemmed(x, grid)
-        q, k, v = queries_keys_values(self.mechanism, self.qkv(t).split(self.widths, -1), t)
-        return self.finish(x, t, q, k, v, grid, bias, rope)
+        return self.attended(t, *queries_keys_values(self.mechanism, self.projected(t), t), grid, bias, rope)
+
+    def projected(self, t: Tensor) -> Sequence[Tensor]:
+        """Projects tokens (B, N, C) to what the mechanism wants of q, k and v, (B, N, width) each."""
+        if not self.per_head:
+            return self.qkv(t).split(self.widths, -1)  # type: ignore[no-any-return]
+        heads = self.mechanism.num_heads
+        parts = self.qkv(t).unflatten(2, (heads, -1)).split([width // heads for width in self.widths], -1)
+        return [part.flatten(2) for part in parts]
 
     def stemmed(self, x: Tensor, grid: Grid) -> Tensor:
         """Applies the stem, if the mechanism has one, to the tokens (B, N, C) of a grid."""
@@ -133,9 +181,8 @@ class ReplacedAttention(AttentionHost):
             )
         return x if self.stem is None else self.stem(x, grid)
 
-    def finish(
+    def attended(
         self,
-        x: Tensor,
         t: Tensor,
         q: Tensor,
         k: Tensor,
@@ -144,28 +191,54 @@ class ReplacedAttention(AttentionHost):
         bias: Tensor | None = None,
         rope: Tensor | None = None,
     ) -> Tensor:
-        """Attends and returns the layer's output (B, N, C)."""
+        """Norms and turns q and k, (B, N, C), and attends, (B, N, out_dim). Only what takes a bias gets one."""
         tied = k is q
-        q = self._placed(self.q_norm, q, grid.num_prefix, rope)
-        k = q if tied else self._placed(self.k_norm, k, grid.num_prefix, rope)
-        table = self.relative_position_bias_table
-        if table is not None:
-            index = self.relative_position_index
-            own = table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # (1, h, N, N)
+        q = self._turned(self.norm_queries(q), grid.num_prefix, rope)
+        k = q if tied else self._turned(self.norm_keys(k), grid.num_prefix, rope)
+        if not self.mechanism.takes_bias:
+            bias = None
+        elif (own := self.position_bias(q, grid)) is not None:
             bias = own if bias is None else own + bias
-        out = attend(self.mechanism, q, k, v, grid, x=t, bias=bias if self.mechanism.takes_bias else None)
-        return self.project(out if self.norm is None else self.norm(out), x)
+        return attend(self.mechanism, q, k, v, grid, x=t, bias=bias)
 
-    def _placed(self, norm: nn.Module, x: Tensor, prefix: int, rope: Tensor | None) -> Tensor:
-        """Applies a norm over the channels of each head and turns those of the patches, (B, N, C) -> (B, N, C)."""
-        if isinstance(norm, nn.Identity) and rope is None:
+    def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
+        """The layer's own bias of positions (B or 1, h, N, M) for queries (B, N, C), where it has one."""
+        table = self.relative_position_bias_table
+        if table is None:
+            return None
+        index = self.relative_position_index
+        return table[index.flatten()].unflatten(0, index.shape).permute(2, 0, 1)[None]  # type: ignore[no-any-return]
+
+    def refuse_stem(self, models: str) -> None:
+        """Raises a `UserError` if the mechanism asks for a stem, for layers that get windows of the map."""
+        if self.stem is not None:
+            raise UserError(
+                f"timm's {models} hands its attention windows that are cut already, so the stem "
+                f"'{self.mechanism.stem}' of {type(self.mechanism).__name__}, a convolution of the map, has no place. "
+                f"Set stem: none, or take linvit's swin_tiny"
+            )
+
+    def norm_queries(self, q: Tensor) -> Tensor:
+        """Norms the channels of each head of the queries, (B, N, C) -> (B, N, C), where the model does."""
+        return self._normalised(self.q_norm, q)
+
+    def norm_keys(self, k: Tensor) -> Tensor:
+        """As `norm_queries`, of the keys."""
+        return self._normalised(self.k_norm, k)
+
+    def _normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Applies a norm over the channels of each head, (B, N, C) -> (B, N, C)."""
+        if isinstance(norm, nn.Identity):
             return x
-        heads: Tensor = norm(x.unflatten(2, (self.mechanism.num_heads, -1)))  # (B, N, h, d)
-        if rope is not None:
-            patches = heads[:, prefix:].transpose(1, 2)
-            turned = apply_rot_embed_cat(patches, rope, half=self.rotate_half).transpose(1, 2)
-            heads = torch.cat([heads[:, :prefix], turned], dim=1)
-        return heads.flatten(2)
+        return norm(x.unflatten(2, (self.mechanism.num_heads, -1))).flatten(2)  # type: ignore[no-any-return]
+
+    def _turned(self, x: Tensor, prefix: int, rope: Tensor | None) -> Tensor:
+        """Turns the channels of each head of the patches, (B, N, C) -> (B, N, C)."""
+        if rope is None:
+            return x
+        patches = x[:, prefix:].unflatten(2, (self.mechanism.num_heads, -1)).transpose(1, 2)  # (B, h, N, d)
+        turned = apply_rot_embed_cat(patches, rope, half=self.rotate_half).transpose(1, 2).flatten(2)
+        return torch.cat([x[:, :prefix], turned], dim=1)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Sets another window size, as timm's method of this name does, and resizes the table of relative positions."""
@@ -194,20 +267,43 @@ class ReplacedAttention(AttentionHost):
             self.relative_position_index = index.to(table.device)
 
 
-def projection_rows(source: Any) -> Rows:
+def as_linear(layer: Any) -> nn.Linear:
+    """Returns a linear layer, or a convolution with kernels of 1 x 1 as one that shares its values."""
+    if isinstance(layer, nn.Linear):
+        return layer
+    linear = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
+    linear.weight, linear.bias = nn.Parameter(layer.weight.detach().flatten(1)), layer.bias
+    return linear
+
+
+def heads_of(source: Any) -> int:
+    """Returns the number of heads of a module of timm."""
+    heads: int = source.heads if hasattr(source, "heads") else source.num_heads
+    return heads
+
+
+def projection_rows(source: Any, per_head: bool = False) -> Rows:
     """Returns weight and bias of the q, k and v projections of timm's module; a missing bias among others is 0."""
     fused = getattr(source, "qkv", None)
     if fused is not None:
-        bias = fused.bias
-        if getattr(source, "q_bias", None) is not None:  # BEiT: no bias of the keys
+        weight, bias = fused.weight.flatten(1), fused.bias
+        if getattr(source, "q_bias", None) is not None:  # BEiT, Swin V2: no bias of the keys
             bias = torch.cat([source.q_bias, torch.zeros_like(source.q_bias), source.v_bias])
-        biases = (None, None, None) if bias is None else bias.chunk(3)
-        return dict(zip("qkv", zip(fused.weight.chunk(3), biases, strict=True), strict=True))
+        heads = heads_of(source) if per_head else 1
+
+        def parts(rows: Tensor) -> list[Tensor]:
+            by_head = rows.unflatten(0, (heads, -1))
+            total = by_head.shape[1]
+            width = getattr(source, "key_dim", total // 3)
+            return [part.flatten(0, 1) for part in by_head.split([width, width, total - 2 * width], 1)]
+
+        biases: Sequence[Tensor | None] = (None, None, None) if bias is None else parts(bias)
+        return dict(zip("qkv", zip(parts(weight), biases, strict=True), strict=True))
     if hasattr(source, "kv"):
         biases = (None, None) if source.kv.bias is None else source.kv.bias.chunk(2)
         pairs = [(source.q.weight, source.q.bias), *zip(source.kv.weight.chunk(2), biases, strict=True)]
         return dict(zip("qkv", pairs, strict=True))
-    layers = (source.q_proj, source.k_proj, source.v_proj)
+    layers = [getattr(source, f"{letter}_proj", None) or getattr(source, letter) for letter in "qkv"]
     none = all(layer.bias is None for layer in layers)
     found = {}
     for letter, layer in zip("qkv", layers, strict=True):

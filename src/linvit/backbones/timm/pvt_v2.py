@@ -1,9 +1,9 @@
-"""Attention with spatial reduction, in PVTv2."""
+"""Attention with spatial reduction, in PVTv2 and Twins."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from timm.models import pvt_v2
+from timm.models import pvt_v2, twins
 from torch import Tensor
 
 from linvit.attention.base import Grid
@@ -13,9 +13,12 @@ from linvit.registry import Spec
 
 
 class ReplacedPVTv2Attention(ReplacedAttention):
-    """Replaces PVTv2's attention, with its spatial reduction unless the mechanism needs as many keys as queries."""
+    """Replaces the attention of PVTv2 and the global one of Twins.
 
-    sources = (pvt_v2.Attention,)
+    Its spatial reduction stays unless the mechanism needs as many keys as queries.
+    """
+
+    sources = (pvt_v2.Attention, twins.GlobalSubSampleAttn)
     kept = ReplacedAttention.kept | {"q", "kv", "sr", "norm"}
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
@@ -31,7 +34,7 @@ class ReplacedPVTv2Attention(ReplacedAttention):
             return self.mix(x, grid)
         t = self.stemmed(x, grid)
         k, v = self.kv(self.sr(t, grid)).split(self.widths[1:], -1)
-        return self.finish(x, t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size)))
+        return self.project(self.attended(t, self.q(t), k, v, grid._replace(kv_size=self.sr.reduced(grid.size))), x)
 
 
 def reduction(source: Any) -> StridedReduction | PooledReduction | None:
@@ -40,7 +43,7 @@ def reduction(source: Any) -> StridedReduction | PooledReduction | None:
         return None
     dim = source.sr.in_channels
     sr: StridedReduction | PooledReduction
-    if source.pool is None:
+    if getattr(source, "pool", None) is None:
         sr = StridedReduction(dim, source.sr.stride[0])
     else:
         sr = PooledReduction(dim, source.pool.output_size)

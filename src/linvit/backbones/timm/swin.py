@@ -1,33 +1,98 @@
-"""Attention inside windows, in Swin."""
+"""Attention in windows that the model has cut: Swin, Swin V2, DaViT, TinyViT."""
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
-from timm.models import swin_transformer
+from timm.models import davit, swin_transformer, swin_transformer_v2, tiny_vit
 from torch import Tensor
+from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.backbones.timm.hosts import Model, ReplacedAttention
-from linvit.errors import UserError
 from linvit.registry import Spec
 
 
 class ReplacedSwinAttention(ReplacedAttention):
-    """Replaces Swin's attention inside windows. A mechanism that takes no bias gets no shift mask either."""
+    """Replaces attention inside windows. A mechanism that takes no bias gets no shift mask either."""
 
-    sources = (swin_transformer.WindowAttention,)
+    sources: ClassVar[Any] = (swin_transformer.WindowAttention, davit.WindowAttention)
     kept = ReplacedAttention.kept | {"relative_position_bias_table"}
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
         super().__init__(source, spec, Grid(tuple(source.window_size)))
-        if self.stem is not None:
-            raise UserError(
-                f"timm's Swin hands its attention windows that are cut already, so the stem '{self.mechanism.stem}' of "
-                f"{type(self.mechanism).__name__}, a convolution of the map, has no place. Set stem: none, or take "
-                f"linvit's swin_tiny"
-            )
+        self.refuse_stem("Swin, Swin V2 and DaViT")
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B n, h w, C) -> (B n, h w, C) with a mask (n, h w, h w) for the n windows of an image."""
         height, width = self.window_size
         bias = None if mask is None else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)  # (B n, 1, h w, h w)
         return self.mix(x, Grid((height, width)), bias)
+
+
+class ReplacedSwinV2Attention(ReplacedSwinAttention):
+    """Replaces Swin V2's attention: q and k of length 1, and q times a learnt factor, for every mechanism.
+
+    Paper: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution", Section 3.3.
+    """
+
+    sources = (swin_transformer_v2.WindowAttention,)
+    kept = ReplacedAttention.kept | {"logit_scale", "cpb_mlp"}
+    set_window_size = swin_transformer_v2.WindowAttention.set_window_size
+    init_non_persistent_buffers = swin_transformer_v2.WindowAttention._init_buffers
+    k_bias = None  # which it would fill with zeros
+    _make_pair_wise_relative_positions = swin_transformer_v2.WindowAttention._make_pair_wise_relative_positions
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        super().__init__(source, spec, model, name)
+        self.logit_scale = source.logit_scale if "q" in self.projections else None
+        self.cpb_mlp = source.cpb_mlp if self.mechanism.takes_bias else None
+        self.pretrained_window_size = source.pretrained_window_size
+        for buffer in ("relative_coords_table", "relative_position_index"):
+            self.register_buffer(buffer, getattr(source, buffer), persistent=False)
+
+    def norm_queries(self, q: Tensor) -> Tensor:
+        """Brings each head's channels to length 1, times the learnt factor; softmax's 1 / sqrt(d) is undone."""
+        if self.logit_scale is None:
+            return q
+        scale = self.logit_scale.clamp(max=math.log(100)).exp() * math.sqrt(self.mechanism.key_dim)  # (h, 1, 1)
+        return (F.normalize(q.unflatten(2, (len(scale), -1)), dim=-1) * scale.squeeze(-1)).flatten(2)  # type: ignore[no-any-return]
+
+    def norm_keys(self, k: Tensor) -> Tensor:
+        """Brings each head's channels to length 1."""
+        return F.normalize(k.unflatten(2, (self.mechanism.num_heads, -1)), dim=-1).flatten(2)
+
+    def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
+        """The bias of relative positions by a small network of them, (1, h, N, N)."""
+        if self.cpb_mlp is None:
+            return None
+        table = 16 * self.cpb_mlp(self.relative_coords_table).flatten(0, -2).sigmoid()
+        return table[self.relative_position_index].permute(2, 0, 1)[None]  # type: ignore[no-any-return]
+
+
+class ReplacedTinyViTAttention(ReplacedAttention):
+    """Replaces TinyViT's attention in windows, behind a norm of its own."""
+
+    sources: ClassVar[Any] = (tiny_vit.Attention,)
+    kept = ReplacedAttention.kept | {"norm", "attention_biases"}
+    per_head = True
+    init_non_persistent_buffers: Any = tiny_vit.Attention._init_buffers
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        super().__init__(source, spec, Grid(tuple(source.resolution)))
+        self.refuse_stem("TinyViT")
+        self.norm = source.norm
+        self.keep_biases(source)
+
+    def keep_biases(self, source: Any) -> None:
+        """Keeps the table of biases for a mechanism that takes one."""
+        self.resolution = source.resolution
+        self.attention_biases = source.attention_biases if self.mechanism.takes_bias else None
+        self.register_buffer("attention_bias_idxs", source.attention_bias_idxs, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B n, h w, C) -> (B n, h w, C)."""
+        return self.mix(self.norm(x), self.mechanism.grid)
+
+    def position_bias(self, q: Tensor, grid: Grid) -> Tensor | None:
+        """The bias of absolute distances in rows and columns, (1, h, N, N)."""
+        return None if self.attention_biases is None else self.attention_biases[None, :, self.attention_bias_idxs]

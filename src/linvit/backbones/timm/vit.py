@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from timm.layers import Attention, AttentionRope, PatchDropout, PatchDropoutWithIndices
-from timm.models import beit, eva
+from timm.models import beit, cait, crossvit, eva, pit
 from torch import Tensor, nn
 
 from linvit.attention.base import Grid
-from linvit.backbones.timm.hosts import Model, ReplacedAttention
+from linvit.attention.softmax import SoftmaxAttention
+from linvit.backbones.timm.hosts import Model, PatchGrid, ReplacedAttention
 from linvit.errors import UserError
 from linvit.registry import Spec
 
@@ -24,19 +25,18 @@ class ReplacedViTAttention(ReplacedAttention):
     kept = ReplacedAttention.kept | {"relative_position_bias_table", "norm"}
 
     def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
-        super().__init__(source, spec, model.patches.grid)
-        self.patches = model.patches
+        self.patches = self.patches_of(model, name)
+        super().__init__(source, spec, self.patches.grid)
         self.drops_patches = isinstance(
             getattr(model.network, "patch_drop", None), PatchDropout | PatchDropoutWithIndices
         )
         what, mechanism = type(model.network).__name__, type(self.mechanism).__name__
-        if not isinstance(getattr(source, "norm", nn.Identity()), nn.Identity):
-            self.norm = source.norm
-            if self.mechanism.out_dim != self.mechanism.dim:
-                raise UserError(
-                    f"{what} norms the {self.mechanism.dim} channels that its attention mixes, and {mechanism} makes "
-                    f"{self.mechanism.out_dim} of them. Leave out what widens it"
-                )
+        self.norm = getattr(source, "norm", nn.Identity())  # of what is mixed
+        if not isinstance(self.norm, nn.Identity) and self.mechanism.out_dim != self.mechanism.dim:
+            raise UserError(
+                f"{what} norms the {self.mechanism.dim} channels that its attention mixes, and {mechanism} makes "
+                f"{self.mechanism.out_dim} of them. Leave out what widens it"
+            )
         if self.drops_patches and not (self.mechanism.equivariant and self.stem is None):
             raise UserError(
                 f"{what} drops patches in training, and {mechanism} needs the whole plane of them (equivariant is "
@@ -51,6 +51,24 @@ class ReplacedViTAttention(ReplacedAttention):
             )
         if "q" not in self.projections:
             raise UserError(f"{what} turns queries by its rotary positions, and {mechanism} projects none")
+
+    def patches_of(self, model: Model, name: str) -> PatchGrid:
+        """What tells the grid of a layer's tokens: for PiT that of a stage, for CrossViT that of a branch."""
+        network: Any = model.network
+        if isinstance(network, pit.PoolingVisionTransformer):
+            stage = int(name.split(".")[1])
+            height, width = (-(-side // 2**stage) for side in network.pos_embed.shape[2:])
+            source: Any = network.transformers[stage].pool if stage else network.patch_embed
+            return model.map_from(source, Grid((height, width), num_prefix=network.num_tokens))
+        if isinstance(network, crossvit.CrossVit):
+            embed: Any = network.patch_embed[int(name.split(".")[3])]
+            height, width = (side // patch for side, patch in zip(embed.img_size, embed.patch_size, strict=True))
+            return model.map_from(embed.proj, Grid((height, width), num_prefix=1))
+        return model.patches
+
+    def project(self, out: Tensor, x: Tensor) -> Tensor:
+        """As any layer, behind the norm of what is mixed."""
+        return super().project(self.norm(out), x)
 
     def forward(
         self,
@@ -73,3 +91,23 @@ class ReplacedViTAttention(ReplacedAttention):
                 attn_mask = torch.zeros_like(attn_mask, dtype=x.dtype).masked_fill(~attn_mask, -torch.inf)
             attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]  # (B or 1, h or 1, N, N)
         return self.mix(x, grid, shared_rel_pos_bias if attn_mask is None else attn_mask, rope)
+
+
+class ReplacedCaiTAttention(ReplacedAttention):
+    """Replaces CaiT's attention among patches, without the mixing of heads before and behind softmax."""
+
+    sources = (cait.TalkingHeadAttn,)
+    kept = ReplacedAttention.kept | {"proj_l", "proj_w"}
+
+    def __init__(self, source: Any, spec: Spec, model: Model, name: str) -> None:
+        super().__init__(source, spec, model.patches.grid._replace(num_prefix=0))
+        if type(self.mechanism) is SoftmaxAttention:
+            raise UserError(
+                "CaiT mixes the heads of softmax's logits and maps, so softmax alone is not its attention; leave its "
+                "own in place (null), or take another attention"
+            )
+        self.patches = model.patches
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        return self.mix(x, self.patches.grid._replace(num_prefix=0))
