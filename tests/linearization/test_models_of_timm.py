@@ -24,6 +24,22 @@ MODELS: dict[str, dict[str, Any]] = {
 MATCHED = Matching(block_weight=1.0, feature_weight=1.0, logit_weight=1.0)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_softmax_is_no_distance_from_itself(name: str) -> None:
+    torch.manual_seed(0)
+    teacher = timm.create_model(name, **{"num_classes": 5, **MODELS[name]})
+    side = MODELS[name].get("img_size", 64)
+    student, images = linearize(teacher, "softmax", side).eval(), torch.randn(2, 3, side, side)
+    found = Distillation(teacher, student, MATCHED).distances(images)
+    errors = {error for errors in found.values() for error in errors.values()}
+    if name.startswith("swin"):  # where timm writes the formula out
+        assert max(errors) < 1e-12
+        torch.testing.assert_close(student(images), teacher(images))
+    else:
+        assert errors == {0.0}
+        assert torch.equal(student(images), teacher(images))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("attention", ["focused", "inline"])
