@@ -5,6 +5,7 @@ import pytest
 from linvit import UserError
 from linvit.cli import compare
 from linvit.cli.compare.run import resolve
+from linvit.experiments.compare.experiment import Experiment
 from linvit.experiments.compare.grid import Sweep
 from linvit.registry import attentions
 from tests.cli.runs import linvit
@@ -107,6 +108,20 @@ def test_complete_configurations_differ_only_in_the_keys_of_the_grid():
     assert two == three
     assert two["model"]["init_args"]["backbone"] == {"name": "deit_nano", "depth": 1}
     assert two["trainer"]["max_epochs"] == 57  # the defaults and the configuration's own are there
+
+
+def test_stages_are_trained_by_linearize_and_checked_before(tmp_path):
+    stages = [{"trainer.max_epochs": 1, "model.lr": 0.1}, {"model.teacher.feature_weight": 1}]
+    options = {"vary": {"model.lr": [0.001, 0.002]}, "set": {"stages": stages}}
+    grid = Sweep(config=["linearize/quickstart"], **options).grid()
+    configs = resolve(grid)
+    assert [config["stages"][0] for config in configs.values()] == [{"trainer.max_epochs": 1}] * 2  # lr is that of grid
+    experiment = Experiment(tmp_path, grid)
+    experiment.prepare(configs)
+    assert all(run.command[2:6] == ["linvit", "linearize", "--no_page", "--config"] for run in experiment.runs)
+    stages[1] = {"model.teacher.features": 1}
+    with pytest.raises(UserError, match=r"the variant 'lr0\.001' .*got 'features'\. Did you mean 'feature_weight'"):
+        resolve(Sweep(config=["linearize/quickstart"], **options).grid())
 
 
 def test_a_dry_run_lists_the_cells_and_writes_nothing(tmp_path):

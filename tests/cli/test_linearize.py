@@ -25,11 +25,18 @@ def folder(tmp_path_factory):
     shorter = tiny(model__attention="softmax", model__backbone="{name: deit_nano, depth: 4, embed_dim: 24}")
     linvit("fit", f"--config={QUICKSTART}", *shorter, cwd=root)
     teacher = "checkpoints/quickstart/version_0"
-    given = ["--trainer.max_epochs=1", "--model.lr=1e-4", "--model.attention=[linear, null, null, linear]"]
+    given = [f"--teacher={teacher}", "--trainer.max_epochs=1", "--model.lr=1e-4"]
+    given += ["--model.attention=[linear, null, null, linear]"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linearize, "SECONDS", 0.2)
-        done = linvit("linearize", f"--teacher={teacher}", *given, cwd=root)
-    assert done.code == 0, done.err
+        done = linvit("linearize", *given, cwd=root)
+        page = root / "checkpoints" / "quickstart" / "version_1" / "linearize.html"
+        written = page.stat().st_mtime_ns
+        again = linvit("linearize", *given, "--resume=auto", cwd=root)
+    assert done.code == again.code == 0, done.err
+    assert "is finished already" in again.log
+    assert page.stat().st_mtime_ns == written
+    assert again.out == done.out[-len(again.out) :]  # where the page is
     return root, done.out
 
 
@@ -73,6 +80,10 @@ def test_the_blocks_that_keep_softmax_are_found_once(folder):
     assert (root / "page.html").read_text(encoding="utf-8").count("<figure>") == 2
     refused = linvit("linearize", *given[:2], "--keep=4", cwd=root)
     assert "of 4 blocks 0 to 3 can be kept; got 4" in refused.err
+    before = sorted((root / "checkpoints" / "quickstart").iterdir())
+    refused = linvit("linearize", *given[:2], "--model.backbone={name: deit_nano, depth: 5, embed_dim: 24}", cwd=root)
+    assert "Name the backbone that it belongs to" in refused.err
+    assert sorted((root / "checkpoints" / "quickstart").iterdir()) == before  # no folder of a run that never was
 
 
 STAGES = """[{trainer.max_epochs: 1, model.teacher.attention_inputs: teacher, model.teacher.task_weight: 0},
@@ -98,6 +109,7 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
     config = yaml.safe_load((root / second / "config.yaml").read_text(encoding="utf-8"))
     options = config["model"]["init_args"]
     assert options["pretrained"]["source"].endswith(f"{first}/checkpoints/last.ckpt")
+    assert "model.pretrained.source" not in RunFolder(root / second).options()  # it differs between runs in any case
     assert (options["teacher"]["feature_weight"], options["teacher"]["copied"]) == (1, "nothing")
     done = linvit("linearize", *given, cwd=root)  # the first stage is finished, the second has another epoch
     assert done.code == 0, done.err
@@ -131,7 +143,9 @@ def test_a_teacher_is_a_run_a_model_of_timm_or_a_file(tmp_path):
     backbone = "--model.backbone={name: timm, model: vit_tiny_patch16_224, pretrained: true}"
     assert of_teacher("timm:vit_tiny_patch16_224", ["--config=mine.yaml"]) == [backbone, "--model.teacher.source=null"]
     assert of_teacher("timm:vit_tiny_patch16_224", [])[:2] == ["--config", "linearize/features"]
-    assert of_teacher("weights.pth", []) == ["--model.teacher.source=weights.pth"]
+    assert of_teacher("weights.pth", ["--config=mine.yaml"]) == ["--model.teacher.source=weights.pth"]
+    with pytest.raises(UserError, match=r"'gone' is neither the folder of a run nor a checkpoint in one\..* --config"):
+        of_teacher("gone", ["--model.attention=focused"])
     run = tmp_path / "version_0"
     (run / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"which attention .*--model\.attention=focused"):

@@ -45,6 +45,7 @@ and --resume=auto continues the stage that was interrupted. A model of timm
 without --config is learned from images alone, of any folder.
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
+COPIED = ("all", "attention", "mlp", "nothing")
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
 
@@ -62,6 +63,9 @@ def main(argv: list[str]) -> int:
         metavar="WHAT",
         help="a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL",
     )
+    parser.add_argument(
+        "--copy", choices=COPIED, help="what the student starts from: weights of its attention, of all else, or all"
+    )
     parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
     parser.add_argument(
         "--keep",
@@ -72,16 +76,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--resume", choices=["auto"], help="auto continues the newest run of this command")
     args, options = parser.parse_known_args(argv)
     options = [*of_teacher(args.teacher, options), *options]
+    options += [f"--model.teacher.copied={args.copy}"] * (args.copy is not None)
 
     from torch.distributed import destroy_process_group, is_initialized
 
     from linvit.cli.training.command_line import hide_library_messages
-    from linvit.experiments.linearize import write_page
+    from linvit.experiments.linearize import PAGE, write_page
     from linvit.runs.run import Run
 
     hide_library_messages()
     with STOP.caught():
-        plan, table = Run.read(["fit", *options]).settings, None
+        run, table = Run.read(["fit", *options]), None
+        plan = run.settings
         stages = plan.stages or [{}]
         root = Path(plan.trainer.default_root_dir or "checkpoints")
         places = [*(root / f"stage_{number}" for number in range(1, len(stages))), root]
@@ -91,7 +97,7 @@ def main(argv: list[str]) -> int:
                 "interrupted, and --model.pretrained=FILE has the first start from other weights"
             )
         for stage in stages:  # wrong options end it before anything is trained
-            run = Run.read(["fit", *of_stage(stage, options)])
+            run = Run.read(["fit", *of_stage(stage, options)]) if plan.stages else run
             teacher = run.task.teacher
             if teacher is None:
                 raise UserError(
@@ -120,8 +126,10 @@ def main(argv: list[str]) -> int:
         if run.trainer.is_global_zero and saved:
             if table is not None:
                 shutil.copyfile(table, folders[-1] / TABLE)
+            page = folders[-1] / PAGE
             if not args.no_page:
-                page = write_page(run, " ".join(["linvit linearize", *argv]), folders)
+                if args.resume is None or not page.exists():  # else all was finished
+                    write_page(run, " ".join(["linvit linearize", *argv]), folders)
                 print(reflow(f"what came of it: {page}"))
     return 0
 
@@ -146,11 +154,12 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
     """The options of `linvit fit` that a teacher stands for: those of its run, or its backbone."""
     if teacher is None:
         return []
+    named = {option.partition("=")[0] for option in options}
     if teacher.startswith("timm:"):
         name = teacher.removeprefix("timm:")
         spec = f"--model.backbone={{name: timm, model: {name}, pretrained: true}}"
         alone: list[str] = []
-        if not any(option.partition("=")[0] in ("--config", "-c") for option in options):
+        if not named & {"--config", "-c"}:
             import timm
 
             known = timm.get_pretrained_cfg(name)
@@ -161,9 +170,14 @@ def of_teacher(teacher: str | None, options: Sequence[str]) -> list[str]:
 
     path = Path(teacher)
     folder = run_of_checkpoint(path) if path.exists() else None
+    if folder is None and not named & {"--config", "-c"}:
+        raise UserError(
+            f"'{teacher}' is neither the folder of a run nor a checkpoint in one. Weights without a run, such as "
+            f"'{teacher}' if it is a file, need a --config of their network and data; timm:MODEL does not"
+        )
     if folder is None:
         return [f"--model.teacher.source={teacher}"]
-    if not any(option.partition("=")[0] in ("--model.attention", "--config", "-c") for option in options):
+    if not named & {"--model.attention", "--config", "-c"}:
         raise UserError(
             "which attention shall take the place of the teacher's? --model.attention=focused, or linvit compare "
             "linearize/quickstart for several; linvit list attentions names all"

@@ -27,6 +27,7 @@ from linvit.runs.run import Run
 from linvit.tasks import Task, Teacher
 from linvit.tasks.teacher import DISTANCE, START, TEACHER, teacher_network
 
+PAGE = "linearize.html"
 SECONDS = 8.0  # for the timing of all sizes, and again for maps; one size and one image are measured in any case
 IMAGES = 2  # of which maps are drawn
 COLUMNS = 11  # of the heat map, and ticks of the plot over epochs
@@ -102,16 +103,13 @@ class Findings(NamedTuple):
                     writer.writerows([[f"seconds at {side}", name, seconds], [f"bytes at {side}", name, size]])
 
 
-def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
+def write_page(run: Run, command: str, folders: Sequence[Path]) -> None:
     """Writes linearize.html, .md and .csv beside a run that has been trained: what it logged, and what it costs.
 
     Args:
         run: The run, after `fit`, whose task has a teacher.
         command: What made it.
         folders: Of the stages, each of which started from the weights of the one before; the last is the run's.
-
-    Returns:
-        The page.
     """
     folder, device = folders[-1], run.trainer.strategy.root_device
     task = run.trained() if run.finished else run.task  # there was nothing left to train
@@ -153,8 +151,7 @@ def write_page(run: Run, command: str, folders: Sequence[Path]) -> Path:
         page.pictures([((gallery(drawn, "weights", LIGHT), gallery(drawn, "weights", DARK)), MAPS)])
     if left_out:
         page.table(["left out", "why"], left_out.items())
-    page.write(folder / "linearize.html")
-    return folder / "linearize.html"
+    page.write(folder / PAGE)
 
 
 def by_epoch(runs: Sequence[RunFolder], tag: str) -> dict[int, float]:

@@ -28,6 +28,7 @@ EVALUATED = "val/score"
 """The curve that every evaluation adds to."""
 PER_RUN = ("seed_everything", "ckpt_path", "trainer.default_root_dir", "trainer.enable_progress_bar")
 """Options that may differ between the runs of one variant."""
+SOURCE = "model.pretrained.source"
 
 
 class Score(NamedTuple):
@@ -167,8 +168,13 @@ class RunFolder:
         return 0.0 if decay is None else float(decay ** (score.step + 1))
 
     def options(self) -> dict[str, Any]:
-        """The configuration as options of the command line, without those that may differ between seeds."""
-        return {key: value for key, value in flat(self.config).items() if key not in PER_RUN}
+        """The configuration as options of the command line, without those that may differ between seeds.
+
+        Nor is the file of the weights from which a stage starts that follows upon another one.
+        """
+        stage = re.compile(rf"stage_\d+/{re.escape(self.folder.parent.name)}/version_")
+        found = {key: value for key, value in flat(self.config).items() if key not in PER_RUN}
+        return {key: value for key, value in found.items() if not (key == SOURCE and stage.search(str(value)))}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -292,6 +292,8 @@ class Run:
             settings.verbose = False  # our table is printed instead
         if self._fits:
             check_writable(self.folder or self._root / run_name(self.configs))
+            if not self.finished:
+                self.task.load_teacher()  # before there is a folder
         elif self.checkpoint is None and len(self.options) < len(self._given):
             rank_zero_warn("no --ckpt_path is given: these are the results of a model that was not trained")
         elif self.checkpoint is None and not self._has_weights:

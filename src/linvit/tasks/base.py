@@ -313,9 +313,18 @@ class Task(LightningModule):
         if stage == "fit" and self.ema is not None:
             check_ema_support(self.trainer)
         if stage == "fit" and self.teacher is not None:
-            self.distillation = TaskDistillation(self, self.teacher)
+            self.load_teacher()
             if self.trainer.num_sanity_val_steps:  # on all images: it scores the student before any step
                 self.trainer.num_sanity_val_steps = float("inf")
+
+    def load_teacher(self) -> None:
+        """Copies and compares with the network of the teacher, if there is one, until the end of the next fit.
+
+        Raises:
+            UserError: If it cannot be loaded, or is of another network than the task's.
+        """
+        if self.teacher is not None and self.distillation is None:
+            self.distillation = TaskDistillation(self, self.teacher)
 
     def teardown(self, stage: str) -> None:
         """Lets the teacher go."""
