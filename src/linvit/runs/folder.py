@@ -32,17 +32,11 @@ SOURCE = "model.pretrained.source"
 
 
 class Score(NamedTuple):
-    """The last value of a curve of scores.
-
-    Attributes:
-        value: The score.
-        step: Optimiser step at which it was logged, from 0.
-        epoch: Epochs that had been trained, counted from 1; 0 if the curves do not say.
-    """
+    """The last value of a curve of scores."""
 
     value: float
-    step: int
-    epoch: int
+    step: int  # at which it was logged, from 0
+    epoch: int  # that had been trained, from 1; 0 if the curves do not say
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,8 @@ class RunFolder:
     def evaluated(self, epochs: int | None, steps: int) -> bool:
         """Whether the evaluation that follows upon so many whole epochs, or that many steps have, is in the curves.
 
-        Args:
-            epochs: Epochs that have been trained to their end; None if that is not known.
-            steps: Optimiser steps, which count where evaluations do not follow epochs.
+        Epochs are those that were trained to their end; None if that is not known. Steps count where evaluations do not
+        follow epochs.
         """
         every = self._trainer.get("check_val_every_n_epoch", 1)
         if self._trainer.get("limit_val_batches") == 0:

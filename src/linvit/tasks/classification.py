@@ -178,16 +178,9 @@ class Mixup:
         return bool(self.prob and (self.mixup_alpha or self.cutmix_alpha))
 
     def __call__(self, images: Tensor, labels: Tensor, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Mixes a batch. All random numbers follow from the seed.
+        """Mixes a batch (B, 3, H, W) with labels (B,); all random numbers follow from the seed.
 
-        Args:
-            images: (B, 3, H, W).
-            labels: Class indices (B,).
-            num_classes: K.
-            seed: Of this batch.
-
-        Returns:
-            Mixed images (B, 3, H, W), and target probabilities (B, K) before label smoothing.
+        Returns mixed images, and target probabilities (B, K) before label smoothing.
         """
         rng = np.random.default_rng((seed, STREAM))
         target = F.one_hot(labels, num_classes).to(images.dtype)
@@ -209,11 +202,9 @@ def mixup(images: Tensor, lam: float) -> Tensor:
 def cutmix(images: Tensor, lam: float, rng: np.random.Generator) -> tuple[Tensor, float]:
     """Pastes a box of the partner into each image, of about `1 - lam` of the area; what lies outside is cut off.
 
-    The box is that of timm 0.3.2 to 1.0.20, with which the papers' models were trained: a side of odd length loses
-    its last pixel. Later versions of timm keep it.
-
-    Returns:
-        The images (B, 3, H, W), and the fraction of the area that is each image's own.
+    The box is that of timm 0.3.2 to 1.0.20, with which the papers' models were trained: a side of odd length loses its
+    last pixel. Later versions of timm keep it. Returns the images (B, 3, H, W), and the fraction of the area that is
+    each image's own.
     """
     height, width = images.shape[-2:]
     half_height, half_width = (int(side * (1 - lam) ** 0.5) // 2 for side in (height, width))

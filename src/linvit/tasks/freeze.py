@@ -11,18 +11,11 @@ from linvit.errors import UserError, quote_first
 
 
 def freeze_parameters(network: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Freezes the parameters whose names match one of the patterns.
+    """Freezes the parameters whose names match one of the patterns; returns the modules that are frozen whole.
 
-    Args:
-        network: Whose parameters are frozen, in place.
-        patterns: Shell patterns of names of parameters or modules: "stages.0", "*.mlp". Names may have the "backbone."
-            that they have below a head, or not; a classifier is not of the backbone.
-
-    Returns:
-        The modules of which all parameters are frozen, in evaluation mode.
-
-    Raises:
-        UserError: If a pattern matches no parameter, or if none is left to train.
+    The patterns are those of a shell, of names of parameters or modules: "stages.0", "*.mlp". Names may have the
+    "backbone." that they have below a head, or not; a classifier is not of the backbone. The modules are in evaluation
+    mode. A `UserError` says if a pattern matches no parameter, or if none is left to train.
     """
     if not patterns:
         return []

@@ -122,10 +122,8 @@ class Check(NamedTuple):
 class Contract(NamedTuple):
     """The clauses of a contract.
 
-    Attributes:
-        first: Clauses without which the others mean nothing: if one fails, no further clause is run. A `UserError` in
-            them is the caller's mistake and is raised.
-        clauses: The others.
+    Without the first the others mean nothing: if one fails, no further clause is run, and a `UserError` in them is the
+    caller's mistake and is raised.
     """
 
     first: tuple[Check, ...]

@@ -18,11 +18,7 @@ Size = tuple[int, int]
 
 
 class Given:
-    """The inputs of one call, such as images (B, 3, H, W).
-
-    Args:
-        named: The distinct tensors by name, in the order of the call.
-    """
+    """The inputs of one call, such as images (B, 3, H, W): the distinct tensors by name, in the order of the call."""
 
     spatial = (-2, -1)
     """Dimensions of height and width in `planes`."""

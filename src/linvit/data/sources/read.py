@@ -41,19 +41,12 @@ class BadImageError(Exception):
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads image files, and refuses what would take too much memory or time before it is decoded.
+    """Reads image files, and refuses what would take too much memory or time before it is decoded."""
 
-    Attributes:
-        max_pixels: Images with more are refused, WebP and JPEG 2000 with more than half as many.
-        exif_orientation: Whether to turn images as their EXIF entry says.
-        on_hub: Whether the images belong to a set of the hub, and may lie there.
-        bands: What is taken of an image.
-    """
-
-    max_pixels: int = MAX_PIXELS
-    exif_orientation: bool = True
-    on_hub: bool = False
-    bands: Bands = RGB
+    max_pixels: int = MAX_PIXELS  # images with more are refused, WebP and JPEG 2000 with more than half as many
+    exif_orientation: bool = True  # images are turned as their EXIF entry says
+    on_hub: bool = False  # the images belong to a set of the hub, and may lie there
+    bands: Bands = RGB  # what is taken of an image
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_pixels <= 2 * MAX_PIXELS:
@@ -75,8 +68,7 @@ class ImageReader:
     def read(self, stored: Stored, name: str) -> Tensor:
         """Loads an image, checks its header, and decodes it to 8-bit RGB (3, H, W), or to the chosen bands (C, H, W).
 
-        Raises:
-            BadImageError: With the name, if it is damaged, too large, or has other bands.
+        A `BadImageError` has the name, if it is damaged, too large, or has other bands.
         """
         try:
             data = self.load(stored)

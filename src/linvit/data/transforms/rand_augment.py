@@ -19,23 +19,14 @@ OPERATIONS = (
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Draws some of 15 operations with replacement, each to be done with a probability and a noisy magnitude.
+    """Draws some of 15 operations with replacement, each to be done with a probability and a noisy magnitude."""
 
-    Attributes:
-        magnitude: Of every operation (m), on a scale of 10.
-        layers: Operations drawn per image (n).
-        deviation: Standard deviation of the magnitude (mstd); above 100 the magnitude is uniform from 0 to m.
-        increasing: Whether more magnitude is always more change (inc).
-        largest: Bound of the magnitude (mmax).
-        probability: Of doing a drawn operation (p).
-    """
-
-    magnitude: float = 10
-    layers: int = 2
-    deviation: float = 0
-    increasing: bool = False
-    largest: float = 10
-    probability: float = 0.5
+    magnitude: float = 10  # of every operation (m)
+    layers: int = 2  # operations drawn per image (n)
+    deviation: float = 0  # of the magnitude, standard (mstd); above 100 the magnitude is uniform from 0 to m
+    increasing: bool = False  # more magnitude is always more change (inc)
+    largest: float = 10  # bound of the magnitude (mmax)
+    probability: float = 0.5  # of doing a drawn operation (p)
 
     @classmethod
     def parse(cls, text: str) -> "RandAugment":
@@ -74,9 +65,8 @@ class RandAugment:
     def amount(self, name: str, level: float, rng: np.random.Generator) -> float:
         """Translates a level from 0 to 1 into the amount of an operation.
 
-        Returns:
-            Degrees (rotate), pixels per pixel (shear), fraction of the side (translate), bits kept (posterize),
-            threshold (solarize), addend (solarize_add), factor (color, contrast, brightness, sharpness), 0 (others).
+        It is degrees (rotate), pixels per pixel (shear), a fraction of the side (translate), bits kept (posterize), a
+        threshold (solarize), an addend (solarize_add), a factor (color, contrast, brightness, sharpness), 0 (others).
         """
         sign = -1 if rng.random() < 0.5 else 1
         if name in ("color", "contrast", "brightness", "sharpness"):

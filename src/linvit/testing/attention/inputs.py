@@ -22,12 +22,10 @@ HALF = Advice(
 
 
 class Inputs(Given):
-    """The inputs of a mechanism on a grid.
+    """The inputs of a mechanism on a grid, by name.
 
-    Args:
-        grid: Where the tokens lie.
-        named: Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), but where the mechanism projects "qv" and they are q
-            itself; values `v` (B, h, M, d); what else it takes, such as the layer's input `x` (B, N, C).
+    Queries `q` (B, h, N, dk); keys `k` (B, h, M, dk), but where the mechanism projects "qv" and they are q itself;
+    values `v` (B, h, M, d); what else it takes, such as the layer's input `x` (B, N, C).
     """
 
     spatial = (-3, -2)

@@ -29,8 +29,7 @@ Judge = Callable[[Attention, Inputs, Grid], Line | float]
 def at_small_grids(difference: str) -> Callable[[Judge], Callable[[AttentionSubject], Line]]:
     """Makes a check of what is judged at each of the small grids at which the mechanism runs; others report the rest.
 
-    Args:
-        difference: What the number means that the judge returns, an error; it may return another finding instead.
+    `difference` says what the number means that the judge returns, an error; it may return another finding instead.
     """
 
     def decorate(judge: Judge) -> Callable[[AttentionSubject], Line]:
