@@ -4,8 +4,10 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
+
+from linvit.errors import check_choice
 
 
 def equal_options(given: Any, other: Any) -> bool:
@@ -28,6 +30,13 @@ def choices(parameter: inspect.Parameter) -> tuple[str, ...]:
     """Returns the words that a parameter's annotation allows, `Literal["mean", "sum"]`; () if it is another."""
     found = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else ()
     return found if all(isinstance(choice, str) for choice in found) else ()
+
+
+def check_choices(owner: type, given: Mapping[str, Any]) -> None:
+    """Raises a `UserError` unless options have the words that the annotations of a constructor allow (`Literal`)."""
+    for name, parameter in signature(owner)[0].items():
+        if name in given and (allowed := choices(parameter)):
+            check_choice(name, given[name], allowed)
 
 
 def signature(constructor: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:

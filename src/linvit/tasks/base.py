@@ -19,10 +19,11 @@ from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid
 from linvit.entries import restrict_imports_to
-from linvit.errors import UserError, check_choice, quote_first
+from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
 from linvit.image_size import image_size
 from linvit.optim import adamw, parameter_groups
+from linvit.signatures import check_choices
 from linvit.tasks.execution import MatmulPrecision, enable_grad_checkpointing, keep_attention_features
 from linvit.tasks.freeze import freeze_parameters
 from linvit.tasks.model_ema import ModelEma, check_ema_support
@@ -136,13 +137,12 @@ class Task(LightningModule):
         **optimisation: Any,
     ) -> None:
         super().__init__()
-        check_choice("predict_with", predict_with, ["raw", "ema"])
-        check_choice("float32_matmul_precision", float32_matmul_precision, ["highest", "high", "medium"])
         if predict_with == "ema" and ema_decay is None:
             raise UserError("predict_with is 'ema', but this model has no moving average; set --model.predict_with=raw")
         self.optimisation = Optimisation(**optimisation)
         self.teacher = None if teacher is None else Teacher.of(teacher)
         self.save_hyperparameters()
+        check_choices(type(self), self.hparams)
         self.save_hyperparameters(asdict(self.optimisation))  # with its defaults
         if self.teacher is not None:
             self.save_hyperparameters({"attention": kept_attention(attention, self.teacher)})

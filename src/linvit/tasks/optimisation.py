@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
+from linvit.signatures import check_choices
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Optimisation:
     new_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        check_choices(Optimisation, vars(self))
         check_number("lr", self.lr, above=0)
         for name in ("min_lr", "warmup_lr", "weight_decay", "warmup_epochs", "cooldown_epochs"):
             check_number(name, getattr(self, name), at_least=0)
@@ -83,7 +85,6 @@ class Optimisation:
             check_number("betas", beta, at_least=0, below=1)
         if self.no_decay is not None and not all(isinstance(name, str) for name in self.no_decay):
             raise UserError(f"no_decay must be a list of parts of names, such as [norm, bias]; got {self.no_decay!r}")
-        check_choice("schedule", self.schedule, ["cosine", "poly", "steps", "cosine_restarts", "cosine_wave"])
         for epoch in self.decay_epochs:
             check_number("decay_epochs", epoch, above=0)
         if (self.schedule == "steps") != bool(self.decay_epochs):
@@ -98,8 +99,6 @@ class Optimisation:
         if self.warmup_steps is not None:
             check_number("warmup_steps", self.warmup_steps, at_least=0, whole=True, note=", or null for warmup_epochs")
         check_number("lr_delay", self.lr_delay, at_least=0, whole=True)
-        check_choice("lr_interval", self.lr_interval, ["step", "epoch"])
-        check_choice("lr_scaling", self.lr_scaling, ["all", "peak"])
         for name in ("lr_base_batch_size", "published_batch_size"):
             if getattr(self, name) is not None:
                 note = ", such as 512, or null for none"

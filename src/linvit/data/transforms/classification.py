@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from linvit.data.transforms.geometry import (
 )
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps, ImageOp, erased_box
 from linvit.data.transforms.ops import BLACK, Fill, Op, apply
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
+from linvit.signatures import check_choices
 
 Interpolation = Literal["bicubic", "bilinear", "random"]
 
@@ -65,8 +66,7 @@ class Augmentation:
             raise UserError(f"crop_scale must be [low, high] with 0 < low <= high <= 1; got {list(self.crop_scale)}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise UserError(f"crop_ratio must be [low, high] with 0 < low <= high; got {list(self.crop_ratio)}")
-        check_choice("interpolation", self.interpolation, get_args(Interpolation))
-        check_choice("augment_on", self.augment_on, get_args(AugmentOn))
+        check_choices(Augmentation, vars(self))
         for name in ("hflip", "random_erasing", "translate"):
             check_number(name, getattr(self, name), at_least=0, at_most=1)
         check_number("zoom", self.zoom, at_least=0, below=1)

@@ -1,7 +1,7 @@
 """What training and evaluation of segmentation do to an image and its mask in a loader process."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from linvit.data.loading.seeds import generator
 from linvit.data.transforms.geometry import Box, Crop, HorizontalFlip, Pad, Resize
 from linvit.data.transforms.on_device import AugmentOn, DeviceOps
 from linvit.data.transforms.ops import Op, PixelOp, apply
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 from linvit.ignore_index import IGNORE_INDEX
+from linvit.signatures import check_choices
 
 CHECKS = 10  # crops that are looked at; the next one is taken as it is
 Interpolation = Literal["bilinear", "bicubic"]
@@ -48,11 +49,10 @@ class SegmentationAugmentation:
             raise UserError(f"ratio must be [low, high] with 0 < low <= high; got {list(self.ratio)}")
         if self.ratios is not None and not (self.ratios and min(self.ratios) > 0):
             raise UserError(f"ratios must be numbers above 0, or null for the range 'ratio'; got {self.ratios}")
-        check_choice("interpolation", self.interpolation, get_args(Interpolation))
+        check_choices(SegmentationAugmentation, vars(self))
         if self.max_class_ratio is not None:
             check_number("max_class_ratio", self.max_class_ratio, above=0, at_most=1)
         check_number("hflip", self.hflip, at_least=0, at_most=1)
-        check_choice("augment_on", self.augment_on, get_args(AugmentOn))
 
 
 class TrainTransform:

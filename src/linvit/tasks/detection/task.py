@@ -16,10 +16,10 @@ from torchmetrics import Metric
 from linvit import coco_masks
 from linvit.callbacks.dense import PicturePaths, palette
 from linvit.callbacks.detection import DetectionPictures, DetectionReport, DetectionWriter, draw, write_coco
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
-from linvit.tasks.detection.evaluation import FIGURES, MODULES, Evaluator, tools
+from linvit.tasks.detection.evaluation import FIGURES, Evaluator, tools
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
 from linvit.tasks.published import PublishedScores, published_ap
 from linvit.tasks.results import Result
@@ -110,8 +110,6 @@ class DetectionTask(Task):
         area_from: Literal["box", "mask"] = "box",
         **task: Any,
     ) -> None:
-        check_choice("evaluator", evaluator, list(MODULES))
-        check_choice("area_from", area_from, ["box", "mask"])
         super().__init__(**task)
 
     def configure_network(self) -> nn.Module:

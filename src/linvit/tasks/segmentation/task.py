@@ -118,7 +118,6 @@ class SegmentationTask(Task):
         exclude_from_mean: Sequence[str] = (),
         **task: Any,
     ) -> None:
-        check_choice("loss_average", loss_average, ["all", "valid"])
         check_number("label_smoothing", label_smoothing, at_least=0, below=1)
         check_number("dice_weight", dice_weight, at_least=0)
         check_number("auxiliary_weight", auxiliary_weight, at_least=0)
