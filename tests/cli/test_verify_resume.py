@@ -35,7 +35,7 @@ def test_what_fit_says_of_a_wrong_option_is_shown(monkeypatch):
 
 def test_options_of_the_command_line_win_over_those_of_the_short_run():
     given = ["-c", "a.yaml", "--trainer.max_epochs=3", "--config", "b.yaml", "--config=c.yaml", "--x", "y"]
-    configs = ["-c", "a.yaml", "--config", "b.yaml", "--config=c.yaml"]
+    configs = ["--config", "a.yaml", "--config", "b.yaml", "--config", "c.yaml"]
     assert split(given) == (configs, ["--trainer.max_epochs=3", "--x", "y"])
 
 

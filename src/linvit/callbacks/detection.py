@@ -1,7 +1,6 @@
 """What a run of detection shows: scores of the classes, curves, pictures, and detections as files."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,19 +11,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image, ImageDraw, ImageFont
 
 from linvit import coco_masks
-from linvit.callbacks.common import class_names, current_step, gather, pixels
+from linvit.callbacks.common import class_names, gather, pixels
 from linvit.callbacks.dense import PicturePaths, ValidationPictures, class_palette
 from linvit.callbacks.report import Findings, Report, rendered
-
-LONG = 10  # seconds of COCO's evaluation that are worth a line
 
 
 class DetectionReport(Report):
     """Writes `val_classes.csv` (class, objects, box_AP, ...) and `val_precision_recall.png`; after a test, `test_...`.
 
     Both are of the weights that `predict_with` names. The task offers `results(stage)`, whose `evaluations` are COCO's
-    of boxes and masks and whose `objects` are the true ones of each class, on rank 0. The seconds that the detections
-    of the set took, and COCO's figures after them, are logged as `seconds/detection` and `seconds/coco_evaluation`.
+    of boxes and masks and whose `objects` are the true ones of each class, on rank 0.
 
     Args:
         folder: Where to write; null is the folder of the logger, and nothing is written without one.
@@ -32,26 +28,9 @@ class DetectionReport(Report):
 
     name = "precision_recall"
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        super().__init__(folder)
-        self._started = 0.0
-
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
-        self._started = time.perf_counter()
-
-    on_test_epoch_start = on_validation_epoch_start
-
     def collect(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> Any:
-        """COCO's evaluations, and how many objects each class has; logs how long they took."""
-        detected = time.perf_counter()
+        """COCO's evaluations, and how many objects each class has."""
         results = cast("Any", pl_module).results(stage)
-        detection, evaluation = detected - self._started, time.perf_counter() - detected
-        if evaluation > LONG:
-            rank_zero_info(f"detection took {detection:.0f} s, COCO's evaluation {evaluation:.0f} s")
-        for logger in trainer.loggers if stage == "val" and not trainer.sanity_checking else ():
-            seconds = {"seconds/detection": detection, "seconds/coco_evaluation": evaluation}
-            logger.log_metrics(seconds, current_step(trainer))
         return dict(results.evaluations), results.objects
 
     def findings(self, found: Any, pl_module: LightningModule) -> Findings:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from linvit.errors import UserError
+from linvit.runs.configs import FLAG, arguments
 from linvit.signals import STOP
 from linvit.terminal import argument_parser, reflow
 
@@ -160,20 +161,14 @@ def files(run: Path) -> dict[str, Any]:
 
 def _measured(tag: str) -> bool:
     """Whether the values of a tag are times or memory, which no two runs share."""
-    return tag.removeprefix("watch/").startswith(("images/s", "data_wait", "memory/", "seconds/"))
+    return tag.removeprefix("watch/").startswith(("images/s", "data_wait", "memory/"))
 
 
 def split(options: Sequence[str]) -> tuple[list[str], list[str]]:
     """The configurations among options, and the others, which win over ours."""
-    configs: list[str] = []
-    others: list[str] = []
-    following = iter(options)
-    for option in following:
-        if option in ("--config", "-c"):
-            configs += [option, next(following, "")]
-        else:
-            (configs if option.startswith("--config=") else others).append(option)
-    return configs, others
+    found = [*arguments(options)]
+    configs = [part for _, config in found if config is not None for part in (FLAG, config)]
+    return configs, [argument for argument, config in found if config is None]
 
 
 def differences(pairs: Any, name: str = "") -> list[str]:

@@ -60,7 +60,7 @@ def with_bases(argv: Sequence[str]) -> list[str]:
     configuration is complete, wherever it is saved.
     """
     expanded: list[str] = []
-    for argument, config in _arguments(argv):
+    for argument, config in arguments(argv):
         if config is None:
             yaml_text.check(argument.partition("=")[2] or argument, f"'{argument[:40]}'")
             expanded.append(argument)
@@ -81,10 +81,10 @@ def chain(path: Path, seen: set[Path] | None = None) -> list[Path]:
 
 def configs(argv: Sequence[str]) -> list[str]:
     """The configurations that a command line names, in order."""
-    return [config for _, config in _arguments(argv) if config is not None]
+    return [config for _, config in arguments(argv) if config is not None]
 
 
-def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def arguments(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """The arguments of a command line, each with the configuration that it names, `--config NAME` as one."""
     arguments = iter(argv)
     for argument in arguments:
