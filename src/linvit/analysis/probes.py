@@ -13,6 +13,7 @@ from linvit.errors import UserError, check_number
 from linvit.signatures import takes
 
 SIMILARITIES = 2**26  # that nearest neighbours hold at a time
+TEMPERATURE = 0.07  # of the votes: the smaller, the more the nearest count
 MOMENTUM = 0.9
 
 
@@ -55,20 +56,17 @@ def pooled_features(
     return pooled
 
 
-def nearest_neighbours(
-    features: Tensor, labels: Tensor, queries: Tensor, counts: Sequence[int], temperature: float = 0.07
-) -> Tensor:
-    """Classes by a vote of the nearest features, weighted by exp(cosine similarity / temperature).
+def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, counts: Sequence[int]) -> Tensor:
+    """Classes by a vote of the nearest features, weighted by exp(cosine similarity / 0.07).
 
     Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", Section 3.4, as DINO
-    evaluates (k 10 and 20, temperature 0.07).
+    evaluates (k 10 and 20, this temperature).
 
     Args:
         features: (N, C) of labelled images.
         labels: (N,) their classes.
         queries: (Q, C) features of the images to classify.
         counts: How many neighbours vote; several numbers k cost little more than one.
-        temperature: The smaller, the more the nearest count.
 
     Returns:
         (len(counts), Q) classes.
@@ -78,13 +76,12 @@ def nearest_neighbours(
     """
     for count in counts:
         check_number("the number of neighbours", count, at_least=1, at_most=len(features), whole=True)
-    check_number("temperature", temperature, above=0)
     features, queries = F.normalize(features, dim=-1), F.normalize(queries, dim=-1)
     classes = int(labels.max()) + 1
     found = []
     for part in queries.split(max(1, SIMILARITIES // len(features))):
         similarity, nearest = (part @ features.T).topk(max(counts))  # (q, k)
-        weight = ((similarity - 1) / temperature).exp()  # at most 1; a factor of all votes changes nothing
+        weight = ((similarity - 1) / TEMPERATURE).exp()  # at most 1; a factor of all votes changes nothing
         votes = [
             weight.new_zeros(len(part), classes).scatter_add_(1, labels[nearest[:, :count]], weight[:, :count])
             for count in counts
