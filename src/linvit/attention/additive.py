@@ -32,6 +32,7 @@ class AdditiveAttention(Attention):
     linear_in_values = False
     matrix_is_exact = False
     complexity = "O(N)"
+    equivariant = True
     max_rank = 1  # each channel is an outer product
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:

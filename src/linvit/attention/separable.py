@@ -27,6 +27,7 @@ class SeparableAttention(Attention):
     narrow_keys = False
     fewer_keys = False
     complexity = "O(N)"
+    equivariant = True
     max_rank = 1  # each channel is an outer product
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, key_dim: int | None = None) -> None:

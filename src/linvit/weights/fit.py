@@ -21,12 +21,15 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
     Files have `qkv`, or `q` and `kv`, or `q`, `k`, `v` (or some of them), and the gate's rows in `gate`, `qg` or
     `qkvg`. A layer has `qkv`, which holds what its mechanism projects, or `q` and `kv`, and perhaps `gate`. What a
     layer does not project (the keys, where they are the queries) is left out; what a file does not have stays missing.
+    timm's EVA has `q_proj`, `k_proj` and `v_proj`, its BEiT `q_bias` and `v_bias`; keys without a bias have zeros.
     """
     fitted = dict(state)
     for prefix, module in model.named_modules():
         if not hasattr(module, "projections") or isinstance(module, Attention):
             continue
         for leaf in ("weight", "bias"):
+            others = {name: (f"{prefix}.{name}_proj.{leaf}", f"{prefix}.{name}_{leaf}") for name in "qkv"}
+            fitted |= {f"{prefix}.{name}.{leaf}": fitted.pop(o) for name in "qkv" for o in others[name] if o in fitted}
             given = {name: fitted.pop(f"{prefix}.{name}.{leaf}", None) for name in NAMES}
             parts = {
                 letter: rows
@@ -34,6 +37,10 @@ def fit_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, 
                 if (joined := given[name]) is not None and joined.ndim and len(joined) % len(letters) == 0
                 for letter, rows in zip(letters, joined.chunk(len(letters)), strict=True)
             }
+            if leaf == "weight":
+                weights = parts
+            elif "k" in weights and parts.keys() & {"q", "k", "v"} == {"q", "v"}:
+                parts["k"] = torch.zeros_like(parts["q"])
             for name, letters in NAMES.items():
                 own = getattr(getattr(module, name, None), leaf, None)
                 joined = given[name]

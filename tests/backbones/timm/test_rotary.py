@@ -1,6 +1,7 @@
 """Timm's models with rotary positions: q and k are turned by the model's own tables before any mechanism sees them."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,40 @@ def test_compiled_whole() -> None:
     ours, x = replace_attention(model(), "linear", 64), images(48, 80)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(ours, fullgraph=True, backend="aot_eager")(x), ours(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["eva02_base_patch14_224", "beit_base_patch16_224"])
+def test_weights_of_separate_projections_load_from_a_file(name: str, tmp_path: Path) -> None:
+    """EVA-02's three projections, of which the keys have no bias, and BEiT's biases beside one projection."""
+    options = {**SMALL, "img_size": 56 if "14" in name else 64}
+    theirs = perturb(timm.create_model(name, **options).eval(), scale=0.1)
+    torch.save(theirs.state_dict(), tmp_path / "weights.pth")
+    ours = replace_attention(timm.create_model(name, **options).eval(), "softmax", options["img_size"])
+    report = linvit.load_pretrained(ours, tmp_path / "weights.pth")
+    assert not report.missing
+    x = images(options["img_size"], options["img_size"])
+    assert_near(ours(x), theirs(x), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_rotary_teacher_has_a_student_that_learns(name: str, options: dict[str, Any]) -> None:
+    teacher = model(name, **options)
+    student = linvit.linearize(teacher, "linear").train()
+    distillation = linvit.Distillation(teacher, student)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    patch = teacher.patch_embed.patch_size[0]
+    losses = []
+    for _ in range(3):
+        student(images(3 * patch, 5 * patch))
+        loss = distillation.loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[2] < losses[0]
+    found = observe(student, images(3 * patch, 5 * patch)[:1])
+    assert {tuple(call.matrix().shape[1:]) for call in found.values()} == {
+        (call.grid.num_queries,) * 2 for call in found.values()
+    }
