@@ -171,7 +171,7 @@ def test_the_page_has_all_of_it(folder):
     for text in ("Controlled:", "model.attention", "0.7200 ± 0.0283", "not ours", "epoch 1 of 2", "val_confusion"):
         assert text in page
     assert "Attention maps" not in page
-    assert page.count("data:image/svg+xml") == 2  # curves of the score and of the rank
+    assert page.count("data:image/svg+xml") == 3  # curves of the score and of the rank, and the ranks of all layers
     assert {path.name for path in folder.glob("*.*")} == {
         *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "ranks.png", "report.html")
     }

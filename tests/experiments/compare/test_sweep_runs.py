@@ -235,6 +235,7 @@ def test_what_slurm_is_asked_for_and_what_it_refuses(experiment, tmp_path, monke
         (tmp_path / name).write_text(text, encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    experiment.prepare(configs(**BOTH))
     with pytest.raises(UserError, match=r"SLURM does not take the jobs: (.|\n)*invalid partition specified: gpu"):
         run_on_slurm(
             experiment.runs,
