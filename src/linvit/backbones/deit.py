@@ -8,6 +8,9 @@ presets are those of Han et al. 2024 ("Bridging the Divide"), whose small and ba
 MHLA presets are those of Zhang et al. 2026: MHLA in every block, no class token, mean pooling, and a second norm before
 each attention. Their program pads images of 224 to 256 with zeros; here images are of 256.
 
+With `window_size`, `decomposed_positions`, `class_token: false` and `final_norm: false` it is ViTDet's (Li et al.
+2022, "Exploring Plain Vision Transformer Backbones for Object Detection").
+
 The softmax models equal timm's `VisionTransformer`, parameter names included. The authors of FLatten published no DeiT
 code: the presets combine the layout of the nearest descendant with the published attention.
 """
@@ -32,6 +35,7 @@ from linvit.layers.block import Block
 from linvit.layers.hosting import QKNorm
 from linvit.layers.mlp import FeedForward, feed_forward
 from linvit.layers.patch_embed import PatchEmbed
+from linvit.layers.windows import WindowAttention
 from linvit.registry import Spec, preset
 
 
@@ -49,6 +53,10 @@ class DeiT(Backbone):
         num_heads: Heads per block.
         input_norm: A LayerNorm before every attention beside the block's own, as in MHLA's models.
         rel_pos_bias: A learnable bias of relative positions in every block, for attention that takes a bias (softmax).
+        decomposed_positions: That bias is ViTDet's, of rows plus columns, which depends on the query.
+        window_size: Side of the windows inside which blocks attend, but for four of them, the last of each quarter,
+            which see the whole map; ViTDet's is 14. null is the whole map in every block.
+        final_norm: The final norm, which every feature has, too; ViTDet has none.
         class_token: Prepend a learnable class token.
         distilled: Add the distillation token behind the class token, with a classifier of its own; the logits are the
             mean of both classifiers'.
@@ -75,12 +83,17 @@ class DeiT(Backbone):
         qk_norm: QKNorm = "none",
         input_norm: bool = False,
         rel_pos_bias: bool = False,
+        decomposed_positions: bool = False,
+        window_size: int | None = None,
+        final_norm: bool = True,
         class_token: bool = True,
         distilled: bool = False,
         global_pool: str = "token",
     ) -> None:
         if distilled and not (class_token and global_pool == "token"):
             raise UserError("distilled: true needs class_token: true and global_pool: token")
+        if window_size is not None and (class_token or input_norm):
+            raise UserError("window_size is for a network with class_token: false and input_norm: false")
         super().__init__(num_classes, embed_dim, global_pool, num_prefix_tokens=int(class_token) + int(distilled))
         self.embed_dim = embed_dim
         self.patch_size = patch_size
@@ -91,30 +104,25 @@ class DeiT(Backbone):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if distilled else None
         self.pos_embed = nn.Parameter(torch.zeros(1, self.grid.num_queries, embed_dim))
         (specs,), (rates,) = specs_and_rates(attention, drop_path_rate, [depth])
+        shared: dict[str, Any] = {"qkv_bias": qkv_bias, "proj_drop": proj_drop, "qk_norm": qk_norm}
+        shared["rel_pos_bias"] = "decomposed" if decomposed_positions else rel_pos_bias
+        whole = {-(-i * depth // 4) - 1 for i in range(1, 5)} if window_size is not None else set(range(depth))
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,
-                AttentionLayer(
-                    embed_dim,
-                    num_heads,
-                    self.grid,
-                    attention=spec,
-                    qkv_bias=qkv_bias,
-                    proj_drop=proj_drop,
-                    qk_norm=qk_norm,
-                    input_norm=input_norm,
-                    rel_pos_bias=rel_pos_bias,
-                ),
+                AttentionLayer(embed_dim, num_heads, self.grid, attention=spec, input_norm=input_norm, **shared)
+                if i in whole
+                else WindowAttention(embed_dim, num_heads, self.grid, window=window_size, attention=spec, **shared),
                 feed_forward(ffn, embed_dim, int(embed_dim * mlp_ratio)),
                 rate,
                 norm_eps=1e-6,
             )
-            for spec, rate in zip(specs, rates, strict=True)
+            for i, (spec, rate) in enumerate(zip(specs, rates, strict=True))
         )
         levels: list[dict[str, str | int]] = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
         ]
-        self.finalize(nn.LayerNorm(embed_dim, eps=1e-6), levels)
+        self.finalize(nn.LayerNorm(embed_dim, eps=1e-6) if final_norm else nn.Identity(), levels)
         self.head_dist = classifier(embed_dim, num_classes) if distilled else None
         for table in (self.pos_embed, self.cls_token, self.dist_token):
             if table is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import FeaturePyramidNetwork
@@ -19,13 +20,14 @@ class ConvNormReLU(nn.Sequential):
 
     Initial weights are normal, of a variance by the fan-out (He et al. 2015), as in mmsegmentation.
     So is the name `bn`: its recipes exclude LayerNorms from weight decay by `norm` in their names, and no BatchNorm.
+    With `layer_norm` a LayerNorm over the channels, `norm`, takes its place.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int = 3) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 3, layer_norm: bool = False) -> None:
         conv = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-        layers = OrderedDict(conv=conv, bn=nn.BatchNorm2d(out_channels), relu=nn.ReLU(inplace=True))
-        super().__init__(layers)
+        norm = {"norm": LayerNorm2d(out_channels)} if layer_norm else {"bn": nn.BatchNorm2d(out_channels)}
+        super().__init__(OrderedDict(conv=conv, **norm, relu=nn.ReLU(inplace=True)))
 
 
 class PyramidPooling(nn.Module):

@@ -1,7 +1,7 @@
 """The attention layer: projections around any mechanism, spatial reduction, gate, output projection, dropout."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,7 +10,12 @@ from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.functional import SizeOf
 from linvit.errors import UserError, check_number
 from linvit.layers.hosting import AttentionHost, QKNorm, attend, qk_norms, queries_keys_values
-from linvit.layers.relative_positions import position_table, relative_position_bias, resize_position_table
+from linvit.layers.relative_positions import (
+    DecomposedPositions,
+    position_table,
+    relative_position_bias,
+    resize_position_table,
+)
 from linvit.layers.spatial_reduction import PooledReduction, StridedReduction, reducible, reducible_spec
 from linvit.registry import Spec, attentions
 
@@ -38,6 +43,7 @@ class AttentionLayer(AttentionHost):
         input_norm: LayerNorm of the input, behind that of a block (MHLA).
         rel_pos_bias: Add a learnable bias of relative positions, for a mechanism that takes a bias and whose keys are
             not reduced. Its table is made for the nominal grid and resized for another; prefix tokens get none.
+            "decomposed" are ViTDet's, which depend on the query (`DecomposedPositions`).
 
     Attributes:
         like: Builds such a layer with another mechanism: `layer.like(attention="hydra")`, with initial weights.
@@ -64,7 +70,7 @@ class AttentionLayer(AttentionHost):
         sr_pool: int = 0,
         sr_required: bool = True,
         input_norm: bool = False,
-        rel_pos_bias: bool = False,
+        rel_pos_bias: bool | Literal["decomposed"] = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         super().__init__()
@@ -102,13 +108,21 @@ class AttentionLayer(AttentionHost):
         )
         self.q_norm, self.k_norm = qk_norms(qk_norm, self.mechanism)
         self.relative_position_bias_table: nn.Parameter | None = None
+        self.rel_pos: DecomposedPositions | None = None
         if rel_pos_bias:
             if not self.mechanism.takes_bias or self.sr is not None:
                 raise UserError(
                     f"rel_pos_bias is for a mechanism that takes a bias, such as softmax, without spatial reduction; "
                     f"got {type(self.mechanism).__name__}, sr_ratio={sr_ratio} and sr_pool={sr_pool}. Leave it out here"
                 )
-            self.relative_position_bias_table = position_table(grid.size, self.mechanism.num_heads)
+            self.add_positions(rel_pos_bias, grid.size)
+
+    def add_positions(self, kind: bool | Literal["decomposed"], size: tuple[int, int]) -> None:
+        """Adds the tables of relative positions (`rel_pos_bias`) for a nominal plane."""
+        if kind == "decomposed":
+            self.rel_pos = DecomposedPositions(size, self.mechanism.key_dim)
+        else:
+            self.relative_position_bias_table = position_table(size, self.mechanism.num_heads)
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C) for the tokens of `grid`.
@@ -137,12 +151,16 @@ class AttentionLayer(AttentionHost):
             projected = self.q(x), *self.kv(self.sr(x, grid)).split(self.widths[1:], dim=-1)
         q, k, v = queries_keys_values(self.mechanism, projected, x, (self.q_norm, self.k_norm))
         if self.relative_position_bias_table is not None:
-            bias = self._with_positions(self.relative_position_bias_table, bias, grid)
+            table = self.relative_position_bias_table
+            bias = self._with_positions(relative_position_bias(table, self.mechanism.grid.size, grid.size), bias, grid)
+        elif self.rel_pos is not None:
+            own = self.rel_pos(q[:, grid.num_prefix :], self.mechanism.num_heads, grid.size)
+            bias = self._with_positions(own, bias, grid)
         return attend(self.mechanism, q, k, v, grid, x=x, bias=bias)
 
-    def _with_positions(self, table: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
-        """Adds the bias of the layer's table of relative positions."""
-        own = relative_position_bias(table, self.mechanism.grid.size, grid.size)[None]
+    def _with_positions(self, own: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+        """Adds the layer's bias of relative positions, (h, N, N) or (B, h, N, N), of which prefix tokens have none."""
+        own = own if own.ndim == 4 else own[None]
         if grid.num_prefix:
             own = F.pad(own, (grid.num_prefix, 0, grid.num_prefix, 0))  # (1, h, N, N)
         return own if bias is None else own + bias

@@ -1,6 +1,7 @@
 """Relative position bias: a learnable number per head for every way that one patch lies from another.
 
-Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Eq. 4.
+Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", Eq. 4. Decomposed
+positions, which depend on the query: Li et al. 2022, "MViTv2", Eq. 4, as in ViTDet.
 """
 
 import math
@@ -8,6 +9,7 @@ import math
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
 
@@ -46,3 +48,36 @@ def resize_position_table(given: Tensor, own: Tensor, size: tuple[int, int], siz
 
     span = 2 * size[0] - 1, 2 * size[1] - 1
     return resize_table(given, own, span, span_of) if len(own) == math.prod(span) else given
+
+
+class DecomposedPositions(nn.Module):
+    """A vector for every distance in rows and one in columns, whose products with a query are added to its logits.
+
+    Tables (2 H - 1, d) and (2 W - 1, d) of a plane (H, W), zeros at first, are resized (linear) for another plane.
+    """
+
+    def __init__(self, size: tuple[int, int], head_dim: int) -> None:
+        super().__init__()
+        self.h, self.w = (nn.Parameter(torch.zeros(2 * side - 1, head_dim)) for side in size)
+
+    def forward(self, q: Tensor, num_heads: int, size: tuple[int, int]) -> Tensor:
+        """Returns the bias (B, h, N, N) of queries (B, N, h d), which are all patches of a plane (H, W)."""
+        q = q.unflatten(-1, (num_heads, -1)).unflatten(1, size)  # (B, H, W, h, d)
+        rows = torch.einsum("byxhd,yrd->bhyxr", q, between(self.h, size[0]))
+        columns = torch.einsum("byxhd,xcd->bhyxc", q, between(self.w, size[1]))
+        return (rows[..., :, None] + columns[..., None, :]).flatten(4).flatten(2, 3)
+
+    def resize_tables(self, state: dict[str, Tensor], size_of: SizeOf) -> dict[str, Tensor]:
+        """The tables of a checkpoint for the nominal plane (linear); see `Attention.resize_tables`."""
+        return {name: resized_line(table, len(getattr(self, name))) for name, table in state.items() if name in "hw"}
+
+
+def resized_line(table: Tensor, length: int) -> Tensor:
+    """Resizes a table (L, d) to (length, d) by linear interpolation."""
+    return table if len(table) == length else F.interpolate(table.T[None], length, mode="linear")[0].T
+
+
+def between(table: Tensor, side: int) -> Tensor:
+    """Returns the entries (n, n, d) of a table of distances for each pair of n places in a line, query first."""
+    places = torch.arange(side, device=table.device)
+    return resized_line(table, 2 * side - 1)[places[:, None] - places + side - 1]

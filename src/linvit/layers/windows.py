@@ -4,7 +4,7 @@ Paper: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from linvit.attention.ops.functional import SizeOf, grid_from_count
 from linvit.errors import UserError, check_number
 from linvit.layers.attention_layer import NOT_KEPT, AttentionLayer
 from linvit.layers.hosting import QKNorm
-from linvit.layers.relative_positions import position_table
 from linvit.registry import Spec
 
 MASK_VALUE = -1e4
@@ -107,7 +106,7 @@ class WindowAttention(AttentionLayer):
         qkv_bias: Bias in the input projections.
         proj_drop: Dropout after the output projection.
         qk_norm: Norm of queries and keys; see `AttentionLayer`.
-        rel_pos_bias: The bias of relative positions, for a mechanism that takes one.
+        rel_pos_bias: The bias of relative positions, for a mechanism that takes one; "decomposed" is ViTDet's.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class WindowAttention(AttentionLayer):
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
         qk_norm: QKNorm = "none",
-        rel_pos_bias: bool = True,
+        rel_pos_bias: bool | Literal["decomposed"] = True,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in NOT_KEPT}
         if window is not None and window < 1:
@@ -145,7 +144,7 @@ class WindowAttention(AttentionLayer):
         self.shifted = shifted
         self.dilation = dilation
         if rel_pos_bias and self.mechanism.takes_bias:
-            self.relative_position_bias_table = position_table(nominal, self.mechanism.num_heads)
+            self.add_positions(rel_pos_bias, nominal)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]  # windows bring their own mask
         """(B, N, C) -> (B, N, C)."""

@@ -25,6 +25,7 @@ class BoxHead(nn.Module):
     is the last column, has no box, and losses are others.
 
     Args:
+        layer_norm: Whether convolutions have a LayerNorm in place of a BatchNorm.
         giou: Whether the loss of boxes is ten times the generalised IoU loss of decoded boxes.
         beta: Otherwise, up to this error the loss of boxes is quadratic; 0 is the absolute error.
     """
@@ -42,11 +43,12 @@ class BoxHead(nn.Module):
         giou: bool = False,
         beta: float = 0.0,
         class_agnostic: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_classes, self.coder, self.giou, self.beta = num_classes, BoxCoder(stds), giou, beta
         self.size, self.class_agnostic = size, class_agnostic
-        self.convs = nn.Sequential(*(ConvNormReLU(width, width) for _ in range(convs)))
+        self.convs = nn.Sequential(*(ConvNormReLU(width, width, layer_norm=layer_norm) for _ in range(convs)))
         ins = [width * size**2, *[fc_width] * (fcs - 1)]
         layers = [nn.Linear(into, fc_width) for into in ins]
         self.fcs = nn.ModuleList(layers)

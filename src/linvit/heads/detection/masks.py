@@ -12,7 +12,7 @@ from torchvision.ops import clip_boxes_to_image, roi_align
 
 from linvit.attention.ops.functional import upcast
 from linvit.heads.detection.base import Size
-from linvit.heads.layers import conv
+from linvit.heads.layers import ConvNormReLU, tower
 
 THRESHOLD = 0.5
 
@@ -23,16 +23,21 @@ class MaskHead(nn.Module):
     The layers are those of torchvision's `MaskRCNNHeads` and `MaskRCNNPredictor`, without a mask of the background.
     """
 
-    def __init__(self, width: int, num_classes: int, *, convs: int = 4, size: int = 14) -> None:
+    def __init__(
+        self, width: int, num_classes: int, *, convs: int = 4, size: int = 14, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.size = size
-        self.convs = nn.Sequential(*(nn.Sequential(conv(width, width), nn.ReLU(inplace=True)) for _ in range(convs)))
+        self.convs = tower(width, convs)
+        if layer_norm:
+            self.convs = nn.Sequential(*(ConvNormReLU(width, width, layer_norm=True) for _ in range(convs)))
         self.upsample = nn.ConvTranspose2d(width, width, 2, stride=2)
         self.classifier = nn.Conv2d(width, num_classes, 1)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns logits (n, K, 2 size, 2 size)."""

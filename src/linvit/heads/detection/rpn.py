@@ -16,7 +16,7 @@ from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
 from linvit.heads.detection.base import ImageShape, Target
 from linvit.heads.detection.boxes import BoxCoder, has_area, top
-from linvit.heads.layers import conv
+from linvit.heads.layers import conv, tower
 
 NMS_THRESHOLD = 0.7
 
@@ -30,6 +30,7 @@ class RPN(nn.Module):
     Args:
         beta: Up to this error the loss of boxes is quadratic; 0 is the absolute error.
         inside_only: Whether anchors that cross the border of the image are ignored in training.
+        convs: 3 x 3 convolutions on every map.
         drop_empty: Whether boxes without area are dropped before (mmdetection 3.x, torchvision) or kept (2.x).
     """
 
@@ -45,6 +46,7 @@ class RPN(nn.Module):
         candidates: Sequence[int],
         proposals: Sequence[int],
         drop_empty: bool,
+        convs: int = 1,
     ) -> None:
         super().__init__()
         check_number("anchor_scale", anchor_scale, above=0)
@@ -61,12 +63,13 @@ class RPN(nn.Module):
         self.beta, self.inside_only, self.drop_empty = beta, inside_only, drop_empty
         self.candidates, self.proposals = tuple(candidates), tuple(proposals)
         self.conv = conv(width, width)
+        self.more = tower(width, convs - 1)
         self.classifier = conv(width, self.anchors.per_cell, kernel=1)
         self.regressor = conv(width, self.anchors.per_cell * 4, kernel=1)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Returns logits (B, A, H_i, W_i) and boxes (B, 4 A, H_i, W_i) relative to the anchors, of each level."""
-        hidden = [F.relu(self.conv(x)) for x in maps]
+        hidden = [self.more(F.relu(self.conv(x))) for x in maps]
         return [self.classifier(x) for x in hidden], [self.regressor(x) for x in hidden]
 
     def loss(

@@ -49,6 +49,8 @@ class TwoStage(DetectionHead):
     inside_only: ClassVar[bool] = False
     box_layers: ClassVar[tuple[int, int]] = (0, 2)  # convolutions, linear layers
     giou: ClassVar[bool] = False
+    rpn_convs: ClassVar[int] = 1
+    layer_norm: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -87,14 +89,22 @@ class TwoStage(DetectionHead):
             candidates=candidates,
             proposals=proposals,
             drop_empty=drop_empty,
+            convs=self.rpn_convs,
         )
         convs, fcs = self.box_layers
         self.stages = nn.ModuleList(
             RoIStage(
                 BoxHead(
-                    width, num_classes, convs=convs, fcs=fcs, fc_width=fc_width, stds=settings.stds, giou=self.giou
+                    width,
+                    num_classes,
+                    convs=convs,
+                    fcs=fcs,
+                    fc_width=fc_width,
+                    stds=settings.stds,
+                    giou=self.giou,
+                    layer_norm=self.layer_norm,
                 ),
-                MaskHead(width, num_classes) if self.with_masks else None,
+                MaskHead(width, num_classes, layer_norm=self.layer_norm) if self.with_masks else None,
                 reductions,
                 Assigner(settings.iou, settings.iou, self.low_quality, least=settings.iou),
                 Sampler(roi_samples, 0.25),

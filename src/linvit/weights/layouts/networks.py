@@ -178,7 +178,9 @@ VITDET = Layout(
     renames=(
         (r"^backbone\.net\.", "backbone."),
         (r"^backbone\.simfp_(\d)\.", lambda match: f"neck.levels.{int(match[1]) - 2}."),
-        (r"^proposal_generator\.rpn_head\.conv\.conv(\d)\.", r"head.rpn.convs.\1."),
+        (r"^proposal_generator\.rpn_head\.conv\.conv0\.", "head.rpn.conv."),
+        (r"^proposal_generator\.rpn_head\.conv\.conv1\.", "head.rpn.more.0.0."),
+        (r"\.attn\.rel_pos_([hw])$", r".attn.rel_pos.\1"),
         (r"^proposal_generator\.rpn_head\.objectness_logits\.", "head.rpn.classifier."),
         (r"^proposal_generator\.rpn_head\.anchor_deltas\.", "head.rpn.regressor."),
         (r"^roi_heads\.(box|mask)_(head|predictor)\.", r"head.stages.0.\1_head."),
