@@ -30,6 +30,7 @@ DIGITS = flags(data__source="digits", data__img_size=64)  # in place of ImageNet
 SCENES = flags(data__source="digit_scenes", data__img_size=64, data__reduce_zero_label=False)
 BOXES = flags(data__source="digit_scenes", data__img_size=64, data__resize_limits="[64, 64]")
 LINEARIZE = [name for name in EXPERIMENTS if name.startswith("configs/linearize/")]
+FROZEN = [name for name in EXPERIMENTS if name.startswith("configs/frozen/")]
 UNTRAINED = ["--stages=null", "--model.backbone.pretrained=false", "--data.img_size=112"]  # sides that 14 and 16 divide
 SMALLEST = {
     "pvt_v2_b0_retinanet_1x",
@@ -70,7 +71,7 @@ def bases(content):
 
 
 def slow_unless_small(name):
-    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING + LINEARIZE and Path(name).stem not in SMALLEST
+    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING + LINEARIZE + FROZEN and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
@@ -176,6 +177,8 @@ def test_it_runs(name, tmp_path):
         if "linearize/quickstart" in name
         else SCENES
         if "linearize/ade20k" in name
+        else [*SCENES, "--model.backbone.pretrained=false"]
+        if name in FROZEN
         else ["--data.source=digits", *UNTRAINED]
         if name in LINEARIZE and "teacher" not in name
         else []
