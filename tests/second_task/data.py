@@ -14,6 +14,10 @@ class WithMask:
     def __init__(self, transform: Any) -> None:
         self.transform = transform
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.transform.options  # which images are prepared with that have no mask, too
+
     def __call__(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         mask = (sample["image"].float().mean(0) > 96).to(torch.uint8)  # (h, w)
         return self.transform({**sample, "mask": mask}, seed)

@@ -1,5 +1,6 @@
 """A dense task: the class of each pixel."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from linvit.tasks import Task
+from linvit.tasks.results import Result
 
 
 class DenseNetwork(nn.Module):
@@ -31,6 +33,18 @@ class InkWriter(Callback):
     def on_predict_batch_end(self, trainer, task, outputs, batch, batch_idx, dataloader_idx=0):
         with (task.report_folder / "ink.csv").open("a", encoding="utf-8") as file:
             file.writelines(f"{name},{ink:.4f}\n" for name, ink in zip(batch["id"], outputs["ink"], strict=True))
+
+
+@dataclass(kw_only=True)
+class InkResult(Result):
+    """The fraction of ink in an image."""
+
+    ink: float
+
+    def save(self, path):
+        path = path.with_suffix(".txt")
+        path.write_text(f"{self.ink:.4f}", encoding="utf-8")
+        return path
 
 
 class InkTask(Task):
@@ -65,6 +79,9 @@ class InkTask(Task):
 
     def predict_batch(self, network, batch):
         return {"ink": network(batch["image"]).argmax(1).double().mean((1, 2))}
+
+    def image_results(self, predicted):
+        return [InkResult(ink=ink) for ink in predicted["ink"].tolist()]
 
     def run_callbacks(self):
         return [*super().run_callbacks(), InkWriter()]

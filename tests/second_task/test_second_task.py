@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import linvit as package
+from linvit.runs.run import Run
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
 from tests.cli.runs import events, files, flags, linvit
@@ -92,6 +94,27 @@ def test_it_predicts_with_a_writer_of_its_own(folder):
     assert not [name for name in files(folder) if "classes" in name or "confusion" in name]
 
 
+def test_it_is_loaded_and_predicts_through_the_same_door(folder):
+    """As the run itself does, to the bit; its class is known, since this program has imported it."""
+    options = [f"--config={folder / RUN}/config.yaml", f"--ckpt_path={folder / BEST}", "--model.compile=false"]
+    run = Run("predict", options)
+    task, data = run.trained(), run.data
+    data.setup("predict")
+    batch = next(iter(data.predict_dataloader()))
+    data.finish(batch)
+    with torch.inference_mode():
+        ink = task.predict_batch(task.ema.network, batch)["ink"]
+    data.predict_set.reader.transform = lambda sample, seed: sample
+    images = [data.predict_set[i]["image"] for i in range(len(ink))]
+    model = package.load(folder / RUN, weights="ema")
+    assert [result.ink for result in model(images)] == ink.tolist()
+    Image.fromarray(images[0].permute(1, 2, 0).numpy()).save(folder / "digit.png")
+    done = linvit("predict", "--model", RUN, "--weights=ema", "digit.png", "--output=out", cwd=folder)
+    assert done.code == 0, done.err
+    (saved,) = (folder / "out").rglob("digit.txt")
+    assert saved.read_text(encoding="utf-8") == f"{model(folder / 'digit.png').ink:.4f}"
+
+
 def test_the_help_is_of_the_task_and_the_data_that_the_configuration_names(folder):
     done = linvit("fit", "--config=ink.yaml", "--help", cwd=folder)
     assert done.code == 0, done.err
@@ -140,6 +163,12 @@ def test_the_command_line_and_the_base_know_no_task():
     )
     found = [path.name for path in searched if words.search(path.read_text(encoding="utf-8"))]
     assert found == ["help.py"]
+
+
+def test_what_predicts_knows_no_task():
+    files = [Path(package.__file__).parent / "inference" / f"{name}.py" for name in ("model", "preprocessing")]
+    words = re.compile(r"(Classification|Segmentation|Detection|Feature)(Task|Result)|linvit\.tasks\.(?!base|results)")
+    assert [path.name for path in files if words.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_what_the_data_sets_are_arguments_of_every_task():

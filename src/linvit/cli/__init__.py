@@ -78,7 +78,7 @@ Runs are kept in checkpoints/CONFIG_NAME/version_N. Watch them with
   tensorboard --logdir checkpoints
 `linvit VERB --help` explains a verb; `linvit --version` prints the version.
 """
-TASK = re.compile(r"(\w+\.)*[A-Z]\w*")  # the class of one, as a value of --model
+TASK = re.compile(r"(\w+\.)*[A-Z]\w*[a-z]\w*")  # the class of one, as a value of --model
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 
@@ -132,7 +132,7 @@ def _names_a_network(argv: list[str]) -> bool:
     given = dict(zip(argv, [*argv[1:], ""], strict=True))
     given |= dict(option.split("=", 1) for option in argv if option.startswith(("--model=", "--config=")))
     model = given.get("--model")
-    return model is not None and "--config" not in given and not TASK.fullmatch(model)
+    return model is not None and "--config" not in given and (os.path.exists(model) or not TASK.fullmatch(model))
 
 
 def _prepare() -> None:
