@@ -8,6 +8,7 @@ import torch
 
 from linvit import Distillation, linearize
 from linvit.linearization.distillation import Matching
+from tests.backbones.timm.hosts import HOSTS
 
 VIT: dict[str, Any] = {"img_size": 48, "depth": 2, "embed_dim": 32, "num_heads": 2}
 PYRAMID: dict[str, Any] = {"embed_dims": (8, 8, 16, 16), "num_heads": (1, 1, 2, 2), "depths": (1, 1, 1, 1)}
@@ -21,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "pvt_v2_b0": PYRAMID,
     "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2)},
 }
+BOTH = [(name, attention) for name in MODELS for attention in ("focused", "inline")]
+MODELS |= {name: host.options for name, host in HOSTS.items()}
 MATCHED = Matching(block_weight=1.0, feature_weight=1.0, logit_weight=1.0)
 
 
@@ -41,12 +44,11 @@ def test_softmax_is_no_distance_from_itself(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("attention", ["focused", "inline"])
+@pytest.mark.parametrize(("name", "attention"), BOTH + [(name, "focused") for name in HOSTS])
 def test_they_are_converted_and_come_nearer(name: str, attention: str) -> None:
     torch.manual_seed(0)
     teacher = timm.create_model(name, **{"num_classes": 5, **MODELS[name]})
-    side = MODELS[name].get("img_size", 64)
+    side = HOSTS[name].side if name in HOSTS else MODELS[name].get("img_size", 64)
     before = {key: value.clone() for key, value in teacher.state_dict().items()}
     student = linearize(teacher, attention, side).train()
     distillation = Distillation(teacher, student, MATCHED)

@@ -29,7 +29,7 @@ def replace_attention(
     images of another size go forward.
 
     Args:
-        model: A backbone of linvit, any model of linvit's attention layers, or one of timm's that the README lists,
+        model: A backbone of linvit, any model of linvit's attention layers, or one of timm's that docs/timm.md lists,
             and what is built of the same modules.
         attention: One spec, or a list with one per stage or per block, in which None keeps what a block has.
         img_size: Side, or (H, W), that mechanisms with parameters per token are built for, in a timm model that takes

@@ -33,7 +33,8 @@ class Matching:
             al. 2015). Logits are (B, K) or (B, K, H, W).
         temperature: Divides the logits of both.
         attention_at: Attention outputs before ("mixed": heads side by side, behind gate and norm) or behind
-            ("projected") the output projection. Where a mechanism widens its output, it is always behind.
+            ("projected") the output projection. Where a mechanism widens its output, or a layer of timm projects by
+            more than a linear layer, it is always behind.
         attention_tokens: "all", or "patches" without class and register tokens.
         attention_inputs: What a block's attention gets: the "student"'s own tokens, or the "teacher"'s. With the
             teacher's no error adds up, each block learns alone, and its attention alone gets gradients of it. What
@@ -241,8 +242,10 @@ class Distillation:
 
     def _watch_attention(self, name: str) -> None:
         projections = [layer.proj for layer in self._pair(name)]
-        same_width = projections[0].in_features == projections[1].in_features
-        mixed = self.matching.attention_at == "mixed" and same_width
+        widths = [getattr(projection, "in_features", None) for projection in projections]
+        if None in widths:  # a convolution, or more than a projection: the layers' outputs are of one shape
+            projections = self._pair(name)
+        mixed = self.matching.attention_at == "mixed" and None not in widths and widths[0] == widths[1]
         self._compare("attention", name, *projections, inputs=mixed)
 
     def _compare(
@@ -345,7 +348,7 @@ def last_features(network: nn.Module) -> str:
     """The name of the module that makes a network's last features: the final norm, or else the last stage or block."""
     prefix, backbone = ("backbone.", network.backbone) if hasattr(network, "backbone") else ("", network)
     norm = getattr(backbone, "norm", None)
-    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity | nn.ModuleList):
         return f"{prefix}norm"
     info: Any = getattr(backbone, "feature_info", None)
     if not info:

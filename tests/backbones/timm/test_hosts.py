@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit import UserError, replace_attention
+from linvit.analysis.recorder import Recorder, observe
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.timm.hosts import ReplacedAttention
 from linvit.registry import attentions
@@ -116,3 +117,23 @@ def test_weights_keep_their_names_and_order() -> None:
         ours = replace_attention(copy.deepcopy(model), "linear", HOSTS[name].side)
         weights = model.state_dict()
         assert all(torch.equal(value, weights[key]) for key, value in ours.state_dict().items() if key in weights), name
+
+
+@torch.no_grad()
+def test_matrices_are_seen_as_of_any_layer() -> None:
+    """The recorded matrix times the values is what is mixed; timm's own attention is seen through softmax."""
+    sizes = {
+        "hiera_tiny_224": {(64, 64), (16, 64), (16, 16), (4, 16), (4, 4), (1, 4)},
+        "levit_128s": {(16, 16), (4, 4)},
+    }
+    for name, want in sizes.items():
+        side = HOSTS[name].side
+        model = replace_attention(build(name), "linear", side).eval()
+        with Recorder(model, samples=None) as recorder:
+            model(images(side, side))
+        for call in recorder.calls.values():
+            want_of_call = call.mechanism(call.q, call.k, call.v, call.grid)[0]
+            assert_near((call.matrix() @ call.v[0].to(call.matrix())).float(), want_of_call, 1e-5)
+        seen = observe(build(name), images(side, side)[:1])
+        assert {tuple(call.matrix().shape[-2:]) for call in seen.values()} == want
+        assert seen.keys() == recorder.calls.keys()

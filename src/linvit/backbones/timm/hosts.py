@@ -15,7 +15,7 @@ from linvit.layers.hosting import AttentionHost, attend, queries_keys_values
 from linvit.layers.projections import Rows, joined, widened
 from linvit.registry import Spec, attentions
 
-ACCEPTED = "take one of timm's models that the README lists, such as vit_tiny_patch16_224"
+ACCEPTED = "take one of timm's models that docs/timm.md lists, such as vit_tiny_patch16_224"
 """Ends the messages about models whose attention cannot be replaced."""
 
 
