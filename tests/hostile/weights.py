@@ -102,6 +102,7 @@ def _import(path: Path, address: str) -> object:
 
 PYTHON: dict[str, Door] = {
     "load_pretrained": lambda path, address: linvit.load_pretrained(tiny_task().network, path),
+    "linvit.load": lambda path, address: linvit.load(path) and None,
     "pretrained": lambda path, address: tiny_task(pretrained=str(path)) and None,
     "import-weights": _import,
     "load_from_checkpoint": lambda path, address: ClassificationTask.load_from_checkpoint(path) and None,

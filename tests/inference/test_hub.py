@@ -5,11 +5,13 @@ import re
 import shutil
 
 import huggingface_hub.constants
+import numpy as np
 import pytest
 import timm
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import linvit
 import linvit.backbones
@@ -19,6 +21,7 @@ from linvit.inference.hub import push
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
 from tests.hub import local_hub
+from tests.inference.test_model import dense
 
 
 def logits(network, images):
@@ -57,9 +60,9 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     description, state = read_trained(run.folder)
     images = torch.randn(2, 3, 32, 32)
     expected = logits(build_network(description, state, run.folder), images)
-    again, weights = read_trained(folder)
-    assert again == description
-    assert torch.equal(logits(build_network(again, weights, folder), images), expected)
+    loaded = linvit.load(folder)
+    assert loaded.description == description
+    assert torch.equal(logits(loaded.network, images), expected)
     network = timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert torch.equal(logits(network, images), expected)
     data = timm.data.resolve_model_data_config(network)
@@ -70,6 +73,20 @@ def test_the_same_logits_by_linvit_and_timm(run, pushed):
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == list("0123456789")
     assert "num_classes" not in config["model_args"]  # which transformers sets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["segmentation_quickstart", "detection_quickstart"])
+def test_networks_with_heads(name, tmp_path):
+    """timm has no name for them; linvit loads them."""
+    done = command("push", dense(tmp_path, name), "--to", "pushed", "--license=mit", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert [*json.loads((tmp_path / "pushed" / "config.json").read_text())] == ["linvit"]
+    assert "timm" not in (tmp_path / "pushed" / "README.md").read_text()
+    image = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
+    results = [linvit.load(tmp_path / source)(image) for source in ("checkpoints", "pushed")]
+    for found, expected in zip(*(vars(result).items() for result in results), strict=True):
+        np.testing.assert_equal(found, expected) if found[0] in ("mask", "objects") else None
 
 
 @pytest.mark.slow
@@ -119,15 +136,41 @@ def test_nothing_of_the_machine_is_published(run, pushed):
     }
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "hostile_module:Mine"}, "the task 'hostile_module:Mine' is not linvit's"),
+        ({"options": {"backbone": "hostile_module:Mine"}}, "'hostile_module:Mine' is not registered"),
+        ({"options": {"backbone": {"name": "deit_nano", "depth": {"class_path": "os.system"}}}}, "class_path"),
+        ({"options": {"backbone": {"name": "timm", "model": "hf-hub:a/b"}}}, "has no model 'hf-hub:a/b'"),
+        ({"options": {"backbone": {"name": "deit_nano", "depth": 10**7}}}, "a larger model than it holds"),
+    ],
+)
+def test_a_hostile_folder(pushed, tmp_path, monkeypatch, change, message):
+    (tmp_path / "hostile_module.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nMine = object\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = shutil.copytree(pushed[0], tmp_path / "hostile")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        content = json.loads(file.metadata()["description"])
+    content |= {**change, "options": content["options"] | change.get("options", {})}
+    save_file(
+        load_file(folder / "model.safetensors"),
+        folder / "model.safetensors",
+        {"description": json.dumps(content)},
+    )
+    with pytest.raises(linvit.UserError, match=message):
+        linvit.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_to_the_hub_and_back(run, hub, capfd, tmp_path):
     done = command("push", run.folder, "me/digits", "--license=mit", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == f"pushed to {hub.address}/me/digits/commit/{'0' * 40}\n"
     assert set(hub.files) == {f"me/digits/{name}" for name in ("README.md", "config.json", "model.safetensors")}
-    description, state = read_trained("hf-hub:me/digits")
     images = torch.randn(2, 3, 32, 32)
     expected = logits(build_network(*read_trained(run.folder), run.folder), images)
-    assert torch.equal(logits(build_network(description, state, "hub"), images), expected)
+    assert torch.equal(logits(linvit.load("hf-hub:me/digits").network, images), expected)
     network = timm.create_model("hf-hub:me/digits", pretrained=True, cache_dir=tmp_path)
     assert torch.equal(logits(network, images), expected)
     said = [*done, *capfd.readouterr(), *(content.decode("latin-1") for content in hub.files.values())]

@@ -193,7 +193,8 @@ def load(
 
     Args:
         source: The folder of a run, whose best checkpoint is taken, or of several, whose newest is; a checkpoint of a
-            run; or a safetensors file that `save` of the returned object wrote.
+            run; a safetensors file that `save` of the returned object wrote; or what `linvit push` wrote, a folder or
+            `hf-hub:owner/name`.
         weights: "raw", or "ema", the moving average; None is what the run predicts with.
         device: Where the network runs.
         dtype: Computes in bfloat16 or float16 where that is safe (torch's autocast); None in float32.
