@@ -12,8 +12,8 @@ from linvit import checksum
 from linvit.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-BEST, BEST_AVERAGE = "best.ckpt", "best_ema.ckpt"
 """When a last.ckpt is replaced, the one before is kept under the other name."""
+BEST, BEST_AVERAGE = "best.ckpt", "best_ema.ckpt"
 
 TEMPORARY, LOCK = ".tmp", ".lock"
 _locked: dict[Path, BinaryIO] = {}  # folders of this process, and the open lock files
