@@ -106,7 +106,7 @@ def test_ctrl_c_is_the_users() -> None:
 
 
 def test_a_quick_run_leaves_out_the_compiler() -> None:
-    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export"]
+    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export", "onnx"]
 
 
 @pytest.mark.parametrize("spec", ["enhanced_linear", {"name": "linear", "feature_map": "relu"}], ids=str)

@@ -98,7 +98,7 @@ def test_random_numbers_of_the_caller_stay() -> None:
 
 
 def test_a_quick_run_leaves_out_the_compiler() -> None:
-    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export"]
+    assert clauses(CONTRACT, lambda check: not check.quick) == ["torch.compile", "torch.export", "onnx"]
 
 
 @pytest.mark.slow

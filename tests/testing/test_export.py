@@ -4,10 +4,13 @@ import pytest
 from torch import Tensor
 
 from linvit import Grid
+from linvit.registry import attentions
 from linvit.testing.attention.inputs import AttentionSubject
 from linvit.testing.backbone.images import BackboneSubject
-from linvit.testing.compile import exports
+from linvit.testing.compile import exports, onnx
 from linvit.testing.report import Verdict
+from tests.families import families, small
+from tests.helpers import own_names
 from tests.testing import wrong
 
 
@@ -52,3 +55,25 @@ def test_windows_are_named_as_what_keeps_a_program_to_one_size() -> None:
     found = exports(BackboneSubject(spec, "hydra", 32, quick=True))
     assert found.verdict is Verdict.UNSUPPORTED
     assert "WindowAttention: exports_any_size is False; exported and eager differ by" in found.note
+
+
+def test_a_mechanism_in_onnxruntime_is_right_at_other_sizes_than_the_exported() -> None:
+    found = onnx(AttentionSubject("hydra", 16, 2, quick=True))
+    assert found.verdict is Verdict.PASS, found.note
+    assert found.note.count("e-") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attention", own_names(attentions))
+def test_every_mechanism_in_a_plain_transformer_as_an_onnx_file(attention: str) -> None:
+    found = onnx(BackboneSubject({"name": "deit_nano", "depth": 1}, attention, 32, quick=True))
+    assert found.verdict is (Verdict.UNSUPPORTED if attention in ("nystrom", "mhla") else Verdict.PASS), found.note
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", families().values())
+def test_a_backbone_of_every_family_as_an_onnx_file(name: str) -> None:
+    found = onnx(BackboneSubject(small(name), None, 64, quick=True))
+    assert found.verdict in (Verdict.PASS, Verdict.UNSUPPORTED), found.note

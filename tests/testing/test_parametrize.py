@@ -32,7 +32,7 @@ def test_one_case_per_spec_and_clause_that_can_fail() -> None:
     assert {"focused-gradients", "linear,feature_map=relu-shape-and-dtype", "Sound-numerics-float16"} <= found.keys()
     assert "tests.testing.wrong:Sound-rank" in found
     full = cases(["focused"])
-    assert full.keys() - found.keys() == {"focused-torch.compile", "focused-torch.export"}
+    assert full.keys() - found.keys() == {"focused-torch.compile", "focused-torch.export", "focused-onnx"}
     backbones = cases([wrong_backbones.Sound], kind="backbone", quick=True)
     assert len(backbones) == len(clauses(BACKBONE))
 

@@ -14,7 +14,7 @@ from linvit.testing.report import Report
 EPILOG = """examples:
   linvit check focused                       shapes, grids, numerics, rank, ...
   linvit check focused --quick               in seconds: without torch.compile,
-                                             torch.export, the largest sizes
+                                             torch.export, ONNX, the largest sizes
   linvit check focused --options '{"focusing_factor": 4}'
   linvit check '{name: focused, focusing_factor: 4}'
                                              the same, as in a configuration
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
     parser.add_argument("--options", metavar="MAPPING", help="options of what is checked, as JSON or YAML")
     parser.add_argument(
-        "--quick", action="store_true", help="leave out torch.compile, torch.export and the largest sizes"
+        "--quick", action="store_true", help="leave out torch.compile, torch.export, ONNX and the largest sizes"
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="to import a plug-in (default: %(default)g)"

@@ -7,20 +7,19 @@ from typing import Any
 
 import torch
 
-from linvit.data import DetectionData
 from linvit.data.base import ImageData
-from linvit.errors import UserError, check_number
+from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
 from linvit.files import replacing
 from linvit.inference.description import build_task, read_trained
-from linvit.inference.export import TOLERANCE, Export, RunFile, check_path
+from linvit.inference.export import TOLERANCE, Export, RunFile, check_path, run_onnx
 from linvit.inference.quantize import QUANTISED, FileNetwork, calibration_images, quantise, score
 from linvit.runs.folder import CHECKPOINTS, RunFolder, run_config, run_of_checkpoint
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
 from linvit.testing.compile import has_compiler
 from linvit.testing.numbers import worst
-from linvit.testing.onnx import OPSET, in_onnxruntime, require
+from linvit.testing.onnx import OPSET, require
 
 EPILOG = """examples:
   linvit export RUN model.onnx                the best weights of a run
@@ -52,13 +51,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="what to write: NAME.onnx or NAME.pt2")
     parser.add_argument("--with_preprocessing", action="store_true", help="normalise pixels from 0 to 255 in the file")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--int8", action="store_true", help="in 8 bits, by the run's training images; of logits")
-    parser.add_argument(
-        "--batch_size", type=int, default=1, metavar="N", help="images of a detector's file (default: %(default)s)"
-    )
+    parser.add_argument("--int8", action="store_true", help="in 8 bits, by the run's training images")
     parser.add_argument("--skip_latency", action="store_true", help="do not measure how fast it is")
     args = parser.parse_args(argv)
-    check_number("--batch_size", args.batch_size, at_least=1)
     check_path(args.file)
     if args.file.suffix == ".onnx":
         require("onnx", "onnxscript", "onnxruntime")
@@ -66,7 +61,7 @@ def main(argv: list[str]) -> int:
     data = data_of(args) if args.int8 else None
     description, state = read_trained(args.model)
     task = build_task(description, state, args.model)
-    export = Export(task.network, description, args.with_preprocessing, args.dtype, args.batch_size)
+    export = Export(task.network, description, args.with_preprocessing, args.dtype)
     run = export.write(args.file)
     print(reflow(summary(args.file, export)))
     cases = export.compare(run)
@@ -81,7 +76,7 @@ def main(argv: list[str]) -> int:
         with replacing(args.file) as file:
             file.write(content)
         before = score(task, FileNetwork(export, run), data)
-        run = in_onnxruntime(content)
+        run = run_onnx(content)
         after = score(task, FileNetwork(export, run), data)
         name = f"test/{task.score_metric}"
         print(reflow(f"8 bits: {', '.join(QUANTISED)} by weights. {name} before {before:.4f}, after {after:.4f}"))
@@ -97,10 +92,7 @@ def data_of(args: argparse.Namespace) -> ImageData:
     folder = run_of_checkpoint(args.model)
     if folder is None:
         raise UserError(f"--int8 needs images of the run that trained the network; '{args.model}' is no run")
-    data = Run("predict", ["--config", str(run_config(folder))], quiet=True).data
-    if isinstance(data, DetectionData):
-        raise UserError("--int8 is for classification and segmentation, whose files give logits")
-    return data
+    return Run("predict", ["--config", str(run_config(folder))], quiet=True).data
 
 
 def check_finished(model: Path) -> None:
@@ -115,10 +107,9 @@ def check_finished(model: Path) -> None:
 def summary(file: Path, export: Export) -> str:
     """What was written, in sentences."""
     kind = f"ONNX, opset {OPSET}" if file.suffix == ".onnx" else "a program of torch.export"
-    batch = f"a batch of {export.batch_size}" if export.wanted.is_detector else "any batch"
     size = f"images of {export.size[0]}x{export.size[1]} only, since {export.fixed}" if export.fixed else "any size"
-    takes, gives = export.metadata["images"], ", ".join(export.wanted.outputs)
-    return f"{file}: {kind}, {export.dtype}, for {batch} and {size}. Takes images ({takes}), gives {gives}."
+    takes = export.metadata["images"]
+    return f"{file}: {kind}, {export.dtype}, for any batch and {size}. Takes images ({takes}), gives logits."
 
 
 @torch.no_grad()
@@ -126,7 +117,7 @@ def latency(export: Export, run: RunFile) -> str:
     """Times torch, compiled torch and the file in turns on one batch of the nominal size, in words."""
     images = export.images(export.cases[0][0], export.size)
     works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
-    if has_compiler() and not export.wanted.is_detector:
+    if has_compiler():
         compiled = torch.compile(export.exported)
         works["compiled torch"] = lambda: compiled(images)
     works["the file"] = lambda: run(images)

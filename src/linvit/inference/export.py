@@ -18,7 +18,7 @@ from linvit.files import replacing
 from linvit.heads.detection.detector import Detector
 from linvit.image_size import image_size
 from linvit.inference.description import ModelDescription
-from linvit.testing.numbers import relative_error, worst
+from linvit.testing.numbers import relative_error
 from linvit.testing.onnx import in_onnxruntime, to_onnx
 
 Dtype = Literal["float32", "float16"]
@@ -28,8 +28,8 @@ SUFFIXES = (".onnx", ".pt2")
 DESCRIPTION = "linvit.json"
 """Where a file of `torch.export` has what an ONNX file has in its metadata."""
 
-RunFile = Callable[[Tensor], list[Tensor]]
-"""Images to all outputs."""
+RunFile = Callable[[Tensor], Tensor]
+"""Images to logits."""
 
 
 class Case(NamedTuple):
@@ -41,10 +41,7 @@ class Case(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """What a file computes: tensors in, tensors out.
-
-    A detector's outputs are filled up with zeros to its `max_detections`: boxes (B, n, 4), labels (B, n), scores (B, n)
-    and, of a head with masks, the probabilities (B, n, 28, 28) of the pixels of each box.
+    """What a file computes: images to logits.
 
     Args:
         network: In evaluation mode.
@@ -61,27 +58,12 @@ class ExportedNetwork(nn.Module):
         self.normalise = normalise is not None
         mean, std = normalise or ([0.0], [1.0])
         self.mean, self.std = (nn.Buffer(255 * torch.tensor(each).view(-1, 1, 1)) for each in (mean, std))
-        self.is_detector = isinstance(network, Detector)
-        self.outputs = ["logits"]
-        if isinstance(network, Detector):
-            self.outputs = ["boxes", "labels", "scores", *["masks"] * network.with_masks]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Images (B, C, H, W) to the outputs."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to logits."""
         if self.normalise:
             images = (images.float() - self.mean) / self.std
-        images = images.to(self.dtype)
-        if not self.is_detector:
-            return (self.network(images).float(),)
-        found = self.network(list(images.unbind(0)))
-        limit = cast("Detector", self.network).head.max_detections
-        return tuple(torch.stack([_filled(one[name], limit) for one in found]) for name in self.outputs)
-
-
-def _filled(x: Tensor, count: int) -> Tensor:
-    """Entries (n, ...) with zeros behind them, (count, ...)."""
-    x = x.float() if x.is_floating_point() else x
-    return torch.cat([x, x.new_zeros(count, *x.shape[1:])])[:count]
+        return self.network(images.to(self.dtype)).float()  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -94,7 +76,6 @@ class Export:
         with_preprocessing: Whether the file takes pixels from 0 to 255 and normalises them. It never resizes: PIL's
             filters on 8 bits have no counterpart in ONNX.
         dtype: In which it computes.
-        batch_size: Of a detector, whose file is for that many images: it looks at them one by one.
 
     Raises:
         UserError: If the preprocessing is not known, or the network cannot be exported.
@@ -104,9 +85,13 @@ class Export:
     description: ModelDescription
     with_preprocessing: bool = False
     dtype: Dtype = "float32"
-    batch_size: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.network, Detector):
+            raise UserError(
+                "a detector cannot be exported: how many boxes it looks at follows from each image. linvit export is "
+                "for classification and segmentation"
+            )
         known = self.description.preprocessing or {}
         if self.with_preprocessing and "mean" not in known:
             raise UserError("nobody wrote down how images are normalised: leave --with_preprocessing out")
@@ -127,11 +112,10 @@ class Export:
         height, width = self.size
         step = math.gcd(height, width, 32)
         more = [(height + step, width), (height, width + 2 * step), (height + step, width + 2 * step)]
-        sizes = [self.size, *([] if self.fixed else more)]
-        batches = [self.batch_size] if self.wanted.is_detector else [1, 5]
+        sizes = [self.size, *more]
         if self.fixed:
-            return [(batch, self.size) for batch in batches]
-        return [(batches[i % len(batches)], size) for i, size in enumerate(sizes)]
+            return [(batch, self.size) for batch in (1, 5)]
+        return [((1, 5)[i % 2], size) for i, size in enumerate(sizes)]
 
     def images(self, batch: int, size: tuple[int, int]) -> Tensor:
         """Returns random images (B, C, H, W) of the file's kind."""
@@ -167,13 +151,12 @@ class Export:
             UserError: If the suffix is unknown, or torch cannot export the network.
         """
         check_path(path)
-        example = (self.images(self.batch_size if self.wanted.is_detector else 2, self.size),)
-        free = [] if self.wanted.is_detector else [0]
-        dynamic = (dict.fromkeys([*free, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
+        example = (self.images(2, self.size),)
+        dynamic = (dict.fromkeys([0, *([] if self.fixed else [2, 3])], torch.export.Dim.DYNAMIC),)
         try:
             if path.suffix == ".pt2":
                 return self._write_program(path, example, dynamic)
-            proto = to_onnx(self.exported, example, dynamic, ["images"], self.exported.outputs)
+            proto = to_onnx(self.exported, example, dynamic, ["images"], ["logits"])
         except UserError:
             raise
         except Exception as error:  # of torch's exporter, of any kind
@@ -186,7 +169,7 @@ class Export:
         content = proto.SerializeToString()
         with replacing(path) as file:
             file.write(content)
-        return in_onnxruntime(content)
+        return run_onnx(content)
 
     def _write_program(self, path: Path, example: tuple[Tensor, ...], dynamic: Any) -> RunFile:
         with warnings.catch_warnings(), torch.no_grad():
@@ -198,16 +181,15 @@ class Export:
             run = torch.export.load(content).module()
         with replacing(path) as file:
             file.write(content.getvalue())
-        return lambda images: list(run(images))
+        return cast("RunFile", run)
 
     @torch.no_grad()
     def compare(self, run: RunFile) -> list[Case]:
-        """Returns the largest relative error of a file's outputs against torch's in float32, in each of the cases."""
+        """Returns the largest relative error of a file's logits against torch's in float32, in each of the cases."""
         found = []
         for batch, size in self.cases:
             images = self.images(batch, size)
-            errors = [relative_error(a, b) for a, b in zip(run(images), self.wanted(images), strict=True)]
-            found.append(Case(batch, size, worst(errors)))
+            found.append(Case(batch, size, relative_error(run(images), self.wanted(images))))
         return found
 
     @torch.no_grad()
@@ -223,6 +205,12 @@ class Export:
         except Exception as error:  # also of a third party's backbone
             return f"the network refuses other sizes: {error}".partition("\n")[0]
         return ""
+
+
+def run_onnx(content: bytes) -> RunFile:
+    """Returns what runs an ONNX file of a network."""
+    run = in_onnxruntime(content)
+    return lambda images: run(images)[0]
 
 
 def check_path(path: Path) -> None:

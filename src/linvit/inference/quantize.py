@@ -72,7 +72,7 @@ class FileNetwork(nn.Module):
 
     def forward(self, images: Tensor, full_size: bool = True) -> Tensor:
         """Returns logits, of segmentation at full size always."""
-        return self.run(self.export.from_normalised(images))[0]
+        return self.run(self.export.from_normalised(images))
 
 
 def calibration_images(export: Export, data: ImageData) -> Iterator[Tensor]:

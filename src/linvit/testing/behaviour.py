@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from linvit.testing.compile import compiles, exports
+from linvit.testing.compile import compiles, exports, onnx
 from linvit.testing.numbers import EXACT, relative_error, trainable, worst
 from linvit.testing.report import Check, Line, at, failed, passed
 from linvit.testing.subject import Given, Subject
@@ -169,6 +169,7 @@ def copies(subject: Subject) -> Line:
 BATCH_INDEPENDENCE = Check("batch independence", batch_independence)
 COMMON = (Check("gradients", gradients), Check("determinism", determinism), Check("copies", copies))
 COMPILER = (Check("torch.compile", compiles, quick=False), Check("torch.export", exports, quick=False))
+ONNX = Check("onnx", onnx, quick=False)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 
 from linvit.errors import UserError
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
+from linvit.testing.onnx import in_onnxruntime, require, to_onnx
 from linvit.testing.report import Line, at, failed, message, not_supported, passed
 from linvit.testing.subject import Subject, sized
 
+ONNX_EXACT = 1e-5
+"""The same for float32 in onnxruntime."""
 COMPILERS = ("g++", "clang++", "cl")
 
 
@@ -45,29 +49,55 @@ def exports(subject: Subject) -> Line:
 
     The program is for one size where modules declare `exports_any_size = False`, or where other sizes are refused.
     """
-    model = subject.build()
+
+    def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
+        return torch.export.export(model, planes, dynamic_shapes=shapes).module()
+
+    return _as_program(subject, export, torch.float64, EXACT)
+
+
+@torch.no_grad()
+def onnx(subject: Subject) -> Line:
+    """Checks that onnxruntime gives eager's outputs by one ONNX file, in float32; see `exports`."""
+    try:
+        require("onnx", "onnxscript", "onnxruntime")
+    except UserError as error:
+        return not_supported(message(error))
+
+    def export(model: nn.Module, planes: tuple[Tensor, ...], shapes: Any) -> Any:
+        run = in_onnxruntime(to_onnx(model.eval(), planes, shapes).SerializeToString())
+        return lambda *planes: run(*planes)[0]
+
+    return _as_program(subject, export, torch.float32, ONNX_EXACT)
+
+
+def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype, tolerance: float) -> Line:
+    model = subject.build(dtype=dtype)
     fixed = sorted({type(part).__name__ for part in model.modules() if not getattr(part, "exports_any_size", True)})
     refused = f"{', '.join(fixed)}: exports_any_size is False" if fixed else ""
     cases = subject.exported_sizes[: 1 if fixed else None]
+
+    def inputs(batch: int, size: Any) -> Any:
+        return subject.inputs(model, size, batch).map(lambda x: x.to(dtype))
+
     try:
         for batch, size in cases[1:]:
-            subject.inputs(model, size, batch)(model)
+            inputs(batch, size)(model)
     except UserError as error:
         refused, cases = message(error), cases[:1]
     errors: dict[str, float] = {}
     program: Any = None
     for batch, size in cases:
-        given: Any = subject.inputs(model, size, batch)
+        given = inputs(batch, size)
         planes = given.planes
         if program is None:
             free = [dict.fromkeys((0, *(x.ndim + i for i in given.spatial)), torch.export.Dim.DYNAMIC) for x in planes]
-            shapes = (tuple(free),) if len(cases) > 1 else None
-            program = torch.export.export(_OnPlanes(model, given), planes, dynamic_shapes=shapes).module()
+            program = export(_OnPlanes(model, given), planes, (tuple(free),) if len(cases) > 1 else None)
         with at(f"a batch of {batch}, {sized(size)}"):
             errors[sized(size)] = relative_error(program(*planes), given(model))
     said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
-    if not worst(errors.values()) <= EXACT:
-        return failed(f"{said} (at most {EXACT:.0e})")
+    if not worst(errors.values()) <= tolerance:
+        return failed(f"{said} (at most {tolerance:.0e})")
     return not_supported(f"other sizes: {refused}; {said}") if refused else passed(said)
 
 

@@ -45,7 +45,7 @@ def parametrize_with_checks(
             "package.module:Class", classes, or functions that build a backbone. Nothing is imported or built before the
             first case of a spec runs.
         kind: Which contract: "attention", "backbone", "head" (of semantic segmentation) or "detection_head".
-        quick: Leave out `torch.compile`, `torch.export` and the largest sizes.
+        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest sizes.
         options: Of the checks: `dim` and `num_heads` of attentions, `attention` and `img_size` of backbones,
             `img_size` of heads.
 

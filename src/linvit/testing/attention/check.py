@@ -36,6 +36,7 @@ CONTRACT = Contract(
         Check("cost", cost.cost, measures=True),
         Check("growth of work", cost.growth_of_work),
         *behaviour.COMPILER,
+        behaviour.ONNX,
     ),
 )
 
@@ -53,7 +54,7 @@ def check_attention(
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.
-        quick: Leave out `torch.compile`, `torch.export` and the largest numbers of tokens.
+        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest numbers of tokens.
         dim: Channels C of the instances.
         num_heads: Their heads h.
 

@@ -28,6 +28,7 @@ CONTRACT = Contract(
         Check("parameter groups", training.parameter_groups),
         *numerics.NUMERICS,
         *behaviour.COMPILER,
+        behaviour.ONNX,
     ),
 )
 
@@ -51,7 +52,7 @@ def check_backbone(
         attention: One spec for all blocks, or a list, as the backbone takes it; None leaves its own.
         img_size: Side, or (H, W), of the images of most lines and of the instances for them; "any input" builds for the
             constructor's own size.
-        quick: Leave out `torch.compile`, `torch.export` and the largest images.
+        quick: Leave out `torch.compile`, `torch.export`, ONNX and the largest images.
 
     Raises:
         UserError: If there is no such backbone, or it refuses its options.
