@@ -4,6 +4,7 @@ import copy
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from linvit import Attention, Grid, UserError, create_backbone, list_attentions
+from linvit.experiments.measure import peak_memory
 from linvit.layers.attention_layer import AttentionLayer
 from linvit.layers.block import Block
 from linvit.layers.mlp import Mlp
@@ -216,6 +218,25 @@ def test_a_student_that_mixes_nothing_is_at_distance_1() -> None:
         assert found["blocks.0.attn"] == pytest.approx(1)
         assert found["blocks.1.attn"] != pytest.approx(1)
         assert student.training is training
+
+
+def test_matching_keeps_at_most_1_3_times_the_memory_of_a_step_and_nothing_when_closed() -> None:
+    teacher, used = create_backbone("deit_nano", num_classes=10), []
+    student = linearize(teacher, "linear").train()
+    distillation = Distillation(teacher, student)
+
+    def step(matched: bool) -> None:
+        student.zero_grad()
+        loss = student(images(16)).square().mean()
+        (loss + distillation.loss() if matched else loss).backward()
+
+    for matched in (True, False):
+        step(matched)  # or what torch allocates the first time is counted
+        used.append(peak_memory(partial(step, matched)))
+        distillation.close()
+    assert used[0] <= 1.3 * used[1]
+    hooks = [hook for network in (teacher, student) for module in network.modules() for hook in module._forward_hooks]
+    assert not hooks
 
 
 @pytest.mark.parametrize("inputs", ["student", "teacher"])

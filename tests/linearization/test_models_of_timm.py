@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torch import nn
 
 from linvit import Distillation, linearize
 from linvit.linearization.distillation import Matching
@@ -23,20 +24,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 12, "depths": (2, 2), "num_heads": (1, 2)},
 }
 BOTH = [(name, attention) for name in MODELS for attention in ("focused", "inline")]
-MODELS |= {name: host.options for name, host in HOSTS.items()}
+ROTARY: dict[str, dict[str, Any]] = {
+    "vit_small_patch16_dinov3": {**VIT, "img_size": 64},
+    "eva02_tiny_patch14_224": {**VIT, "img_size": 56},
+    "vit_small_patch16_rope_mixed_224": {**VIT, "img_size": 64},
+}
+MODELS |= ROTARY | {name: host.options for name, host in HOSTS.items()}
 MATCHED = Matching(block_weight=1.0, feature_weight=1.0, logit_weight=1.0)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_softmax_is_no_distance_from_itself(name: str) -> None:
+def built(name: str) -> tuple[nn.Module, int]:
+    """A small model, and the side of its images."""
     torch.manual_seed(0)
-    teacher = timm.create_model(name, **{"num_classes": 5, **MODELS[name]})
-    side = MODELS[name].get("img_size", 64)
+    side = HOSTS[name].side if name in HOSTS else MODELS[name].get("img_size", 64)
+    return timm.create_model(name, **{"num_classes": 5, **MODELS[name]}), side
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("cait")])  # which mixes heads
+def test_softmax_is_no_distance_from_itself(name: str) -> None:
+    teacher, side = built(name)
     student, images = linearize(teacher, "softmax", side).eval(), torch.randn(2, 3, side, side)
     found = Distillation(teacher, student, MATCHED).distances(images)
+    assert found.keys() == MATCHED.weights.keys()
     errors = {error for errors in found.values() for error in errors.values()}
-    if name.startswith("swin"):  # where timm writes the formula out
-        assert max(errors) < 1e-12
+    if name.startswith(("swin", "hiera", "twins", "tiny_vit")):  # where timm does not call torch's fused attention
+        assert max(errors) < 1e-11
         torch.testing.assert_close(student(images), teacher(images))
     else:
         assert errors == {0.0}
@@ -44,11 +56,9 @@ def test_softmax_is_no_distance_from_itself(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "attention"), BOTH + [(name, "focused") for name in HOSTS])
+@pytest.mark.parametrize(("name", "attention"), BOTH + [(name, "focused") for name in (*ROTARY, *HOSTS)])
 def test_they_are_converted_and_come_nearer(name: str, attention: str) -> None:
-    torch.manual_seed(0)
-    teacher = timm.create_model(name, **{"num_classes": 5, **MODELS[name]})
-    side = HOSTS[name].side if name in HOSTS else MODELS[name].get("img_size", 64)
+    teacher, side = built(name)
     before = {key: value.clone() for key, value in teacher.state_dict().items()}
     student = linearize(teacher, attention, side).train()
     distillation = Distillation(teacher, student, MATCHED)

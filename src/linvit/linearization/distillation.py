@@ -173,7 +173,7 @@ class Distillation:
             scales = {key: target.square().mean().item() for key, target in self._of_teacher.items()}
             return {
                 part: {
-                    name: (error / scales[part, name] if part != "logits" else error).item()
+                    name: (error / (scales[part, name] or 1.0) if part != "logits" else error).item()
                     for name, error in own.items()
                 }
                 for part, own in self.errors().items()
