@@ -143,6 +143,23 @@ def test_the_model_is_left_as_it_was() -> None:
     assert model.training
 
 
+def test_a_module_that_is_called_with_a_view_of_a_parameter_is_counted() -> None:
+    """As in timm's PiT; the parameter is trained afterwards as before."""
+
+    class Classed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 4))
+            self.linear = nn.Linear(4, 3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.token.expand(len(x), -1))  # type: ignore[no-any-return]
+
+    model = Classed()
+    assert count_operations(model, torch.zeros(2, 1)).matmul == 2 * 4 * 3
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True, False, False]
+
+
 def test_image_channels() -> None:
     assert macs(nn.Conv2d(4, 2, 1), 3, in_chans=4) == 9 * 8
 

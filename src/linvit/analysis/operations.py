@@ -87,7 +87,8 @@ def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operati
         options: Keyword arguments of the call.
     """
     training = [part for part in module.modules() if part.training]
-    module.eval()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    module.eval().requires_grad_(False)  # torch's counter trips over modules that are called with views of parameters
     try:
         products, others = FlopCounterMode(display=False), _Counter()
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, others:
@@ -95,6 +96,8 @@ def count_operations(module: nn.Module, *inputs: Any, **options: Any) -> Operati
     finally:
         for part in training:
             part.training = True
+        for parameter in trained:
+            parameter.requires_grad = True
     matmul = products.get_total_flops() // 2 + others.matmul
     return Operations(matmul, others.elementwise, num_parameters(module))
 
