@@ -114,6 +114,17 @@ def test_the_card(run, pushed):
     assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
 
 
+def test_the_card_of_a_run_of_a_comparison(run, tmp_path):
+    (tmp_path / "compare.yaml").write_text("{variants: {a: {}, b: {}}, seeds: 2, baseline: b}")
+    for seed in range(2):
+        shutil.copytree(run.folder, tmp_path / f"a-seed{seed}" / "version_0")
+        (tmp_path / f"a-seed{seed}" / "outcome.json").write_text('{"state": "finished"}')
+    done = command("push", "a-seed1/version_0", "--to", "out", "--license=mit", cwd=tmp_path)
+    assert done.code == 0, done.err
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert re.search(r"^\| variant .*\n\|[-| :]+\n\| a +\| [\d.]+ ± 0\.0+ .*\n\n", text, re.MULTILINE), text
+
+
 def test_nothing_of_the_machine_is_published(run, pushed):
     with safe_open(pushed[0] / "model.safetensors", "pt") as file:
         metadata = str(file.metadata())
