@@ -49,8 +49,8 @@ def test_losses_of_proposals(golden: Golden, dtype: torch.dtype) -> None:
     scores, boxes, targets = levels(inputs, "cls"), levels(inputs, "reg"), truth(inputs)
     anchors = torch.cat(rpn.anchors(scores))
     labels, weights, counts = [], [], torch.zeros(2)
-    for image, target in zip(images, targets, strict=True):
-        positive, negative = rpn.sampler(rpn.match(scores, anchors, image, target))
+    matched = [rpn.match(scores, anchors, image, target) for image, target in zip(images, targets, strict=True)]
+    for positive, negative in rpn.sampler(matched):
         label, weight = torch.ones(len(anchors), dtype=torch.long), torch.zeros(len(anchors), dtype=dtype)
         label[positive] = 0
         weight[torch.cat([positive, negative])] = 1

@@ -61,7 +61,7 @@ def test_losses(golden: Golden, dtype: torch.dtype) -> None:
     anchors = torch.cat(head.anchors(scores))
     labels, weights = [], []
     for image, target in zip(images, targets, strict=True):
-        matched = head.assigner.among(head.anchors.on_image(scores, image.padded), anchors, target["boxes"])
+        matched = head.assigner(anchors, target["boxes"], head.anchors.on_image(scores, image.padded))
         label = torch.full_like(matched, head.num_classes)
         label[matched >= 0] = target["labels"][matched[matched >= 0]]
         labels.append(label)

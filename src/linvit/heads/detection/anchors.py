@@ -11,6 +11,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from linvit.heads.detection.base import Size
+from linvit.heads.detection.device import constants, positions
 
 BACKGROUND = -1
 IGNORED = -2
@@ -36,8 +37,8 @@ class Anchors:
 
     def shapes(self, stride: int, like: Tensor) -> Tensor:
         """Returns the anchors (A, 4) around the cell at 0, 0: anchors are centred at the corners of their cells."""
-        roots = like.new_tensor(self.ratios).sqrt()[:, None]  # (ratios, 1)
-        sides = stride * like.new_tensor(self.scales)[None]  # (1, scales)
+        roots = constants(self.ratios, like).sqrt()[:, None]  # (ratios, 1)
+        sides = stride * constants(self.scales, like)[None]  # (1, scales)
         half = torch.stack([sides / roots, sides * roots], -1).flatten(0, 1) / 2  # (A, 2), width and height
         return torch.cat([-half, half], 1)
 
@@ -90,26 +91,28 @@ class Assigner:
     low_quality: bool = True
     least: float = 0.0
 
-    def __call__(self, boxes: Tensor, truth: Tensor) -> Tensor:
-        """Returns for each of n boxes (n, 4) the position of its true box (m, 4), or `BACKGROUND`, or `IGNORED`."""
+    def __call__(self, boxes: Tensor, truth: Tensor, usable: Tensor | None = None) -> Tensor:
+        """Returns for each of n boxes (n, 4) the position of its true box (m, 4), or `BACKGROUND`, or `IGNORED`.
+
+        Boxes that are not usable (n,) are ignored.
+        """
+        matched = self._matched(boxes, truth, usable)
+        return matched if usable is None else matched.where(usable, IGNORED)
+
+    def _matched(self, boxes: Tensor, truth: Tensor, usable: Tensor | None) -> Tensor:
         if not len(truth):
             return torch.full((len(boxes),), BACKGROUND, device=boxes.device)
         iou = box_iou(truth, boxes)  # (m, n)
+        if usable is not None:
+            iou = iou.where(usable, -1)
         overlap, best = iou.max(0)
-        matched = torch.full_like(best, IGNORED)
-        matched[overlap < self.negative] = BACKGROUND
+        matched = torch.where(overlap < self.negative, BACKGROUND, IGNORED)
         matched = torch.where(overlap >= self.positive, best, matched)
         if self.low_quality and len(boxes):
             greatest = iou.amax(1, keepdim=True)  # (m, 1)
             claims = (iou == greatest) & (greatest >= self.least)
             last = len(truth) - 1 - claims.flip(0).byte().argmax(0)  # (n,)
             matched = torch.where(claims.any(0), last, matched)
-        return matched
-
-    def among(self, usable: Tensor, boxes: Tensor, truth: Tensor) -> Tensor:
-        """Returns the same for those of the boxes (n, 4) that are usable (n,); the others are ignored."""
-        matched = torch.full((len(boxes),), IGNORED, device=boxes.device)
-        matched[usable] = self(boxes[usable], truth)
         return matched
 
 
@@ -135,8 +138,11 @@ class Sampler:
     fraction: float
     choose: Callable[[Tensor, int], Tensor] = choose_at_random
 
-    def __call__(self, matched: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the positions of positives and negatives of what an `Assigner` returned."""
-        positive = self.choose((matched >= 0).nonzero()[:, 0], int(self.num * self.fraction))
-        negative = self.choose((matched == BACKGROUND).nonzero()[:, 0], self.num - len(positive))
-        return positive, negative
+    def __call__(self, matched: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Returns the positions of positives and negatives of what an `Assigner` returned for each image."""
+        found = positions([of_image >= 0 for of_image in matched] + [of_image == BACKGROUND for of_image in matched])
+        chosen = []
+        for positive, negative in zip(found[: len(matched)], found[len(matched) :], strict=True):
+            positive = self.choose(positive, int(self.num * self.fraction))
+            chosen.append((positive, self.choose(negative, self.num - len(positive))))
+        return chosen

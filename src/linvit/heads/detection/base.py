@@ -7,6 +7,7 @@ from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
 from linvit.heads.base import Head
+from linvit.heads.detection.device import constants
 
 Size = tuple[int, int]
 """Height and width."""
@@ -46,7 +47,7 @@ class ImageShape(NamedTuple):
 
     def _scale(self, boxes: Tensor) -> Tensor:
         width, height = (self.size[i] / self.original[i] for i in (1, 0))
-        return boxes.new_tensor([width, height, width, height])
+        return constants([width, height, width, height], boxes)
 
 
 class DetectionHead(Head):

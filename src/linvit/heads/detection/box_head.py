@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import generalized_box_iou_loss
 
 from linvit.attention.ops.functional import upcast
-from linvit.heads.detection.boxes import BoxCoder
+from linvit.heads.detection.boxes import BoxCoder, generalized_iou
 from linvit.heads.layers import ConvNormReLU
 
 GIOU_WEIGHT = 10.0
@@ -71,11 +70,11 @@ class BoxHead(nn.Module):
     def loss(self, logits: Tensor, deltas: Tensor, boxes: Tensor, labels: Tensor, truth: Tensor) -> dict[str, Tensor]:
         """Returns `loss_cls` (cross-entropy) and `loss_bbox` (of positives), both over the number of all RoIs."""
         count = max(len(labels), 1)
-        positive = (labels < self.num_classes).nonzero()[:, 0]
+        positive = (labels < self.num_classes).nonzero_static(size=len(truth))[:, 0]  # without a wait for their number
         chosen = self.of_class(deltas[positive], labels[positive])  # (p, 4)
         if self.giou:
             decoded = self.coder.decode(boxes[positive], chosen)
-            box_loss = GIOU_WEIGHT * generalized_box_iou_loss(decoded, truth, reduction="sum")
+            box_loss = GIOU_WEIGHT * (1 - generalized_iou(decoded, truth)).sum()
         else:
             wanted = self.coder.encode(boxes[positive], truth)
             box_loss = F.smooth_l1_loss(chosen, wanted, beta=self.beta, reduction="sum")

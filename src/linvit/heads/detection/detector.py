@@ -11,6 +11,7 @@ from linvit.errors import UserError
 from linvit.heads.create import DenseNetwork, backbone_and_head, feature_maps
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.boxes import has_area
+from linvit.heads.detection.device import positions
 from linvit.heads.neck import SimpleFeaturePyramid
 from linvit.registry import Spec
 
@@ -60,7 +61,7 @@ class Detector(DenseNetwork):
         truth = None
         if self.training:
             checked = check_targets(targets, shapes, self.num_classes, self.with_masks)
-            truth = [usable(target, image) for target, image in zip(checked, shapes, strict=True)]
+            truth = usable(checked, shapes)
         return self.head(self.feature_maps(images), shapes, truth)  # type: ignore[no-any-return]
 
     def feature_maps(self, images: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]  # of several sizes
@@ -126,7 +127,7 @@ def check_targets(
                 )
     labels = torch.cat([target["labels"] for target in targets])
     if len(labels):
-        least, greatest = (int(label) for label in labels.aminmax())
+        least, greatest = torch.stack(labels.aminmax()).tolist()
         if least < 0 or greatest >= num_classes:
             raise UserError(
                 f"labels must lie between 0 and {num_classes - 1}: the detector has {num_classes} classes, without one "
@@ -135,13 +136,16 @@ def check_targets(
     return targets
 
 
-def usable(target: Target, image: ImageShape) -> Target:
-    """Returns the target without boxes that have no area in the image, with masks of the padded image's size."""
-    keep = has_area(image.clip(target["boxes"]))
-    found = {"boxes": target["boxes"][keep], "labels": target["labels"][keep]}
-    if "masks" in target:
-        below, right = (image.padded[i] - image.size[i] for i in (0, 1))
-        found["masks"] = F.pad(target["masks"][keep], (0, right, 0, below))
+def usable(targets: Sequence[Target], images: Sequence[ImageShape]) -> list[Target]:
+    """Returns the targets without boxes that have no area in their image, with masks of the padded images' sizes."""
+    kept = positions([has_area(image.clip(target["boxes"])) for target, image in zip(targets, images, strict=True)])
+    found = []
+    for target, image, row in zip(targets, images, kept, strict=True):
+        chosen = {"boxes": target["boxes"][row], "labels": target["labels"][row]}
+        if "masks" in target:
+            below, right = (image.padded[i] - image.size[i] for i in (0, 1))
+            chosen["masks"] = F.pad(target["masks"][row], (0, right, 0, below))
+        found.append(chosen)
     return found
 
 

@@ -19,6 +19,7 @@ from linvit.heads.base import rows
 from linvit.heads.detection.anchors import IGNORED, Anchors, Assigner, by_anchor
 from linvit.heads.detection.base import DetectionHead, Detections, ImageShape, Target
 from linvit.heads.detection.boxes import BoxCoder, best, check_limits, has_area, top
+from linvit.heads.detection.device import positions
 from linvit.heads.layers import FPN, TwoMoreLevels, conv, tower
 
 PRIOR = 0.01  # what the scores of all classes are at first
@@ -122,16 +123,18 @@ class RetinaNet(DetectionHead):
         deltas = torch.cat([by_anchor(x, 4) for x in boxes], 1)  # (B, n, 4)
         positives = 0
         cls_loss = box_loss = upcast(logits[:0]).sum()
-        for i, (image, target) in enumerate(zip(images, targets, strict=True)):
-            matched = self.assigner.among(self.anchors.on_image(scores, image.padded), anchors, target["boxes"])
-            positive = (matched >= 0).nonzero()[:, 0]
-            true = matched[positive]
+        matched = [
+            self.assigner(anchors, target["boxes"], self.anchors.on_image(scores, image.padded))
+            for image, target in zip(images, targets, strict=True)
+        ]
+        for i, positive in enumerate(positions([of_image >= 0 for of_image in matched])):
+            true = matched[i][positive]
             of_image = upcast(logits[i])
             wanted = torch.zeros_like(of_image)
-            wanted[positive, target["labels"][true]] = 1
-            used = matched != IGNORED
-            cls_loss = cls_loss + sigmoid_focal_loss(of_image[used], wanted[used], reduction="sum")
-            wanted_deltas = self.coder.encode(anchors[positive], target["boxes"][true])
+            wanted[positive, targets[i]["labels"][true]] = 1
+            used = (matched[i] != IGNORED)[:, None]
+            cls_loss = cls_loss + (sigmoid_focal_loss(of_image, wanted) * used).sum()
+            wanted_deltas = self.coder.encode(anchors[positive], targets[i]["boxes"][true])
             box_loss = box_loss + F.l1_loss(upcast(deltas[i][positive]), wanted_deltas, reduction="sum")
             positives += max(1, len(positive))
         return {"loss_cls": cls_loss / positives, "loss_bbox": box_loss / positives}
@@ -155,16 +158,21 @@ class RetinaNet(DetectionHead):
     def _of_image(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], image: ImageShape) -> Detections:
         """Anchors (n, 4), scores (n, K) and deltas (n, 4) of each level to detections."""
         pairs, found = self.candidate_rule == "pairs", []
-        for anchors, scores, deltas in levels:
-            if not pairs and len(scores) > self.candidates:
-                chosen = top(scores.amax(1), self.candidates)
-                anchors, scores, deltas = anchors[chosen], scores[chosen], deltas[chosen]
-            row, label = (scores > self.score_threshold).nonzero(as_tuple=True)
+        if not pairs:
+            chosen = [
+                top(scores.amax(1), self.candidates) if len(scores) > self.candidates else slice(None)
+                for _, scores, _ in levels
+            ]
+            levels = [tuple(values[rows] for values in level) for rows, level in zip(chosen, levels, strict=True)]
+        above = positions([(scores > self.score_threshold).flatten() for _, scores, _ in levels])
+        for (anchors, scores, deltas), place in zip(levels, above, strict=True):
             if pairs:
-                chosen = top(scores[row, label], self.candidates)
-                row, label = row[chosen], label[chosen]
+                place = place[top(scores.flatten()[place], self.candidates)]
+            row, label = place // self.num_classes, place % self.num_classes
             boxes = image.to_original(image.clip(self.coder.decode(anchors[row], deltas[row])))
-            kept = has_area(boxes) if pairs else slice(None)
-            found.append((boxes[kept], scores[row, label][kept], label[kept]))
+            found.append((boxes, scores[row, label], label))
         boxes, scores, labels = (torch.cat(of_levels) for of_levels in zip(*found, strict=True))
+        if pairs:
+            (kept,) = positions([has_area(boxes)])
+            boxes, scores, labels = boxes[kept], scores[kept], labels[kept]
         return best(boxes, scores, labels, self.nms_threshold, self.max_detections)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import batched_nms
 
 from linvit.attention.ops.functional import upcast
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.anchors import Anchors, Assigner, Sampler, by_anchor
 from linvit.heads.detection.base import ImageShape, Target
 from linvit.heads.detection.boxes import BoxCoder, has_area, top
+from linvit.heads.detection.device import nms_in_groups, positions
 from linvit.heads.layers import conv, tower
 
 NMS_THRESHOLD = 0.7
@@ -84,13 +84,12 @@ class RPN(nn.Module):
         deltas = torch.cat([by_anchor(upcast(x), 4) for x in boxes], 1)  # (B, n, 4)
         cls_loss = box_loss = logits[:0].sum()
         count = 0
-        for i, (image, target) in enumerate(zip(images, targets, strict=True)):
-            matched = self.match(scores, anchors, image, target)
-            positive, negative = self.sampler(matched)
+        matched = [self.match(scores, anchors, *each) for each in zip(images, targets, strict=True)]
+        for i, (positive, negative) in enumerate(self.sampler(matched)):
             rows = torch.cat([positive, negative])
-            wanted = (matched[rows] >= 0).to(logits.dtype)
+            wanted = (matched[i][rows] >= 0).to(logits.dtype)
             cls_loss = cls_loss + F.binary_cross_entropy_with_logits(logits[i][rows], wanted, reduction="sum")
-            wanted_deltas = self.coder.encode(anchors[positive], target["boxes"][matched[positive]])
+            wanted_deltas = self.coder.encode(anchors[positive], targets[i]["boxes"][matched[i][positive]])
             errors = F.smooth_l1_loss(deltas[i][positive], wanted_deltas, beta=self.beta, reduction="sum")
             box_loss = box_loss + errors
             count += max(1, len(positive)) + max(1, len(negative))
@@ -102,7 +101,7 @@ class RPN(nn.Module):
         if self.inside_only:
             height, width = image.size
             usable &= (anchors[:, :2] >= 0).all(1) & (anchors[:, 2] < width) & (anchors[:, 3] < height)
-        return self.assigner.among(usable, anchors, target["boxes"])
+        return self.assigner(anchors, target["boxes"], usable)
 
     @torch.no_grad()
     def propose(
@@ -120,10 +119,9 @@ class RPN(nn.Module):
             starts = torch.cat([of_level[row] for of_level, row in zip(anchors, rows, strict=True)])
             moves = torch.cat([of_level[i][row] for of_level, row in zip(deltas, rows, strict=True)])
             level = torch.cat([torch.full_like(row, j) for j, row in enumerate(rows)])
-            box = image.clip(self.coder.decode(starts, moves))
-            if self.drop_empty:
-                kept = has_area(box)
-                box, score, level = box[kept], score[kept], level[kept]
-            keep = batched_nms(box, score, level, NMS_THRESHOLD)[:limit]
-            found.append((box[keep], score[keep]))
-        return found
+            found.append((image.clip(self.coder.decode(starts, moves)), score, level))
+        if self.drop_empty:
+            kept = positions([has_area(box) for box, _, _ in found])
+            found = [(box[row], score[row], level[row]) for row, (box, score, level) in zip(kept, found, strict=True)]
+        keep = [nms_in_groups(*of_image, NMS_THRESHOLD)[:limit] for of_image in found]
+        return [(box[row], score[row]) for row, (box, score, _) in zip(keep, found, strict=True)]

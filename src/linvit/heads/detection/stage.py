@@ -15,6 +15,7 @@ from linvit.attention.ops.functional import upcast
 from linvit.heads.detection.anchors import Assigner, Sampler
 from linvit.heads.detection.base import ImageShape, Target
 from linvit.heads.detection.box_head import BoxHead
+from linvit.heads.detection.device import positions
 from linvit.heads.detection.masks import MaskHead, mask_targets
 
 
@@ -59,25 +60,30 @@ class RoIStage(nn.Module):
         self.reductions, self.finest_scale = tuple(reductions), finest_scale
         self.assigner, self.sampler = assigner, sampler
 
-    def sample(self, proposals: Tensor, target: Target) -> Samples:
-        """Returns what is sampled of proposals (n, 4) and the true boxes, which are put before them."""
-        truth = target["boxes"].to(proposals.dtype)
-        own = torch.arange(len(truth), device=truth.device)
-        matched = torch.cat([own, self.assigner(proposals, truth)])
-        positive, negative = self.sampler(matched)
-        rows = torch.cat([positive, negative])
-        labels = torch.full_like(rows, self.box_head.num_classes)
-        labels[: len(positive)] = target["labels"][matched[positive]]
-        return Samples(torch.cat([truth, proposals])[rows], labels, matched[positive], rows < len(truth))
+    def sample(self, proposals: Sequence[Tensor], targets: Sequence[Target]) -> list[Samples]:
+        """Returns what is sampled of the proposals (n, 4) of each image and the true boxes, which are put before."""
+        truth = [target["boxes"].to(proposed.dtype) for target, proposed in zip(targets, proposals, strict=True)]
+        matched = [
+            torch.cat([torch.arange(len(own), device=own.device), self.assigner(proposed, own)])
+            for own, proposed in zip(truth, proposals, strict=True)
+        ]
+        found = []
+        for i, (positive, negative) in enumerate(self.sampler(matched)):
+            rows = torch.cat([positive, negative])
+            labels = torch.full_like(rows, self.box_head.num_classes)
+            labels[: len(positive)] = targets[i]["labels"][matched[i][positive]]
+            boxes = torch.cat([truth[i], proposals[i]])[rows]
+            found.append(Samples(boxes, labels, matched[i][positive], rows < len(truth[i])))
+        return found
 
     def boxes(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Returns logits and relative boxes of the RoIs of all images."""
         return self.box_head(self._features(maps, boxes, self.box_head.size))  # type: ignore[no-any-return]
 
-    def masks(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Returns logits (n, s, s) of the masks of the RoIs of all images, each for its class (n,)."""
+    def mask_features(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
+        """Returns what the mask head is given of the RoIs of all images, (n, C, size, size)."""
         assert self.mask_head is not None
-        return self.mask_head.of_class(self._features(maps, boxes, self.mask_head.size), labels)
+        return self._features(maps, boxes, self.mask_head.size)
 
     def _features(self, maps: Sequence[Tensor], boxes: Sequence[Tensor], size: int) -> Tensor:
         return roi_features(maps[: len(self.reductions)], boxes, self.reductions, size, self.finest_scale)
@@ -90,7 +96,7 @@ class RoIStage(nn.Module):
         targets: Sequence[Target],
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Returns the losses `loss_cls`, `loss_bbox` and `loss_mask`, and the proposals for the next stage."""
-        samples = [self.sample(*each) for each in zip(proposals, targets, strict=True)]
+        samples = self.sample(proposals, targets)
         logits, deltas = self.boxes(maps, [of_image.boxes for of_image in samples])
         boxes, labels = (torch.cat([of_image[i] for of_image in samples]) for i in (0, 1))
         truth = torch.cat([t["boxes"][s.matched] for s, t in zip(samples, targets, strict=True)])
@@ -99,10 +105,8 @@ class RoIStage(nn.Module):
             found["loss_mask"] = self.mask_loss(maps, samples, targets)
         with torch.no_grad():
             refined = self.box_head.refine(boxes, deltas, logits, labels).split([len(s.boxes) for s in samples])
-            following = [
-                image.clip(moved[~of_image.is_truth])
-                for image, moved, of_image in zip(images, refined, samples, strict=True)
-            ]
+            kept = positions([~of_image.is_truth for of_image in samples])
+            following = [image.clip(moved[row]) for image, moved, row in zip(images, refined, kept, strict=True)]
         return found, following
 
     def mask_loss(self, maps: Sequence[Tensor], samples: Sequence[Samples], targets: Sequence[Target]) -> Tensor:
@@ -114,7 +118,8 @@ class RoIStage(nn.Module):
             mask_targets(target["masks"], of_image, sample.matched, 2 * self.mask_head.size)
             for target, of_image, sample in zip(targets, boxes, samples, strict=True)
         ]
-        return self.mask_head.loss(self.masks(maps, boxes, labels), torch.cat(wanted))
+        logits = self.mask_head.of_class(self.mask_features(maps, boxes), labels)
+        return self.mask_head.loss(logits, torch.cat(wanted))
 
 
 def roi_levels(boxes: Tensor, finest_scale: float, count: int) -> Tensor:
@@ -135,12 +140,11 @@ def roi_features(
     version was. The operator itself is torchvision's, with as many samples as a box has pixels.
     """
     flat = torch.cat(list(boxes))
-    counts = torch.tensor([len(of_image) for of_image in boxes])
-    image = torch.arange(len(boxes)).repeat_interleave(counts).to(flat)
-    rois = torch.cat([image[:, None], flat], 1)  # (n, 5)
+    image = torch.cat([flat.new_full((len(of_image), 1), i) for i, of_image in enumerate(boxes)])
+    rois = torch.cat([image, flat], 1)  # (n, 5)
     level = roi_levels(flat, finest_scale, len(maps))
     dtype = torch.promote_types(maps[0].dtype, torch.float32)
-    rows = [(level == i).nonzero()[:, 0] for i in range(len(maps))]
+    rows = positions([level == i for i in range(len(maps))])
     cut = [  # also where there is no box, so that every map has a gradient
         roi_align(upcast(x), rois[row].to(dtype), size, 1 / reduction, sampling_ratio=0, aligned=True)
         for x, row, reduction in zip(maps, rows, reductions, strict=True)

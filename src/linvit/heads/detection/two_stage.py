@@ -191,7 +191,9 @@ class TwoStage(DetectionHead):
     def _add_masks(self, found: list[Detections], maps: Sequence[Tensor], images: Sequence[ImageShape]) -> None:
         boxes = [image.from_original(one["boxes"]) for image, one in zip(images, found, strict=True)]
         labels = torch.cat([one["labels"] for one in found])
-        of_stages = [stage.masks(maps, boxes, labels).sigmoid() for stage in self._stages()]
+        stages = self._stages()
+        features = stages[0].mask_features(maps, boxes)  # the same for all stages
+        of_stages = [stage.mask_head.of_class(features, labels).sigmoid() for stage in stages]  # type: ignore[union-attr]
         masks = torch.stack(of_stages).mean(0).split([len(of_image) for of_image in boxes])
         for one, mask, image in zip(found, masks, images, strict=True):
             one["masks"] = paste_masks(mask, one["boxes"], image.original)
