@@ -1,8 +1,9 @@
 """Whether weights are finite: what may be trained, saved and loaded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 RUNNING_STATISTICS = ("running_mean", "running_var")  # names of the buffers of BatchNorm and its relatives
@@ -25,7 +26,7 @@ def tensors(values: Any) -> Iterator[Tensor]:
 
 def is_finite(values: Any) -> bool:
     """Whether all numbers in nested containers are finite."""
-    return all(bool(tensor.detach().isfinite().all()) for tensor in tensors(values))
+    return not any(_true([tensor.detach().isfinite().logical_not().any() for tensor in tensors(values)]))
 
 
 def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
@@ -35,5 +36,15 @@ def not_finite(model: nn.Module, checkpoint: Mapping[str, Any]) -> list[str]:
     """
     masks = {name for name, _ in model.named_buffers() if not is_running_statistic(name)}
     state = checkpoint["state_dict"]
-    names = [name for name in state if (state[name].isnan().any() if name in masks else not is_finite(state[name]))]
+    bad = [(value.isnan() if name in masks else value.isfinite().logical_not()).any() for name, value in state.items()]
+    names = [name for name, flag in zip(state, _true(bad), strict=True) if flag]
     return names + [name for name in ("optimizer_states",) if not is_finite(checkpoint.get(name))]
+
+
+def _true(flags: Sequence[Tensor]) -> list[bool]:
+    """The values of scalars, for which the host waits once per device and not once each."""
+    values = {
+        device: iter(torch.stack([flag for flag in flags if flag.device == device]).tolist())
+        for device in {flag.device for flag in flags}
+    }
+    return [next(values[flag.device]) for flag in flags]

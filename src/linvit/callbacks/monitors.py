@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -14,6 +15,29 @@ from torch.optim import Optimizer
 from torchvision.utils import make_grid
 
 from linvit.callbacks.common import rgb, writers
+
+REFRESH = 20  # steps
+
+
+class ProgressBar(TQDMProgressBar):
+    """Lightning's bar, redrawn every 20 steps, with loss and speed, which it reads from the device only then.
+
+    What is logged with `prog_bar=True`, Lightning reads in every step, whatever the bar, and for that the processor
+    waits until a GPU has done all of its work. So `on_bar` is False where this bar is in use.
+    """
+
+    def __init__(self, refresh_rate: int = REFRESH) -> None:
+        super().__init__(refresh_rate)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """What Lightning's bar shows, and the latest loss and images/s."""
+        latest = {name: trainer.callback_metrics.get(name) for name in ("train/loss", "images/s")}
+        return super().get_metrics(trainer, pl_module) | {name: x.item() for name, x in latest.items() if x is not None}
+
+
+def on_bar(trainer: Trainer) -> bool:
+    """Whether what a progress bar shows of a step must be logged with `prog_bar=True`: another bar than linvit's."""
+    return not isinstance(trainer.progress_bar_callback, ProgressBar)
 
 
 class Throughput(Callback):
@@ -78,7 +102,7 @@ class Throughput(Callback):
 
     def _log(self, pl_module: LightningModule, **options: Any) -> None:
         for name, figure in self._latest.items():
-            pl_module.log(name, figure, prog_bar=name == "images/s", **options)
+            pl_module.log(name, figure, prog_bar=name == "images/s" and on_bar(pl_module.trainer), **options)
 
     def _restart(self, trainer: Trainer) -> None:
         self._images = self._steps = 0

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,12 +16,10 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from linvit import yaml_text
-from linvit.callbacks.monitors import BadImageCount, GradientNorm, ImageCount, Memory, Throughput
+from linvit.callbacks.monitors import BadImageCount, GradientNorm, ImageCount, Memory, ProgressBar, Throughput
 from linvit.callbacks.stop_on_signal import StopOnSignal
 from linvit.errors import UserError
 from linvit.runs.folder import run_config
-
-REFRESH = 20  # steps
 
 
 def default_callbacks() -> list[Callback]:
@@ -30,17 +29,11 @@ def default_callbacks() -> list[Callback]:
 
 
 def with_progress_bar(callbacks: Any) -> list[Callback]:
-    """The callbacks of a configuration and a progress bar, unless they have one.
-
-    It is redrawn every 20 steps. Lightning's own is redrawn at every step, and reads the loss each time, for which
-    the processor must wait until the GPU has done all of its work.
-    """
+    """The callbacks of a configuration and a progress bar, unless they have one."""
     given = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     if any(isinstance(callback, RichProgressBar) for callback in given):  # it draws by codes, and strips those of texts
         sys.stdout = getattr(sys.stdout, "unchecked", sys.stdout)
-    if any(isinstance(callback, ProgressBar) for callback in given):
-        return given
-    return [*given, TQDMProgressBar(refresh_rate=REFRESH)]
+    return given if any(isinstance(callback, AnyProgressBar) for callback in given) else [*given, ProgressBar()]
 
 
 def default_precision(accelerator: Any) -> str:

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
-from linvit.callbacks.monitors import ImageGrid
+from linvit.callbacks.monitors import ImageGrid, on_bar
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
@@ -234,7 +234,7 @@ class Task(LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Returns and logs the loss; with a teacher the weighted sum of the task's and of what is matched."""
         loss = (self if self.distillation is None else self.distillation).training_loss(batch)
-        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/loss", loss, prog_bar=on_bar(self.trainer))
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
