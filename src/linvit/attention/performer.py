@@ -86,15 +86,27 @@ class PerformerAttention(Attention):
         self.register_buffer("projection_matrix", None if weight is None else weight.to(torch.get_default_dtype()))
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("passes", torch.tensor(0))
+        self._known = (-1, 0)  # a version of the counter, and its value then
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         if self.training and self.redraw_interval is not None and not _recomputing():
-            weight = redraw(self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling)
-            self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
+            if torch.compiler.is_compiling() or self._is_due(self.redraw_interval):
+                weight = redraw(
+                    self.projection_matrix, self.seed, self.passes, self.redraw_interval, self.ortho_scaling
+                )
+                self.projection_matrix.copy_(weight)  # type: ignore[union-attr]
             self.passes.add_(1)
+            if not torch.compiler.is_compiling():
+                self._known = self.passes._version, self._known[1] + 1
         # A copy of W: a later redraw must not change this pass's gradients.
         return self._attend(q, k, v, weight=None if self.projection_matrix is None else self.projection_matrix.clone())
+
+    def _is_due(self, interval: int) -> bool:
+        """Whether the coming pass draws a new W. The counter is read where it was set, and not in every pass."""
+        if self._known[0] != self.passes._version:
+            self._known = self.passes._version, int(self.passes)
+        return self._known[1] % interval == 0
 
     @recomputed
     @full_precision

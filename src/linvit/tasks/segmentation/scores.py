@@ -53,9 +53,8 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
         sums = (logits.softmax(1).flatten(2) @ target.flatten(2).mT).sum(0)  # (K, K), of probabilities by label
     labelled = target.sum((0, 2, 3))
     present = labelled > 0
-    if not present.any():
-        return 0 * logits.sum()
-    return (1 - 2 * sums.diagonal()[present] / (sums.sum(1) + labelled)[present]).mean()
+    dice = 2 * sums.diagonal() / (sums.sum(1) + labelled).where(present, 1)
+    return (1 - dice).where(present, 0).sum() / present.sum().clamp(min=1)
 
 
 class PixelConfusion(MulticlassConfusionMatrix):
@@ -63,6 +62,13 @@ class PixelConfusion(MulticlassConfusionMatrix):
 
     def __init__(self, num_classes: int, **options: Any) -> None:
         super().__init__(num_classes, ignore_index=IGNORE_INDEX, validate_args=False, **options)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Counts predicted classes (...) by their labels (...): half of torchmetrics' time, and no wait on CUDA."""
+        valid = target != IGNORE_INDEX
+        pairs = target.where(valid, 0) * self.num_classes + preds
+        counts = torch.zeros(self.num_classes**2, dtype=torch.long, device=preds.device)
+        self.confmat += counts.scatter_add_(0, pairs.flatten(), valid.flatten().long()).view_as(self.confmat)
 
 
 def class_scores(matrix: Tensor) -> dict[str, Tensor]:

@@ -171,7 +171,7 @@ class SegmentationTask(Task):
                 rows = label[None, top : top + scores.shape[2]]
                 top += scores.shape[2]
                 losses = F.nll_loss(scores.clamp(min=1e-30).log(), rows, ignore_index=IGNORE_INDEX, reduction="none")
-                metrics["loss"].update(losses[rows != IGNORE_INDEX])
+                metrics["loss"].update(losses, (rows != IGNORE_INDEX).to(losses.dtype))
                 predicted.append(scores.argmax(1))
                 confusion.update(predicted[-1], rows)
             found.append(torch.cat(predicted, 1)[0])
