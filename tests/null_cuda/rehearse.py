@@ -1,0 +1,166 @@
+"""Steps of everything registered on the null device, one JSON line each: its name, launches, waits, and error.
+
+`python -m tests.null_cuda.rehearse SUBJECT`, with the library of device.py preloaded.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch.loops import training_epoch_loop
+from torch import Tensor, nn
+
+import linvit
+from linvit import AttentionLayer, Grid
+from linvit.registry import attentions, heads
+from linvit.tasks.segmentation.scores import dice_loss, pixel_cross_entropy
+from tests.families import kinds, narrow, small
+from tests.helpers import own_names
+from tests.null_cuda.device import Calls
+
+DEVICE = "cuda"
+SIDE = 64
+DETECTION_BATCH = 8
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+Step = Callable[[], object]
+
+
+def mechanisms() -> Iterator[tuple[str, Step]]:
+    """A training step of each mechanism in its layer, in every precision."""
+    grid = Grid((8, 8))
+    for name in sorted(own_names(attentions)):
+        for precision, dtype in PRECISIONS.items():
+            layer = AttentionLayer(64, 2, grid, attention=name).to(DEVICE).train()
+            x = torch.zeros(2, 64, 64, device=DEVICE, requires_grad=True)
+            yield f"{name} {precision}", training(lambda layer=layer, x=x: layer(x, grid), dtype)
+        half = AttentionLayer(64, 2, grid, attention=name).to(DEVICE, torch.bfloat16).train()
+        x = torch.zeros(2, 64, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        yield f"{name} bf16-true", training(lambda layer=half, x=x: layer(x, grid))
+
+
+def networks() -> Iterator[tuple[str, Step]]:
+    """A training step of a network of each family, and of one under each segmentation head with its losses."""
+    images = torch.zeros(2, 3, SIDE, SIDE, device=DEVICE)
+    for name in kinds():
+        network = linvit.create_backbone(small(name), img_size=SIDE, num_classes=5).to(DEVICE).train()
+        yield name, training(lambda network=network: network(images), torch.bfloat16)
+    mask = torch.zeros(2, SIDE, SIDE, dtype=torch.long, device=DEVICE)
+    for name in of_task("segmentation"):
+        segmentor = linvit.create_segmentor(small("pvt_v2_b0"), narrow(name), 5, "linear", SIDE).to(DEVICE).train()
+
+        def loss(segmentor: nn.Module = segmentor) -> Tensor:
+            logits = segmentor(images)
+            return pixel_cross_entropy(logits, mask) + dice_loss(logits, mask)
+
+        yield name, training(loss, torch.bfloat16)
+
+
+def detectors() -> Iterator[tuple[str, Step]]:
+    """A training step and a step of evaluation of each detector, for eight images."""
+    images = list(torch.zeros(DETECTION_BATCH, 3, SIDE, SIDE, device=DEVICE))
+    target = {
+        "boxes": torch.tensor([[4.0, 4, 40, 40], [8.0, 8, 20, 20]]).to(DEVICE),
+        "labels": torch.zeros(2, dtype=torch.long).to(DEVICE),
+        "masks": torch.zeros(2, SIDE, SIDE, dtype=torch.uint8).to(DEVICE),
+    }
+    for name in of_task("detection"):
+        detector = linvit.create_detector(small("pvt_v2_b0"), narrow(name), 5, "linear", SIDE).to(DEVICE).train()
+
+        def loss(detector: nn.Module = detector) -> Tensor:
+            return sum(detector(images, [target] * len(images)).values())  # type: ignore[return-value]
+
+        yield f"{name} training", training(loss, torch.bfloat16)
+
+        def detect(detector: nn.Module = detector) -> None:
+            with torch.no_grad():
+                for image in images:
+                    detector.eval()([image])
+
+        yield f"{name} evaluation", detect
+
+
+def planted() -> Iterator[tuple[str, Step]]:
+    """What must be found: a tensor on another device, and a value that the host reads."""
+    x = torch.zeros(8, device=DEVICE, requires_grad=True)
+    yield "another device", training(lambda: x + torch.ones(8))
+    yield "another dtype", training(lambda: x @ torch.ones(8, dtype=torch.float64, device=DEVICE))
+    yield "item", training(lambda: x * float(x.sum().item()))
+
+
+def training(forward: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Step:
+    """A forward pass, in mixed precision if there is a dtype, and a backward pass."""
+
+    def step() -> None:
+        with torch.autocast(DEVICE, dtype, enabled=dtype is not None):
+            value = forward().float().sum()
+        value.backward()
+
+    return step
+
+
+def of_task(task: str) -> list[str]:
+    """The heads of a task."""
+    return sorted(name for name in own_names(heads) if heads.get(name).task == task)
+
+
+def fit(config: str) -> None:
+    """`linvit fit` of a configuration on the null device: a line for each batch of training and of validation."""
+    from lightning.pytorch.loops import evaluation_loop
+
+    from linvit.cli import main
+
+    for loop, name, kind in (
+        (training_epoch_loop._TrainingEpochLoop, "advance", "training"),
+        (evaluation_loop._EvaluationLoop, "_evaluation_step", "validation"),
+    ):
+        setattr(loop, name, counted(getattr(loop, name), kind))
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(main(["fit", f"--config={config}", f"--trainer.default_root_dir={folder}", *sys.argv[3:]]))
+
+
+def counted(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """The function, which prints what it asks of the device."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with Calls() as calls:
+            found = function(*args, **kwargs)
+        report(kind, calls)
+        return found
+
+    return wrapper
+
+
+def report(name: str, calls: Calls, error: str = "") -> None:
+    """Adds a line to the file that the environment names."""
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps({"name": name, "launches": calls.launches, "waits": calls.waits, "error": error}) + "\n")
+
+
+def main() -> None:
+    """Does each step twice, and counts the second time: what is kept from the first need not be made again."""
+    torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if sys.argv[1] == "fit":
+        return fit(sys.argv[2])
+    for name, step in globals()[sys.argv[1]]():
+        error = ""
+        with Calls() as first:
+            try:
+                step()
+            except Exception as caught:
+                error = f"{type(caught).__name__}: {caught}"
+        if error:
+            report(name, first, error)
+            continue
+        with Calls() as calls:
+            step()
+        report(name, calls)
+    return None
+
+
+if __name__ == "__main__":
+    main()
