@@ -139,7 +139,7 @@ def check_targets(
 def usable(targets: Sequence[Target], images: Sequence[ImageShape]) -> list[Target]:
     """Returns the targets without boxes that have no area in their image, with masks of the padded images' sizes."""
     kept = positions([has_area(image.clip(target["boxes"])) for target, image in zip(targets, images, strict=True)])
-    found = []
+    found: list[Target] = []
     for target, image, row in zip(targets, images, kept, strict=True):
         chosen = {"boxes": target["boxes"][row], "labels": target["labels"][row]}
         if "masks" in target:

@@ -25,5 +25,7 @@ def nms_in_groups(boxes: Tensor, scores: Tensor, groups: Tensor, iou: float) -> 
     from a number of the host's.
     """
     if not boxes.is_cuda or not 0 < boxes.numel() <= 100_000:
-        return batched_nms(boxes, scores, groups, iou)
-    return nms(boxes + (groups.to(boxes) * (boxes.max() + 1))[:, None], scores, iou)
+        kept: Tensor = batched_nms(boxes, scores, groups, iou)
+    else:
+        kept = nms(boxes + (groups.to(boxes) * (boxes.max() + 1))[:, None], scores, iou)
+    return kept

@@ -160,10 +160,9 @@ class RetinaNet(DetectionHead):
         pairs, found = self.candidate_rule == "pairs", []
         if not pairs:
             chosen = [
-                top(scores.amax(1), self.candidates) if len(scores) > self.candidates else slice(None)
-                for _, scores, _ in levels
+                top(s.amax(1), self.candidates) if len(s) > self.candidates else slice(None) for _, s, _ in levels
             ]
-            levels = [tuple(values[rows] for values in level) for rows, level in zip(chosen, levels, strict=True)]
+            levels = [(a[row], s[row], d[row]) for row, (a, s, d) in zip(chosen, levels, strict=True)]
         above = positions([(scores > self.score_threshold).flatten() for _, scores, _ in levels])
         for (anchors, scores, deltas), place in zip(levels, above, strict=True):
             if pairs:
