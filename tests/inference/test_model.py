@@ -13,10 +13,12 @@ import linvit
 from linvit.data.sources.images import collate
 from linvit.errors import UserError
 from linvit.runs.run import Run
+from linvit.tasks import FeatureTask
 from linvit.tasks.detection.results import DetectionResults, Objects
 from linvit.tasks.segmentation.scores import ConfusionScore, PixelConfusion
 from tests.cli.runs import flags
 from tests.cli.runs import linvit as command_line
+from tests.training import SIDE, TINY
 
 SMALL = flags(
     **{"trainer__limit_train_batches": 2, "trainer__max_epochs": 1, "trainer__accelerator": "cpu"},
@@ -162,6 +164,13 @@ def test_low_precision_is_near(run, model, digits):
     half = linvit.load(run.folder, dtype=torch.bfloat16)
     assert half(digits / "00.png", top_k=10).scores != model(digits / "00.png", top_k=10).scores
     assert half(digits / "00.png").scores[0] == pytest.approx(model(digits / "00.png").scores[0], abs=0.02)
+
+
+def test_features_are_saved_for_numpy(tmp_path):
+    task = FeatureTask(backbone=TINY, img_size=SIDE)
+    (result,) = task.image_results({"features": torch.randn(1, 24)})
+    assert np.array_equal(np.load(result.save(tmp_path / "photo.a")), result.features)
+    assert (tmp_path / "photo.a.npy").exists()
 
 
 def dense(tmp_path, name):

@@ -1,5 +1,6 @@
 """`linvit predict --model RUN IMAGES`: predictions of a trained network for files, without a configuration."""
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -73,15 +74,18 @@ def main(argv: list[str]) -> int:
         allow=args.allow,
         **given["--model"],
     )
-    warnings.filterwarnings("always", ".*is skipped")
-    for source in args.images if any(path.is_dir() for path in args.images) else [None]:
-        paths = images_in(args.images if source is None else [source])
-        found = (each for each in model(paths, batch_size=args.batch_size, on_error=args.on_error) if each is not None)
-        first = next(found, None)
-        if first is None:
-            raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
-        path = type(first).save_all(chain([first], found), args.output, None if source is None else str(source))
-        print(f"wrote the predictions to {shown(path)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: print(f"linvit: warning: {message}", file=sys.stderr)
+        for source in args.images if any(path.is_dir() for path in args.images) else [None]:
+            paths = images_in(args.images if source is None else [source])
+            results = model(paths, batch_size=args.batch_size, on_error=args.on_error)
+            found = (each for each in results if each is not None)
+            first = next(found, None)
+            if first is None:
+                raise UserError(f"none of the images in {quote_first([*map(str, args.images)])} can be predicted")
+            path = type(first).save_all(chain([first], found), args.output, None if source is None else str(source))
+            print(f"wrote the predictions to {shown(path)}")
     return 0
 
 

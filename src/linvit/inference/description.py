@@ -108,7 +108,7 @@ def read_trained(source: str | Path, weights: Weights | None = None) -> tuple[Mo
             raise UserError(f"'{path}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
         path = run.folder
     if (path / CHECKPOINTS).is_dir():
-        path = checkpoint_in(path, RunFolder(path).best, "the model")
+        path = checkpoint_in(path, RunFolder(path).best, "source")
     return _of_safetensors(path) if path.suffix == ".safetensors" else _of_checkpoint(path, weights)
 
 

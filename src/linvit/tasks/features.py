@@ -27,7 +27,7 @@ class FeatureResult(Result):
 
     def save(self, path: str | Path) -> Path:
         """Writes `path` with the ending .npy, for `numpy.load`."""
-        path = Path(path).with_suffix(".npy")
+        path = Path(f"{str(path).removesuffix('.npy')}.npy")
         np.save(path, self.features)
         return path
 

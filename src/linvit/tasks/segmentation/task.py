@@ -59,8 +59,8 @@ class SegmentationResult(Result):
         return Image.fromarray(overlay(np.asarray(self.image), self.mask, palette(len(self.class_names))))
 
     def save(self, path: str | Path) -> Path:
-        """Writes the mask as `path` with the ending .png or, of a GeoTIFF, .tif; its values are the classes."""
-        return write_mask(Path(path).with_suffix(""), self.mask, palette(len(self.class_names)), self.name)
+        """Writes the mask as `path`, whose ending is .png or, of a GeoTIFF, .tif; its values are the classes."""
+        return write_mask(Path(str(path).removesuffix(".png")), self.mask, palette(len(self.class_names)), self.name)
 
     @classmethod
     def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
