@@ -45,7 +45,6 @@ and --resume=auto continues the stage that was interrupted. A model of timm
 without --config is learned from images alone, of any folder.
 A run is trained, with a page of what came of it (linearize.html) in its folder.
 """
-COPIED = ("all", "attention", "mlp", "nothing")
 OF_A_RUN = "base/linearize"
 ALONE = "linearize/features"  # of a teacher that is no run, and no data: its features, of images without labels
 
@@ -63,9 +62,7 @@ def main(argv: list[str]) -> int:
         metavar="WHAT",
         help="a run's folder, one of its checkpoints, a file of weights, hf-hub:OWNER/NAME, or timm:MODEL",
     )
-    parser.add_argument(
-        "--copy", choices=COPIED, help="what the student starts from: weights of its attention, of all else, or all"
-    )
+    parser.add_argument("--copy", metavar="WHAT", help="weights to start from: all, attention, mlp (all else), nothing")
     parser.add_argument("--no_page", action="store_true", help="train alone; measure and write no page")
     parser.add_argument(
         "--keep",
