@@ -95,7 +95,8 @@ def by_path(kind: str, path: str, known: Mapping[str, list[Entry]]) -> Entry:
         raise UserError(
             f"the {kind} class '{path}' is not registered, and to import it for a file or for timm would run its code. "
             f"If you trust it, register it (linvit.register_{kind}), or name it, too: "
-            f"--model.{kind}={shlex.quote(path)} on the command line, or load_from_checkpoint(..., {kind}={path!r})"
+            f"--model.{kind}={shlex.quote(path)} on the command line, "
+            f"load_from_checkpoint(..., {kind}={path!r}), or linvit.load(..., allow=[{path!r}])"
         )
     return Entry(path, path, f"'{path}'")
 

@@ -242,7 +242,7 @@ class TestClasses:
     @pytest.mark.parametrize("nested", [False, True])
     def test_it_is_not_imported(self, changed, module, nested):
         path = changed({"backbone": {**TINY, "name": module} if nested else module})
-        with pytest.raises(UserError, match=rf"names the backbone class '{module}'.* --model.backbone={module}"):
+        with pytest.raises(UserError, match=rf"the backbone class '{module}'.* --model.backbone={module}"):
             ClassificationTask.load_from_checkpoint(path)
         assert "module_of_a_checkpoint" not in sys.modules
 

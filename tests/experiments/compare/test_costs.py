@@ -82,6 +82,6 @@ def test_a_report_of_other_peoples_runs_imports_and_calls_nothing(tmp_path, monk
     found = measure(runs, budget=0.05, device="cpu", imports=False)
     assert "not a task that is imported already" in found["import"]
     assert "not a task that is imported already" in found["call"]
-    assert "names the attention class 'module_of_a_run:Mine'" in found["attention"]
+    assert "the attention class 'module_of_a_run:Mine'" in found["attention"]
     assert "module_of_a_run" not in sys.modules
     assert not (tmp_path / "mark").exists()
