@@ -1,6 +1,7 @@
 """`linvit export`: what a file says, that it computes what the network computes, and what is refused."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -8,9 +9,13 @@ import onnx
 import pytest
 import torch
 
-from linvit.inference.description import build_network, read_trained
+from linvit.errors import UserError
+from linvit.heads.detection.detector import create_detector
+from linvit.inference.description import ModelDescription, build_network, read_trained
+from linvit.inference.export import Export
 from linvit.testing.onnx import in_onnxruntime
 from tests.cli.runs import linvit
+from tests.families import narrow, small
 
 
 def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_path):
@@ -60,3 +65,32 @@ def test_without_the_extra_it_says_how_to_install_it(run, tmp_path, monkeypatch)
     done = linvit("export", run.folder, "model.onnx", cwd=tmp_path)
     assert done.code == 2
     assert "pip install 'linvit[export]'" in done.err
+
+
+def test_a_detector_is_refused():
+    detector = create_detector(small("pvt_v2_b0"), narrow("retinanet"), 2, img_size=64).eval()
+    description = ModelDescription("0", "linvit.tasks:DetectionTask", {"img_size": 64, "num_classes": 2})
+    with pytest.raises(UserError, match="a detector cannot be exported"):
+        Export(detector, description)
+
+
+@pytest.mark.slow
+def test_a_program_of_torch_export_in_half_precision(run, tmp_path):
+    done = linvit("export", run.folder, "model.pt2", "--dtype", "float16", "--skip_latency", cwd=tmp_path)
+    assert done.code == 0, done.out + done.err
+    said = {"linvit.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=said).module()
+    assert program(torch.zeros(3, 3, 40, 48)).shape == (3, 10)
+    assert json.loads(json.loads(said["linvit.json"])["class_names"]) == list("0123456789")
+
+
+@pytest.mark.slow
+def test_eight_bits_keep_the_attention_in_float_and_the_score(run, tmp_path):
+    done = linvit("export", run.folder, "model.onnx", "--int8", "--skip_latency", cwd=tmp_path)
+    assert done.code == 0, done.out + done.err
+    before, after = map(float, re.findall(r"0\.\d{4}", done.out.rpartition("8 bits")[2]))
+    assert abs(before - after) <= 0.02
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    restored = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
+    assert {len(restored & {*node.input[:2]}) for node in products} == {0, 2}
