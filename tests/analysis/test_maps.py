@@ -120,8 +120,8 @@ def test_timms_own_attention_is_observed_and_its_model_left_alone(name: str) -> 
 
 
 def test_what_timm_has_besides_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="rotary position embeddings"):
-        observe(timm.create_model("eva02_tiny_patch14_224", depth=1), torch.zeros(1, 3, 224, 224))
+    with pytest.raises(UserError, match="mixes tokens by MultiScaleAttention"):
+        observe(timm.create_model("mvitv2_tiny"), torch.zeros(1, 3, 224, 224))
 
 
 def test_a_copy_shares_the_weights_and_none_of_the_hooks() -> None:

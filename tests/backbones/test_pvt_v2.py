@@ -258,7 +258,7 @@ def test_spatial_reduction(options: dict[str, Any], want: list[tuple[int, int]])
     for stage in model.stages:
         for block in stage.blocks:
             reduction = block.attn.sr
-            pooled = hasattr(reduction, "pool")
+            pooled = hasattr(reduction, "size")
             got.append((1, 1) if reduction is None else reduction.size if pooled else reduction.conv.kernel_size)
     assert got == want
     assert model(image(64, 64, dtype=torch.float32)).isfinite().all()

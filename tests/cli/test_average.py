@@ -35,7 +35,7 @@ def test_the_last_checkpoint_knows_the_best_scores_of_its_own_epoch(tmp_path):
     (best,) = (state for state in states if "val/score" in state)
     for tag in ("val/score", "val/ema_score"):
         ((_, score),) = curves[tag]
-        assert [*best[tag].values()] == [pytest.approx(score, rel=1e-6)]
+        assert best[tag] == pytest.approx(score, rel=1e-6)
 
 
 def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_factory):
@@ -46,7 +46,7 @@ def test_a_worse_epoch_after_going_on_does_not_replace_it(averaged, tmp_path_fac
     content = kept(run.checkpoint("last"))
     for state in content["callbacks"].values():  # as if a score that cannot be beaten had been reached
         if "val/score" in state:
-            state |= {tag: dict.fromkeys(names, 1.5) for tag, names in state.items()}
+            state |= dict.fromkeys(state, 1.5)
     torch.save(content, run.checkpoint("last"))
     before = {name: run.checkpoint(name).read_bytes() for name in ("best", "best_ema")}
     done = run.then("fit", "--trainer.max_epochs=3", checkpoint="last")

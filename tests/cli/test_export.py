@@ -78,10 +78,10 @@ def test_a_detector_is_refused():
 def test_a_program_of_torch_export_in_half_precision(run, tmp_path):
     done = linvit("export", run.folder, "model.pt2", "--dtype", "float16", "--skip_latency", cwd=tmp_path)
     assert done.code == 0, done.out + done.err
-    said = {"linvit.json": ""}
+    said = {"description.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=said).module()
     assert program(torch.zeros(3, 3, 40, 48)).shape == (3, 10)
-    assert json.loads(json.loads(said["linvit.json"])["class_names"]) == list("0123456789")
+    assert json.loads(json.loads(said["description.json"])["class_names"]) == list("0123456789")
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ def test_a_third_partys_ten_lines_pass_and_declare_nothing(monkeypatch: pytest.M
     assert verdicts(report, Verdict.UNDECLARED) == {
         "factors",
         "matrix parts",
+        "order of tokens",
         "channel matrix",
         "rank",
         "growth of work",

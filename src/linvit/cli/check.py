@@ -14,7 +14,7 @@ from linvit.testing.report import Report
 EPILOG = """examples:
   linvit check focused                       shapes, grids, numerics, rank, ...
   linvit check focused --quick               in seconds: without torch.compile,
-                                             torch.export, ONNX, the largest sizes
+                                             export, ONNX, the largest sizes
   linvit check focused --options '{"focusing_factor": 4}'
   linvit check '{name: focused, focusing_factor: 4}'
                                              the same, as in a configuration

@@ -25,7 +25,7 @@ Dtype = Literal["float32", "float16"]
 TOLERANCE = {"float32": 1e-5, "float16": 2e-2}
 """The largest relative error of a file against the network in float32; half precision has 11 bits."""
 SUFFIXES = (".onnx", ".pt2")
-DESCRIPTION = "linvit.json"
+DESCRIPTION = "description.json"
 """Where a file of `torch.export` has what an ONNX file has in its metadata."""
 
 RunFile = Callable[[Tensor], Tensor]

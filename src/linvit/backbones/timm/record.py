@@ -51,7 +51,8 @@ def name_in_timm(name: str) -> str:
 
 def record(network: Any, name: str, options: Mapping[str, Any]) -> None:
     """Notes the name and the options of a backbone that linvit has built; one that timm does not know gets no note."""
-    if hasattr(network, "pretrained_cfg") or not timm.is_model(name_in_timm(name)):
+    known = isinstance(network, nn.Module) and timm.is_model(name_in_timm(name))
+    if not known or hasattr(network, "pretrained_cfg"):
         return
     config: dict[str, Any] = asdict(PretrainedCfg(architecture=name_in_timm(name), **preparation(name)))
     if "img_size" in options or "in_chans" in options:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from linvit.heads.layers import resize
@@ -55,6 +55,18 @@ def dice_loss(logits: Tensor, label: Tensor) -> Tensor:
     present = labelled > 0
     dice = 2 * sums.diagonal() / (sums.sum(1) + labelled).where(present, 1)
     return (1 - dice).where(present, 0).sum() / present.sum().clamp(min=1)
+
+
+class PixelMean(MeanMetric):
+    """Weighted mean of values; torchmetrics' own leaves the weights out where it does not look for NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(nan_strategy="disable")
+
+    def update(self, value: Tensor, weight: Tensor) -> None:
+        """Adds values (...) with weights (...)."""
+        self.mean_value += (value * weight).sum()
+        self.weight += weight.sum()
 
 
 class PixelConfusion(MulticlassConfusionMatrix):

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from linvit.callbacks.common import class_names
 from linvit.callbacks.dense import PicturePaths, legend, overlay, palette
@@ -30,6 +30,7 @@ from linvit.tasks.results import Result
 from linvit.tasks.segmentation.scores import (
     ConfusionScore,
     PixelConfusion,
+    PixelMean,
     class_scores,
     dice_loss,
     pixel_cross_entropy,
@@ -149,7 +150,7 @@ class SegmentationTask(Task):
         excluded = [names.index(name) for name in self.hparams["exclude_from_mean"]]
         confusion = PixelConfusion(self.hparams["num_classes"])
         scores = {name: ConfusionScore(confusion, name, excluded) for name in SCORES}
-        return {"loss": MeanMetric(nan_strategy="disable"), **scores}
+        return {"loss": PixelMean(), **scores}
 
     def training_loss(self, batch: dict[str, Any]) -> Tensor:
         """Cross entropy and Dice loss of the logits, and those of auxiliary logits with their weight."""
