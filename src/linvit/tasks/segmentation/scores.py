@@ -63,7 +63,7 @@ class PixelMean(MeanMetric):
     def __init__(self) -> None:
         super().__init__(nan_strategy="disable")
 
-    def update(self, value: Tensor, weight: Tensor) -> None:
+    def update(self, value: Tensor, weight: Tensor) -> None:  # type: ignore[override]
         """Adds values (...) with weights (...)."""
         self.mean_value += (value * weight).sum()
         self.weight += weight.sum()
