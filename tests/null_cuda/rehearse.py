@@ -107,7 +107,7 @@ def of_task(task: str) -> list[str]:
     return sorted(name for name in own_names(heads) if heads.get(name).task == task)
 
 
-def fit(config: str) -> None:
+def fit(config: str) -> int:
     """`linvit fit` of a configuration on the null device: a line for each batch of training and of validation."""
     from lightning.pytorch.loops import evaluation_loop
 
@@ -119,7 +119,7 @@ def fit(config: str) -> None:
     ):
         setattr(loop, name, counted(getattr(loop, name), kind))
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(main(["fit", f"--config={config}", f"--trainer.default_root_dir={folder}", *sys.argv[3:]]))
+        return main(["fit", f"--config={config}", f"--trainer.default_root_dir={folder}", *sys.argv[3:]])
 
 
 def counted(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -140,7 +140,7 @@ def report(name: str, calls: Calls, error: str = "") -> None:
         file.write(json.dumps({"name": name, "launches": calls.launches, "waits": calls.waits, "error": error}) + "\n")
 
 
-def main() -> None:
+def main() -> int:
     """Does each step twice, and counts the second time: what is kept from the first need not be made again."""
     torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -159,8 +159,10 @@ def main() -> None:
         with Calls() as calls:
             step()
         report(name, calls)
-    return None
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a thread of autograd that still wants the interpreter while it ends would abort the process
