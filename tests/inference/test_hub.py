@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import linvit
 import linvit.backbones
-from linvit.inference.card import PATH, SECRET, public
-from linvit.inference.description import build_network, read_trained
+from linvit.inference.card import PATH, SECRET, Place, public, write_card
+from linvit.inference.description import ModelDescription, build_network, read_trained
 from linvit.inference.hub import push
 from linvit.runs.folder import RunFolder
 from tests.cli.runs import linvit as command
@@ -112,6 +112,8 @@ def test_the_card(run, pushed):
     assert 'timm.create_model("local-dir:digits", pretrained=True)' in text
     assert "Touvron et al. 2021" in text
     assert f"{max(value for _, value in RunFolder(run.folder).curves['val/score']):.4f} on the validation" in text
+    other = ModelDescription("0", "package.tasks:InkTask", {})  # a task whose network is its own
+    assert "\n# InkTask\n" in write_card(other, RunFolder(run.folder), "mit", Place("a", "b", "c"), in_timm=False)
 
 
 def test_the_card_of_a_run_of_a_comparison(run, tmp_path):

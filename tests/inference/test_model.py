@@ -139,6 +139,8 @@ def test_threads_share_a_model(model, digits):
     alone = [result.scores for result in model(paths)]
     with ThreadPoolExecutor(4) as pool:
         assert all([r.scores for r in found] == alone for found in pool.map(lambda _: model(paths), range(8)))
+    with pytest.raises(UserError, match="threads must be a whole number at least 1; got 0"):
+        model(paths, threads=0)
 
 
 def test_a_file_of_weights_predicts_the_same(model, digits, tmp_path):

@@ -214,10 +214,12 @@ def test_a_student_that_mixes_nothing_is_at_distance_1() -> None:
         for parameter in (student.blocks[0].attn.qkv.weight, student.blocks[0].attn.qkv.bias):
             parameter[2 * 96 :] = 0  # the rows of v
     for training in (True, False):
-        found = Distillation(teacher, student.train(training)).distances(images())["attention"]
+        student.train(training).blocks[1].eval()  # a frozen part
+        modes = [module.training for module in student.modules()]
+        found = Distillation(teacher, student).distances(images())["attention"]
         assert found["blocks.0.attn"] == pytest.approx(1)
         assert found["blocks.1.attn"] != pytest.approx(1)
-        assert student.training is training
+        assert [module.training for module in student.modules()] == modes
 
 
 def test_matching_keeps_at_most_1_3_times_the_memory_of_a_step_and_nothing_when_closed() -> None:

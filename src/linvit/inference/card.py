@@ -136,10 +136,9 @@ def write_card(
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]
     names = {registry: _names(spec) for registry, spec in specs}
     model = description.options.get("backbone")
-    named = [*(str(model.get("model", "")) if isinstance(model, Mapping) else "",), *names[backbones]]
-    backbone = next(name for name in named if name and name != "timm")
+    named = [*([model["model"]] if isinstance(model, Mapping) and "model" in model else []), *names[backbones], task]
     parts = [part for part in (", ".join(names[attentions]), ", ".join(names[heads])) if part]
-    title = printable(" with ".join([backbone, " and ".join(parts)] if parts else [backbone]), lines=False)
+    title = printable(" with ".join([str(named[0]), *[" and ".join(parts)] * bool(parts)]), lines=False)
     head = {
         "license": licence,
         "library_name": "timm" if in_timm else "linvit",

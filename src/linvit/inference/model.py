@@ -102,6 +102,8 @@ class TrainedModel:
             three batches in memory.
         """
         check_number("batch_size", batch_size, at_least=1, whole=True)
+        threads = max(1, min(8, int(cpus()))) if threads is None else threads
+        check_number("threads", threads, at_least=1, whole=True)
         check_choice("on_error", on_error, get_args(OnError))
         for name in options:
             allowed = [own for own in parameters_of(self._task.image_results) if own != "predicted"]
@@ -111,7 +113,6 @@ class TrainedModel:
         _ = self.preprocessing
         one = isinstance(images, str | Path | Image.Image) or getattr(images, "ndim", 4) < 4
         given: Iterable[Any] = [images] if one else images  # type: ignore[assignment]
-        threads = max(1, min(8, int(cpus()))) if threads is None else threads
         found = self._predict(iter(given), batch_size, threads, on_error, options)
         if one:
             return next(found)
@@ -164,9 +165,9 @@ class TrainedModel:
         return [results.get(number) for number in range(len(batch))]
 
     def _run(self, batch: dict[str, Any], options: dict[str, Any]) -> Iterable[Result]:
-        device = self.device
-        pinned = device.type == "cuda"
         with self._lock, torch.inference_mode():
+            device = self.device
+            pinned = device.type == "cuda"
             images = batch["image"]
             several = images if isinstance(images, list) else [images]
             moved = [(each.pin_memory() if pinned else each).to(device, non_blocking=pinned) for each in several]

@@ -4,7 +4,8 @@ Sources: attention transfer of LoLCATs (Zhang et al. 2025, equation 7); "Copy th
 one stage with the weight 50; ViT-AdaLA (2026), attention alone and then the last features.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -165,10 +166,7 @@ class Distillation:
 
         Squared errors are divided by the mean square of what the teacher makes: 0 is the same, 1 is as far as 0 is.
         """
-        training = self.student.training
-        self.student.eval()
-        self._measuring = True
-        try:
+        with self._measured():
             self.run(images)
             scales = {key: target.square().mean().item() for key, target in self._of_teacher.items()}
             return {
@@ -178,27 +176,31 @@ class Distillation:
                 }
                 for part, own in self.errors().items()
             }
-        finally:
-            self._measuring = False
-            self.student.train(training)
 
     def unreached(self, images: Any, *, by_outputs: bool) -> list[str]:
         """Names of the parameters that nothing that is matched depends on; nor, `by_outputs`, what `run` returns."""
-        training = self.student.training
-        self.student.eval()  # in which images change nothing
-        self._measuring = True
-        try:
-            with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-                output = self.run(images)
-                loss = self.loss()
-                if by_outputs:
-                    loss = loss + sum(part.sum() for part in ([output] if isinstance(output, Tensor) else output))
-        finally:
-            self._measuring = False
-            self.student.train(training)
+        # Images change nothing in evaluation mode.
+        with self._measured(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+            output = self.run(images)
+            loss = self.loss()
+            if by_outputs:
+                loss = loss + sum(part.sum() for part in ([output] if isinstance(output, Tensor) else output))
         trained = {name: parameter for name, parameter in self.student.named_parameters() if parameter.requires_grad}
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        """Compares in evaluation mode; then each module of the student has its mode back, a frozen one its own."""
+        modes = {module: module.training for module in self.student.modules()}
+        self.student.eval()
+        self._measuring = True
+        try:
+            yield
+        finally:
+            self._measuring = False
+            for module, training in modes.items():
+                module.training = training
 
     def close(self) -> None:
         """Removes all hooks from both networks."""
