@@ -27,7 +27,10 @@ OPENING = {
     "fit": "Trains a model. The run goes to checkpoints/CONFIG_NAME/version_N.",
     "validate": "Scores a checkpoint on the validation split.",
     "test": "Scores a checkpoint on the test split.",
-    "predict": "Writes the predictions of a checkpoint beside its run.",
+    "predict": (
+        "Writes the predictions of a checkpoint beside its run, for the images of a data source.\n"
+        "For files and folders of yours: linvit predict --model RUN IMAGES (linvit predict --model RUN --help)."
+    ),
 }
 
 
