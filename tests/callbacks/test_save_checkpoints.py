@@ -4,7 +4,6 @@ import errno
 import math
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,12 +160,6 @@ def test_a_best_that_cannot_be_saved_is_not_the_best(tmp_path, monkeypatch):
     assert saves.best[0].value == pytest.approx(0.7)
     assert step_of(tmp_path / "checkpoints" / "best.ckpt") == 6
     assert saves.failure is None
-
-
-def test_a_disk_without_room_for_two_is_refused_at_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    with pytest.raises(linvit.UserError, match=r"has 100 kB left, and a checkpoint of this model takes about \d+ kB"):
-        run(tmp_path, SaveCheckpoints())
 
 
 def test_what_a_killed_run_left_unfinished_is_gone(tmp_path):

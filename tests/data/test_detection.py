@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import os
 import re
 import time
 from types import SimpleNamespace
@@ -271,20 +270,6 @@ class TestCoco:
         plain = data.preview(3)["val"]
         changed = (shown - plain).abs().amax((1, 2, 3)) > 0.3
         assert changed.tolist() == [True] * 3
-
-    def test_the_tables_are_shared_and_read_once(self, folder, monkeypatch):
-        for file in [folder / "train2017", folder / "val2017", *(folder / "annotations").iterdir()]:
-            os.utime(file, (1e9, 1e9))
-        data = coco(folder, masks=True)
-        first = data.splits["train"][:]["objects"]
-        monkeypatch.setattr("linvit.data.sources.coco.AnnotationFile", None)
-        again = coco(folder, masks=True)
-        assert again.splits["train"][:]["objects"] == first
-        assert again.class_names == data.class_names
-        assert again.splits["train"].cache_files
-        os.utime(folder / "train2017", (1e9 + 1, 1e9 + 1))
-        with pytest.raises(TypeError):
-            loaded(folder, masks=True)
 
     def test_a_subset_of_the_classes(self, folder):
         data = coco(folder, class_names=["bottle", "dog"])

@@ -1,34 +1,23 @@
-"""TensorRunTensorBoardLogger and a table always; services by key, and none imported that is not asked for."""
+"""TensorBoard and a table always, others beside them."""
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-import linvit as package
 from linvit.runs import loggers as module
-from linvit.runs.loggers import CsvLogger, RunTensorBoardLogger, check_loggers, run_loggers
-from tests.cli.runs import QUICKSTART, events, flags, linvit, tiny
-
-MISSING = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
+from linvit.runs.loggers import CsvLogger, RunTensorBoardLogger, run_loggers
+from tests.cli.runs import events
 
 
-@pytest.mark.parametrize("given", [None, True, "wandb", ["wandb"]])
-def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, given, monkeypatch):
-    made = []
-    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: made.append(options) or "wandb")
-    found = run_loggers(given, tmp_path / "quickstart", None, None)
+@pytest.mark.parametrize("form", ["none", "one", "list"])
+def test_the_run_folder_is_tensorboards_and_the_tables(tmp_path, form):
+    mine = CSVLogger(tmp_path)
+    found = run_loggers({"none": None, "one": mine, "list": [mine]}[form], tmp_path / "quickstart", None, None)
     assert [type(logger) for logger in found[:2]] == [RunTensorBoardLogger, CsvLogger]
     assert found[1].file.parent == Path(found[0].log_dir) == tmp_path / "quickstart" / "version_0"
-    if given in (None, True):
-        assert len(found) == 2
-    else:
-        assert found[2:] == ["wandb"]
-        assert made[0]["name"] == "quickstart/version_0"
+    assert found[2:] == [mine] * (form != "none")
 
 
 def test_a_continued_run_goes_on_in_its_folder(tmp_path):
@@ -41,52 +30,6 @@ def test_a_continued_run_goes_on_in_its_folder(tmp_path):
 def test_a_run_folder_may_have_been_renamed(tmp_path):
     board, table = run_loggers(None, tmp_path / "quickstart", "best_so_far", 70)
     assert Path(board.log_dir) == table.file.parent == tmp_path / "quickstart" / "best_so_far"
-
-
-def test_loggers_that_are_given_take_the_place(tmp_path):
-    mine = CSVLogger(tmp_path)
-    assert run_loggers(mine, tmp_path, None, None) == [mine]
-    assert run_loggers([mine], tmp_path, None, None) == [mine]
-
-
-@pytest.mark.parametrize("key", MISSING)
-@pytest.mark.parametrize("form", ["{}", "[{}]"])
-def test_a_missing_package_is_told_before_anything_starts(tmp_path, key, form, monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    for value in (form.format(key), form.format(f"{{class_path: lightning.pytorch.loggers.{MISSING[key]}}}")):
-        done = linvit("fit", f"--config={QUICKSTART}", *tiny(), *flags(trainer__logger=value), cwd=tmp_path)
-        assert done.code == 2
-        assert f"{MISSING[key]} needs the package '{key}': pip install {key}" in done.err
-        assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_key():
-    with pytest.raises(package.UserError, match=r"must be one of wandb, mlflow, .* got 'wandbb'. Did you mean 'wandb'"):
-        check_loggers("wandbb")
-
-
-TRAP = """
-import sys, pathlib
-frame = sys._getframe(1)
-while "importlib" in frame.f_code.co_filename:
-    frame = frame.f_back
-with pathlib.Path(__file__).with_name("importers").open("a") as file:
-    print(__name__, frame.f_globals["__name__"], file=file)
-"""
-
-
-def test_what_is_not_asked_for_is_not_imported(tmp_path):
-    """The services are installed here, as modules that tell who imports them. timm tries W&B when it is imported."""
-    for name in MISSING:
-        (tmp_path / f"{name}.py").write_text(TRAP)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "linvit", "fit", f"--config={QUICKSTART}", *tiny()]
-    short = flags(trainer__max_epochs=1, trainer__limit_train_batches=1, trainer__limit_val_batches=1)
-    done = subprocess.run([*command, *short], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    subprocess.run([sys.executable, "-c", "import wandb, mlflow"], env=environment, check=True)
-    importers = (tmp_path / "importers").read_text().splitlines()
-    assert set(importers) - {"wandb timm.utils.summary"} == {"wandb __main__", "mlflow __main__"}  # the second command
 
 
 def test_tensorboard_shows_loss_and_score_first(run):

@@ -30,21 +30,6 @@ OTHER = "the total batch is 8 (batch_size x devices x accumulate_grad_batches), 
             [f"{OTHER} 32", "scales with it: its peak is 0.001", "--trainer.accumulate_grad_batches=4"],
         ),
         (
-            {"published_batch_size": 1024, "lr": 2.7e-4, "lr_base_batch_size": 1024, "min_lr": 5e-5, "warmup_lr": 1e-5},
-            [
-                f"{OTHER} 1024",
-                "its peak is 2.109e-06",
-                "warmup_lr (1e-05) is above the peak learning rate (2.109e-06), so that the rate falls in the warm-up",
-                "min_lr (5e-05) is above the peak learning rate (2.109e-06), so that the rate rises after the warm-up",
-                "--trainer.accumulate_grad_batches=128 makes the total batch 1024",
-            ],
-        ),
-        (
-            {"lr": 2e-3, "lr_base_batch_size": 4096, "warmup_epochs": 0},
-            ["min_lr (1e-05) is above", "--trainer.accumulate_grad_batches=512 makes the total batch 4096"],
-        ),
-        ({"lr": 1e-7, "warmup_epochs": 0}, ["min_lr (1e-05) is above", "Lower --model.warmup_lr and --model.min_lr"]),
-        (
             {"published_batch_size": 12},
             [f"{OTHER} 12", "A --data.batch_size that divides 12 and --trainer.accumulate_grad_batches make"],
         ),
@@ -69,7 +54,6 @@ def test_one_warning_says_what_differs_what_comes_of_it_and_the_way_out(tmp_path
         ({"published_batch_size": 32}, {"fast_dev_run": True}),
         ({"published_batch_size": 32}, {"limit_train_batches": 0}),
         ({"lr_base_batch_size": 32}, {}),
-        ({"warmup_epochs": 0, "warmup_lr": 1.0}, {}),  # there is none
     ],
     ids=str,
 )

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +96,9 @@ class SaveCheckpoints(Checkpoint):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if stage == "fit":
-            self._require(trainer, reserve)
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raises a `UserError` if the disk has no room for two checkpoints, before hours of work."""
-        parts = [*pl_module.parameters(), *pl_module.buffers()]
-        size = sum(part.nbytes * (3 if part.requires_grad else 1) for part in parts)  # AdamW keeps two of each
-        self._require(trainer, check_room_for_two, size)
+            folder = Path(str(self.dirpath))
+            if self._writes(trainer) and (reason := on_rank_zero(trainer, reserve, folder)):
+                raise UserError(f"checkpoints cannot be saved to '{folder}': {reason}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after a validation, unless the epoch ends with it, which saves."""
@@ -194,11 +189,6 @@ class SaveCheckpoints(Checkpoint):
 
         return _not_saved(path, on_rank_zero(trainer, finish))
 
-    def _require(self, trainer: Trainer, check: Callable[..., None], *args: Any) -> None:
-        """Raises a `UserError` on all ranks if a check of the folder fails on rank 0."""
-        if self._writes(trainer) and (reason := on_rank_zero(trainer, check, Path(str(self.dirpath)), *args)):
-            raise UserError(f"checkpoints cannot be saved to '{self.dirpath}': {reason}")
-
     def _writes(self, trainer: Trainer) -> bool:
         """Whether the run saves to a folder of this machine's file systems."""
         return not trainer.fast_dev_run and not is_remote(str(self.dirpath))  # type: ignore[attr-defined]
@@ -242,17 +232,6 @@ def reserve(folder: Path) -> None:
         rank_zero_info(f"deleted '{path}', which a run that was killed had left unfinished")
 
 
-def check_room_for_two(folder: Path, size: int) -> None:
-    """Raises a `UserError` if a disk has no room for two checkpoints of a size in bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < 2 * size:
-        raise UserError(
-            f"the disk of '{folder}' has {format_bytes(free)} left, and a checkpoint of this model takes about "
-            f"{format_bytes(size)}, of which it must hold two. Make room, or choose another disk with "
-            f"--trainer.default_root_dir"
-        )
-
-
 def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str | None:
     """Does something on rank 0; why it failed, on all ranks, or None."""
     reason = None
@@ -266,12 +245,3 @@ def on_rank_zero(trainer: Trainer, work: Callable[..., None], *args: Any) -> str
 
 def _not_saved(path: str, reason: str | None) -> str | None:
     return None if reason is None else f"checkpoint '{path}' could not be saved: {reason}"
-
-
-def format_bytes(size: float) -> str:
-    """A number of bytes, such as 1.5 GB."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        del units[0]
-    return f"{size:.3g} {units[0]}"

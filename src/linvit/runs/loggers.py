@@ -1,7 +1,6 @@
-"""The loggers of a run: TensorBoard and a table in its folder, and services that are named by a key."""
+"""The loggers of a run: TensorBoard and a table in its folder."""
 
 import csv
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -9,15 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch.loggers
-from jsonargparse import Namespace
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch.utils.tensorboard import SummaryWriter
 
-from linvit.errors import UserError, check_choice
 from linvit.files import rewriting, sync
 from linvit.runs.folder import claim_version, next_version
 
@@ -142,12 +137,6 @@ class CsvLogger(Logger):
         self._columns = columns
 
 
-KEYS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger"}
-PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogger": "comet_ml", "NeptuneLogger": "neptune"}
-
-Loggers = bool | Logger | str | list[Logger | str] | None  # bool before str, or false is a name
-
-
 SCORES = ("train/", "val/", "test/")
 OTHERS = "watch"
 RETRY = 60.0  # seconds
@@ -232,37 +221,9 @@ def shown_tag(tag: str) -> str:
     return tag if tag.startswith(SCORES) else f"{OTHERS}/{tag}"
 
 
-def loggers_by_key(trainer: type[Trainer]) -> None:
-    """Makes `--trainer.logger=wandb` and `--trainer.logger=[wandb, mlflow]` known to the parser."""
-    trainer.__init__.__annotations__["logger"] = Loggers
-
-
-def check_loggers(given: Any) -> None:
-    """Raises a `UserError` for an unknown key, or for a logger whose package is not installed; imports none."""
-    for logger in given if isinstance(given, list) else [given]:
-        if isinstance(logger, str):
-            check_choice("trainer.logger", logger, [*KEYS, "or the path of a Logger's class"])
-            name = KEYS[logger]
-        elif isinstance(logger, Namespace):
-            name = logger.class_path.rpartition(".")[2]
-        else:
-            continue
-        package = PACKAGES.get(name)
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise UserError(f"trainer.logger: {name} needs the package '{package}': pip install {package}")
-
-
 def run_loggers(given: Any, versions: Path, version: str | None, purge_step: int | None) -> list[Logger]:
-    """The loggers of a training run."""
-    parts = given if isinstance(given, list) else [given]
-    keys = [part for part in parts if isinstance(part, str)]
-    loggers = [part for part in parts if isinstance(part, Logger)]
-    if not loggers:
-        tensorboard = RunTensorBoardLogger(versions, version, purge_step)
-        loggers = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
-    for key in keys:
-        run, service = Path(str(loggers[0].log_dir or versions)), getattr(lightning.pytorch.loggers, KEYS[key])
-        title = f"{versions.name}/{run.name}"
-        where = {"project": "linvit", "save_dir": run} if key == "wandb" else {"experiment_name": "linvit"}
-        loggers.append(service(**{"name" if key == "wandb" else "run_name": title}, **where))
-    return loggers
+    """The loggers of a training run: those of its folder, and then those that are given."""
+    tensorboard = RunTensorBoardLogger(versions, version, purge_step)
+    others = given if isinstance(given, list) else [given]
+    own = [tensorboard, CsvLogger(lambda: tensorboard.log_dir, purge_step)]
+    return [*own, *(other for other in others if isinstance(other, Logger))]

@@ -36,26 +36,14 @@ OTHER_NAMES = {  # what other programs call our options
 UNKNOWN = re.compile(
     r"(?:Option '([\w.-]+)' is not accepted|accept option '([\w.-]+)'|unrecognized arguments: --([\w.-]+))"
 )
+TYPE = re.compile(r"<class '([\w.]+)'>|typing\.Literal(\[[^]]*\])")
 CLASS_PATH = re.compile(r"Problem with given class_path '([\w.]+)'")
-
-
-TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "dict": "a mapping, {name: value, ...}",
-    "collections.abc.Mapping": "a mapping, {name: value, ...}",
-    **dict.fromkeys(("list", "tuple", "set", "collections.abc.Sequence"), "a list, [...]"),
-}
-CLASS = re.compile(r"(?:an? )?<class '([\w.]+)'>")
-LITERAL = re.compile(r"(?:an? )?typing\.Literal\[([^]]*)\]")
 
 
 def readable(message: str) -> str:
     """What is wrong with a configuration, out of jsonargparse's message, with the nearest option that exists."""
     lines = [re.sub(r"^\s*- ", "  ", line) for line in message.splitlines()]
-    text = "\n".join(_in_words(line) for line in lines if line.strip() and not NOISE.match(line.strip()))
+    text = "\n".join(TYPE.sub(r"\1\2", line) for line in lines if line.strip() and not NOISE.match(line.strip()))
     unknown = UNKNOWN.search(message)
     if unknown is None:
         return text
@@ -91,16 +79,6 @@ def _suggestion(given: str, owner: type | None) -> str:
 
 def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
-
-
-def _in_words(line: str) -> str:
-    """A line with types of Python in words."""
-    line = CLASS.sub(lambda match: TYPES.get(match[1], match[1]), line)
-    line = LITERAL.sub(lambda match: f"one of {match[1].replace(chr(39), '')}", line)
-    line = re.sub(
-        r"Expected a path but \S+ either not accessible or invalid", "Expected a file, and there is none", line
-    )
-    return line.replace("a dot import path string", "the path of a class, package.module.Class")
 
 
 class Option(NamedTuple):

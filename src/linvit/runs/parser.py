@@ -17,7 +17,6 @@ from linvit.callbacks.save_checkpoints import SaveCheckpoints
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.runs.configs import configs, with_bases
-from linvit.runs.loggers import Loggers
 from linvit.signals import STOP
 from linvit.tasks import Task
 from linvit.tasks.base import SET_BY_DATA
@@ -58,7 +57,7 @@ class TrainerOptions(Trainer):
     """Lightning's Trainer with types of options as the parser needs them.
 
     Its own types of `int | float` reach the parser as `float | int`, since typing keeps one order for both, and
-    `limit_val_batches=1` would mean all batches. A logger can be a key, such as `wandb`.
+    `limit_val_batches=1` would mean all batches.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -67,8 +66,7 @@ class TrainerOptions(Trainer):
 
 def _typed(parameter: inspect.Parameter) -> inspect.Parameter:
     ordered = {int | float: int | float, int | float | None: int | float | None}  # the keys equal both orders
-    kind = Loggers if parameter.name == "logger" else ordered.get(parameter.annotation, parameter.annotation)
-    return parameter.replace(annotation=kind)
+    return parameter.replace(annotation=ordered.get(parameter.annotation, parameter.annotation))
 
 
 _signature = inspect.signature(Trainer.__init__)

@@ -77,9 +77,8 @@ def has_last_evaluation(run: Path, checkpoint: Checkpoint, max_steps: int) -> bo
         return True
     found = RunFolder(run)
     logger = found.config["trainer"].get("logger")
-    others = any(isinstance(part, dict) for part in (logger if isinstance(logger, list) else [logger]))
     epochs = None if 0 <= max_steps <= checkpoint.step else checkpoint.epochs
-    return logger is False or others or found.evaluated(epochs, checkpoint.step)
+    return logger is False or found.evaluated(epochs, checkpoint.step)
 
 
 def before(run: Path, checkpoint: Checkpoint) -> Checkpoint:

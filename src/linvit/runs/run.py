@@ -34,7 +34,7 @@ from linvit.runs.folder import (
     run_of_config,
     shown,
 )
-from linvit.runs.loggers import check_loggers, run_loggers
+from linvit.runs.loggers import run_loggers
 from linvit.runs.parser import CommandLine, TrainerOptions, build_task, instantiate
 from linvit.runs.ranks import Ranks
 from linvit.runs.resume import Found, SameCheckpoint, find
@@ -285,7 +285,6 @@ class Run:
             raise UserError("these are several runs, one for each of the stages: train them with linvit linearize")
         check_number("requeue_exit_code", settings.requeue_exit_code, at_least=1, at_most=255, whole=True)
         STOP.requeue_exit_code = settings.requeue_exit_code
-        check_loggers(settings.trainer.logger)
         if settings.trainer.precision is None:  # written down, so that a resumed run keeps it
             settings.trainer.precision = default_precision(settings.trainer.accelerator)
         if self.verb in ("validate", "test"):

@@ -90,40 +90,16 @@ def batch_size_warning(settings: Optimisation, trainer: Trainer, schedule: Sched
     published = settings.published_batch_size
     expected = {"the checkpoint was trained with": before, "the recipe was published with": published}
     others = {words: size for words, size in expected.items() if size not in (None, batch)}
-    sentences = _ends_above_peak(schedule)
-    if others:
-        sizes = " and ".join(f"{words} {size}" for words, size in others.items())
-        scaled = f"scales with it: its peak is {schedule.peak:.4g}"
-        kept = f"does not scale with it: {settings.lr:.4g} is meant for {published or before}"
-        sentences = [
-            f"the total batch is {batch} (batch_size x devices x accumulate_grad_batches), {sizes}: results differ",
-            f"The learning rate {scaled if settings.lr_base_batch_size else kept}",
-            *sentences,
-        ]
-    if sentences:
-        sentences.append(_way_out(trainer, batch, next(iter(others.values()), settings.lr_base_batch_size)))
-    return ". ".join(sentences)
-
-
-def _ends_above_peak(schedule: Schedule) -> list[str]:
-    """A sentence for each end of the schedule that lies above its peak."""
-    ends = {"warmup_lr": (schedule.start, "falls in the warm-up"), "min_lr": (schedule.end, "rises after the warm-up")}
-    if not schedule.warmup:
-        del ends["warmup_lr"]
-    return [
-        f"{name} ({lr:.4g}) is above the peak learning rate ({schedule.peak:.4g}), so that the rate {change}"
-        for name, (lr, change) in ends.items()
-        if lr > schedule.peak
-    ]
-
-
-def _way_out(trainer: Trainer, batch: int, wanted: int | None) -> str:
-    """The options that bring the total batch size to `wanted`; if it has that size, those that lower the ends."""
-    if wanted in (None, batch):
-        return "Lower --model.warmup_lr and --model.min_lr, or raise --model.lr"
-    at_once = batch // trainer.accumulate_grad_batches
-    if wanted % at_once == 0:
-        return f"--trainer.accumulate_grad_batches={wanted // at_once} makes the total batch {wanted}"
+    if not others:
+        return ""
+    sizes = " and ".join(f"{words} {size}" for words, size in others.items())
+    scaled = f"scales with it: its peak is {schedule.peak:.4g}"
+    kept = f"does not scale with it: {settings.lr:.4g} is meant for {published or before}"
+    wanted, at_once = next(iter(others.values())), batch // trainer.accumulate_grad_batches
+    way = f"--trainer.accumulate_grad_batches={wanted // at_once} makes"
+    if wanted % at_once:
+        way = f"A --data.batch_size that divides {wanted} and --trainer.accumulate_grad_batches make"
     return (
-        f"A --data.batch_size that divides {wanted} and --trainer.accumulate_grad_batches make the total batch {wanted}"
+        f"the total batch is {batch} (batch_size x devices x accumulate_grad_batches), {sizes}: results differ. "
+        f"The learning rate {scaled if settings.lr_base_batch_size else kept}. {way} the total batch {wanted}"
     )

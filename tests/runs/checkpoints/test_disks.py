@@ -93,14 +93,6 @@ def test_a_disk_that_has_room_again(disk):
     assert [step_of(disk / RUN / "checkpoints" / f"{name}.ckpt") for name in ("last", "previous")] == [8, 6]
 
 
-def test_a_disk_that_is_full_at_the_start(disk):
-    (disk / "runs").mkdir()
-    subprocess.run("head -c 100M /dev/zero > fill; truncate -s -2M fill", shell=True, cwd=disk, check=False)
-    done = fit(disk)
-    assert done.code == 2
-    assert "left, and a checkpoint of this model takes about 1.57 MB, of which it must hold two" in done.err
-
-
 def test_a_limit_on_the_size_of_files(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))

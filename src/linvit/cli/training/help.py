@@ -16,7 +16,7 @@ TRAINER = {
     "accelerator": "cpu, gpu, or auto.",
     "devices": "How many, which, or auto; several use DDP.",
     "precision": "Such as 32-true or 16-mixed; bf16-mixed where the device has it.",
-    "logger": "wandb or mlflow, beside TensorBoard and metrics.csv.",
+    "logger": "Such as WandbLogger, beside TensorBoard and metrics.csv.",
     "accumulate_grad_batches": "Batches per optimiser step.",
     "gradient_clip_val": "Largest gradient norm.",
     "callbacks": "List; --trainer.callbacks+=NAME adds one.",

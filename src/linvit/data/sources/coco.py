@@ -1,25 +1,19 @@
 """Folders of images with COCO's annotation files: where these lie, and the splits as tables."""
 
-import hashlib
-import json
 import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
-import pyarrow as pa
-from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
 
 from linvit.data.sources.coco_json import AnnotationFile, AnnotationFinding
 from linvit.data.sources.splits import SPLITS
 from linvit.errors import UserError, check_choice, quote_first
-from linvit.files import replacing
 
-VERSION = 3  # of the tables
 UNSPLIT_NAMES = ("instances", "instances_default", "annotations", "_annotations.coco", "coco")
 """Names of a file without splits."""
 
@@ -68,48 +62,15 @@ class CocoTables(NamedTuple):
 
 
 def load_coco(files: Mapping[str, CocoFiles], masks: bool) -> CocoTables:
-    """The splits as tables.
-
-    The tables are kept in the cache of `datasets`, by the dates of annotation files and folders, so that loader
-    processes and the next run share them from there. One process reads the files, others wait for it.
-    """
-    dates = [
-        (split, [(str(path.absolute()), path.stat().st_mtime_ns) for path in (file, *folders)])
-        for split, (file, folders) in files.items()
-    ]
-    key = hashlib.sha256(os.fsencode(repr((VERSION, masks, dates)))).hexdigest()[:32]
-    cache = Path(datasets.config.HF_DATASETS_CACHE, "linvit", "coco", key)
-    facts = cache / "facts.json"  # the last file that is written
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / ".lock"):
-            if not facts.exists():
-                tables, found = _load(files, masks)
-                for split, table in tables.items():
-                    schema = table.features.arrow_schema  # with the kinds of columns as metadata
-                    with pa.ipc.new_stream(cache / f"{split}.arrow", schema) as writer:
-                        writer.write_table(table.with_format("arrow")[:].cast(schema))
-                with replacing(facts) as file:
-                    file.write(json.dumps(found).encode())
-        tables = {split: datasets.Dataset.from_file(str(cache / f"{split}.arrow")) for split in files}
-        found = json.loads(facts.read_bytes())
-    except OSError:  # the cache is full or cannot be written
-        tables, found = _load(files, masks)
-    malformed = {split: [AnnotationFinding(*one) for one in found[split]["malformed"]] for split in files}
-    categories = {split: dict(found[split]["categories"]) for split in files}
-    return CocoTables(tables, _same_categories(files, categories), malformed)
-
-
-def _load(files: Mapping[str, CocoFiles], masks: bool) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-    """The tables, and what JSON holds of the rest: categories and malformed annotations of each split."""
-    tables, facts = {}, {}
+    """The splits as tables."""
+    tables, categories, malformed = {}, {}, {}
     for split, (annotations, folders) in files.items():
         started = time.time()
         read = AnnotationFile(annotations, masks)
         tables[split] = read.table(_folder_of(read, folders, split))
-        facts[split] = {"categories": sorted(read.categories.items()), "malformed": read.malformed}
+        categories[split], malformed[split] = dict(sorted(read.categories.items())), read.malformed
         rank_zero_info(f"read '{annotations}' in {time.time() - started:.0f} s: {len(read.images)} images")
-    return tables, facts
+    return CocoTables(tables, _same_categories(files, categories), malformed)
 
 
 def _folder_of(read: AnnotationFile, folders: list[Path], split: str) -> Path:
