@@ -32,7 +32,9 @@ BOXES = flags(data__source="digit_scenes", data__img_size=64, data__resize_limit
 LINEARIZE = [name for name in EXPERIMENTS if name.startswith("configs/linearize/")]
 FROZEN = [name for name in EXPERIMENTS if name.startswith("configs/frozen/")]
 UNTRAINED = ["--stages=null", "--model.backbone.pretrained=false", "--data.img_size=112"]  # sides that 14 and 16 divide
+DIAGNOSTICS = [name for name in EXPERIMENTS if name.startswith("configs/diagnostics/")]
 SMALLEST = {
+    "recall",
     "pvt_v2_b0_retinanet_1x",
     "maresunet_vaihingen",
     "macunet_whdld",
@@ -71,7 +73,8 @@ def bases(content):
 
 
 def slow_unless_small(name):
-    big = name in IMAGENET + ADE20K + COCO + REMOTE_SENSING + LINEARIZE + FROZEN and Path(name).stem not in SMALLEST
+    every = IMAGENET + ADE20K + COCO + REMOTE_SENSING + LINEARIZE + FROZEN + DIAGNOSTICS
+    big = name in every and Path(name).stem not in SMALLEST
     return pytest.param(name, marks=pytest.mark.slow) if big else name
 
 
@@ -129,7 +132,7 @@ def printed_by_its_command(name, cwd):
 @pytest.mark.parametrize(
     "name",
     [
-        slow_unless_small(name) if name in COCO + ADE20K else name
+        slow_unless_small(name) if name in COCO + ADE20K + DIAGNOSTICS else name
         for name in EXPERIMENTS
         if name not in IMAGENET or Path(name).stem in SMALLEST  # test_recipes.py reads the others
     ],

@@ -31,6 +31,7 @@ EPILOG = """examples:
                                         GeoTIFFs of which three bands are used:
                                         their percentiles, and the options that
                                         linvit fit needs
+  linvit data check recall --pairs 8    a diagnostic task: chance and ceiling
 
 Every image is decoded as training decodes it. The exit code is 1 if an image or
 a label is bad or if linvit fit would refuse the set, else 0. These are warnings
@@ -73,6 +74,9 @@ def main(argv: list[str]) -> int:
 
     task = next((task for task in TASKS if task.recognises(args.source)), linvit.data.ClassificationData)
     data = task.to_check(args.source, vars(args))
+    if isinstance(data, linvit.data.DiagnosticData):
+        print("\n".join(data.facts()))
+        return 0
     image, reader = data.image_column, data.data_source.images
     pictures = {split: rows for split, rows in data.splits.items() if image in rows.features}
     refused = [

@@ -105,7 +105,7 @@ class Task(LightningModule):
         report_folder: Where `run_callbacks` write in runs without a logger, `linvit test` and `linvit predict`.
     """
 
-    score_metric: ClassVar[str]
+    score_metric: str
     """The metric that is logged as `val/score`; the higher, the better."""
     advanced_options: ClassVar[frozenset[str]] = frozenset(
         {"betas", "no_decay", "schedule", "poly_power", "warmup_steps", "cooldown_epochs", "lr_interval", "lr_delay"}

@@ -4,10 +4,10 @@ The digits are the 1,797 real ones that come with linvit, split as they are for 
 in a training scene. A scene is a function of its seed: nothing is stored, and it may be of any size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -33,30 +33,44 @@ CONTRAST = 90.0  # of a digit against its surroundings: the least distance of th
 
 
 @dataclass(frozen=True)
-class Scenes:
-    """What the scenes of `digit_scenes` are like.
+class Generated:
+    """How many samples a generated set has.
 
     Attributes:
-        train: Training scenes of an epoch.
-        val: Validation scenes, the same in every epoch and run.
-        test: Test scenes, likewise.
-        digits: Fewest and most digits of a scene.
-        digit_size: Least and largest side of a digit, as a fraction of the scene's shorter side.
-        fresh: Whether every epoch has new training scenes.
-        seed: Of all scenes.
+        train: Training samples of an epoch.
+        val: Validation samples, the same in every epoch and run.
+        test: Test samples, likewise.
+        fresh: Whether every epoch has new training samples.
+        seed: Of all samples.
     """
 
+    option: ClassVar[str] = ""
     train: int = 2000
     val: int = 200
     test: int = 400
-    digits: tuple[int, int] = (4, 8)
-    digit_size: tuple[float, float] = (0.22, 0.45)
     fresh: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in SCENE_SPLITS:
-            check_number(f"scenes.{name}", getattr(self, name), at_least=1, whole=True)
+            check_number(f"{self.option}{name}", getattr(self, name), at_least=1, whole=True)
+
+
+@dataclass(frozen=True)
+class Scenes(Generated):
+    """What the scenes of `digit_scenes` are like.
+
+    Attributes:
+        digits: Fewest and most digits of a scene.
+        digit_size: Least and largest side of a digit, as a fraction of the scene's shorter side.
+    """
+
+    option: ClassVar[str] = "scenes."
+    digits: tuple[int, int] = (4, 8)
+    digit_size: tuple[float, float] = (0.22, 0.45)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.digits[0] <= self.digits[1]:
             raise UserError(f"scenes.digits must be [fewest, most] with 0 <= fewest <= most; got {list(self.digits)}")
         if not 0 < self.digit_size[0] <= self.digit_size[1] <= 1:
@@ -177,52 +191,64 @@ def _instances(owner: np.ndarray, whole: list[int], digits: np.ndarray) -> dict[
 
 
 @dataclass
-class SceneReader(Reader):
-    """Makes the sample of a row of `SceneSource`, a scene of a size (H, W) with some entries besides the image."""
+class GeneratedReader(Reader):
+    """Makes the sample of a row of a `GeneratedSource`, with some entries besides the image."""
 
-    size: tuple[int, int]
-    options: Scenes
+    make: Callable[[str, int], dict[str, Any]]
+    options: Generated
     entries: tuple[str, ...]
 
     def columns_of(self, rows: Rows) -> Rows:
-        """The columns that say which scene it is."""
+        """The columns that say which sample it is."""
         return rows.with_format("arrow")
 
     def __call__(self, row: Mapping[str, Any], number: int, place: str, seed: int) -> dict[str, Any]:
-        """Makes a scene; a training scene follows from the seed of the sample, too, if each epoch has new ones."""
+        """Makes a sample; one of training follows from its seed in the epoch, too, if each epoch has new ones."""
         split = row["split"]
         fresh = seed if self.options.fresh and split == SCENE_SPLITS[0] else 0
         made_from = sample_seed(self.options.seed, SCENE_SPLITS.index(split), row["scene"], fresh)
-        made: dict[str, Any] = scene(split, made_from, self.size, self.options)
-        made["objects"] = {name: made[name].numpy() for name in ("boxes", "labels", "masks")}
-        made["image_id"] = row["scene"]
+        made = self.make(split, made_from) | {"image_id": row["scene"]}
         sample = {name: made[name] for name in ("image", *self.entries)}
         return self.transform(sample, seed) | {"index": number, "id": f"{split}_{row['scene']}"}
 
 
-class SceneSource(DataSource):
-    """The data source `digit_scenes`: scenes of a size (H, W), of three bands of 8 bits."""
+class GeneratedSource(DataSource):
+    """A source whose images, of three bands of 8 bits, are made from a split and a seed when they are asked for."""
 
     image_column = "scene"
-    classes = Classes(CLASSES[1:], [*range(10)])
 
-    def __init__(self, images: ImageReader, options: Scenes, size: tuple[int, int]) -> None:
-        super().__init__(SCENES, images)
+    def __init__(
+        self, name: str, images: ImageReader, options: Generated, make: Callable[[str, int], dict[str, Any]]
+    ) -> None:
+        super().__init__(name, images)
         if images.bands != RGB:
-            raise UserError(
-                f"the scenes of {SCENES} have three bands of 8 bits; leave --data.bands and value_range out"
-            )
+            raise UserError(f"the images of {name} have three bands of 8 bits; leave --data.bands and value_range out")
         self.options = options
-        self.size = size
+        self.make = make
 
     @cached_property
     def splits(self) -> Splits:
-        """Numbers of the scenes of each split."""
+        """Numbers of the samples of each split."""
         return {
             name: datasets.Dataset.from_dict({"split": [name] * count, "scene": list(range(count))})
             for name, count in ((name, getattr(self.options, name)) for name in SCENE_SPLITS)
         }
 
     def reader(self, targets: Mapping[str, Target], transform: Transform) -> Reader:
-        """Makes scenes instead of decoding images; see `DataSource.reader`."""
-        return SceneReader(transform, self.size, self.options, tuple(targets))
+        """Makes images instead of decoding them; see `DataSource.reader`."""
+        return GeneratedReader(transform, self.make, self.options, tuple(targets))
+
+
+class SceneSource(GeneratedSource):
+    """The data source `digit_scenes`: scenes of a size (H, W)."""
+
+    classes = Classes(CLASSES[1:], [*range(10)])
+
+    def __init__(self, images: ImageReader, options: Scenes, size: tuple[int, int]) -> None:
+        super().__init__(SCENES, images, options, partial(_with_objects, size=size, options=options))
+
+
+def _with_objects(split: str, seed: int, size: tuple[int, int], options: Scenes) -> dict[str, Any]:
+    """A scene, and its boxes, labels and masks as detection has them."""
+    made: dict[str, Any] = scene(split, seed, size, options)
+    return made | {"objects": {name: made[name].numpy() for name in ("boxes", "labels", "masks")}}

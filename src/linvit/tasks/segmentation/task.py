@@ -95,6 +95,7 @@ class SegmentationTask(Task):
         stride: Step between windows; null is two thirds of the window.
         scales: Factors on the size of the images in evaluation; with several, their probabilities are averaged.
         mirror: Average also over mirrored images in evaluation.
+        score: What `val/score` is: mIoU, mAcc, aAcc, mF1 or kappa.
         exclude_from_mean: Names of classes that the means leave out, such as the clutter of the ISPRS sets.
         **task: Arguments of `Task`: backbone, attention, optimisation.
 
@@ -102,7 +103,6 @@ class SegmentationTask(Task):
         $ linvit fit --config segmentation_quickstart --model.head=upernet --model.attention=focused
     """
 
-    score_metric = "mIoU"
     advanced_options = Task.advanced_options | {"loss_average", "label_smoothing", "dice_weight", "exclude_from_mean"}
 
     def __init__(
@@ -116,9 +116,11 @@ class SegmentationTask(Task):
         stride: int | Sequence[int] | None = None,
         scales: Sequence[float] = (1.0,),
         mirror: bool = False,
+        score: str = "mIoU",
         exclude_from_mean: Sequence[str] = (),
         **task: Any,
     ) -> None:
+        check_choice("score", score, SCORES)
         check_number("label_smoothing", label_smoothing, at_least=0, below=1)
         check_number("dice_weight", dice_weight, at_least=0)
         check_number("auxiliary_weight", auxiliary_weight, at_least=0)
@@ -129,6 +131,7 @@ class SegmentationTask(Task):
         if stride is not None and window is None:
             raise UserError(f"stride is {stride}, but there are no windows; set --model.window, or leave stride out")
         super().__init__(**task)
+        self.score_metric = score
         self.window = None if window is None else image_size(window)
         self.stride = None if stride is None else image_size(stride)
         for side, step in zip(self.window or (), self.stride or (), strict=False):

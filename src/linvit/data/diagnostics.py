@@ -1,0 +1,106 @@
+"""Diagnostic tasks, which are generated: what a mechanism can recall, count or find, and at which distance."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+
+from linvit.data.base import ImageData
+from linvit.data.sources.images import Target
+from linvit.data.sources.scenes import GeneratedSource
+from linvit.data.sources.tokens import PATCH, TASKS, VALUES, Diagnostic, Size, sample
+from linvit.data.transforms.segmentation import EvalTransform
+
+
+class DiagnosticData(ImageData):
+    """Grids of tokens, each an image patch of 4 x 4 pixels, with an exact answer, one of 16, for those that are asked.
+
+    `linvit.tasks.SegmentationTask` learns them: the mask has a pixel per token, and 255 where nothing is asked. With
+    `score: aAcc` the score is the fraction of the answers that are right. The chance level, that of always the same
+    answer, is about 1/16 (`linvit data check recall --pairs=8` counts it); the ceiling is 1, as every answer follows
+    from the image.
+
+    - recall: the value of the pair with my key, of `pairs` of them (multi-query associative recall: Arora et al. 2023,
+      "Zoology"). A mechanism must hold all pairs apart, and a state of rank r holds about r. `distractors` are held
+      as well, and not asked for.
+    - counting: how many other tokens are like me, of `pairs` kinds; normalised attention says shares, not numbers.
+    - nearest: the value of the nearest of up to four pairs with my key: content and position.
+    - copy: the value `distance` columns to the left: position alone; at distance 1 what a convolution alone solves.
+
+    Args:
+        source: recall, counting, nearest or copy.
+        pairs: Pairs, or kinds of tokens, of an image.
+        distractors: Further pairs of recall.
+        distance: Of copy, in tokens.
+        grid: Side, or [rows, columns], of the grids of tokens; null is the smallest square with room for them.
+        eval_grid: That of validation and test, if it is another one (resolution).
+        train: Training images of an epoch, which are new in each.
+        val: Validation images.
+        test: Test images.
+        batch_size: Images per step and device.
+        num_workers: Loader processes per device; 0 makes images in the training process.
+        seed: Of the order of images and which images an epoch has; null is `seed_everything`.
+
+    Example:
+        $ linvit compare diagnostics/recall --model.attention=softmax,linear --data.pairs=8,32
+    """
+
+    check_options: ClassVar[dict[str, dict[str, Any]]] = {
+        name: {"type": int, "metavar": "N", "help": "of a diagnostic task"}
+        for name in ("pairs", "distractors", "distance")
+    }
+    list_keys: ClassVar[tuple[str, ...]] = ("size",)
+    num_classes = VALUES
+    class_names: ClassVar[list[str]] = [*map(str, range(VALUES))]
+
+    def __init__(
+        self,
+        source: str = "recall",
+        pairs: int = 32,
+        distractors: int = 0,
+        distance: int = 1,
+        grid: int | Size | None = None,
+        eval_grid: int | Size | None = None,
+        train: int = 3200,
+        val: int = 200,
+        test: int = 1000,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        given = Diagnostic(
+            train, val, test, task=source, pairs=pairs, distractors=distractors, distance=distance, grid=grid,
+            eval_grid=eval_grid,
+        )  # fmt: skip
+        height, width = given.size("train")
+        size = (PATCH * height, PATCH * width)
+        half = [0.5] * 3
+        super().__init__(source, batch_size, num_workers, size, mean=half, std=half, seed=seed)
+        self.data_source = GeneratedSource(source, self.images, given, partial(sample, given=given))
+        self.train_transform = self.eval_transform = EvalTransform(None)
+
+    def targets(self, split: str) -> Mapping[str, Target]:
+        """The answers."""
+        return {"mask": Target("scene")}
+
+    @classmethod
+    def recognises(cls, source: str) -> bool:
+        """Whether it is the name of a task."""
+        return source in TASKS
+
+    @classmethod
+    def to_check(cls, source: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """The module for `linvit data check`."""
+        return cls(source, **{name: given[name] for name in cls.check_options if given[name] is not None}, **more)
+
+    def facts(self) -> list[str]:
+        """What there is to say of the images, for `linvit data check`, which finds none that is bad."""
+        masks = torch.cat([batch["mask"] for batch in self.evaluation_dataloader("val")])
+        counts = masks.flatten().bincount(minlength=VALUES)[:VALUES]
+        height, width = masks.shape[1:]
+        asked, chance = counts.sum() / len(masks), counts.max() / counts.sum()
+        return [
+            f"{self.source}: images of {height} x {width} tokens, of which {asked:.1f} are asked, {VALUES} answers",
+            f"  chance {chance:.3f} (always the most frequent answer of the validation set), ceiling 1",
+        ]

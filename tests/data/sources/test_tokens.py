@@ -1,0 +1,138 @@
+"""Diagnostic tasks: every answer is what a naive reader of the image finds, which is why the ceiling is 1."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from linvit.cli import data as check
+from linvit.data import DiagnosticData
+from linvit.data.sources.tokens import Diagnostic, sample
+from linvit.errors import UserError
+from linvit.ignore_index import IGNORE_INDEX
+
+
+def read(image):
+    """The tokens of an image, by their row and column: the bits of the key, and the value or None."""
+    _, height, width = image.shape
+    found = {}
+    for row in range(height // 4):
+        for column in range(width // 4):
+            red, green, blue = image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].reshape(3, 16).tolist()
+            assert {*red, *green, *blue} <= {0, 255}
+            found[row, column] = (tuple(red + blue), green.index(255) if 255 in green else None)
+    return found
+
+
+def solve(given, tokens):
+    """The answer of each token that has one."""
+    empty = (0,) * 32
+    pairs = {at: token for at, token in tokens.items() if token[1] is not None}
+    found = {}
+    for (row, column), (key, value) in tokens.items():
+        if given.task == "recall" and key != empty and value is None:
+            (found[row, column],) = (own for other, own in pairs.values() if other == key)
+        elif given.task == "counting" and key != empty:
+            found[row, column] = Counter(other for other, _ in tokens.values())[key] - 1
+        elif given.task == "nearest" and key != empty and value is None:
+            away = {at: (at[0] - row) ** 2 + (at[1] - column) ** 2 for at, token in pairs.items() if token[0] == key}
+            values = {pairs[at][1] for at, far in away.items() if far == min(away.values())}
+            if len(values) == 1:
+                found[row, column] = values.pop()
+        elif given.task == "copy" and column >= given.distance:
+            found[row, column] = tokens[row, column - given.distance][1]
+    return found
+
+
+GIVEN = [
+    Diagnostic(task="recall", pairs=1),
+    Diagnostic(task="recall", pairs=20),
+    Diagnostic(task="recall", pairs=9, distractors=14, grid=(4, 10)),
+    Diagnostic(task="counting", pairs=6),
+    Diagnostic(task="nearest", pairs=24),
+    Diagnostic(task="copy", distance=1),
+    Diagnostic(task="copy", distance=5),
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=lambda given: f"{given.task}-{given.pairs}-{given.distractors}")
+def test_answers_are_those_of_a_naive_reader(given):
+    for seed in range(10):
+        made = sample("train", seed, given)
+        mask = made["mask"].tolist()
+        answers = {(r, c): v for r, row in enumerate(mask) for c, v in enumerate(row) if v != IGNORE_INDEX}
+        found = solve(given, read(made["image"]))
+        if given.task == "counting":  # one of each kind is asked
+            assert len(answers) == given.pairs
+            found = {at: found[at] for at in answers}
+        assert answers == found
+
+
+def test_recall_asks_for_each_pair_once_and_not_for_distractors():
+    made = sample("train", 0, GIVEN[2])
+    tokens = read(made["image"])
+    assert Counter(value is None for _, value in tokens.values()) == {False: 23, True: 17}
+    assert (made["mask"] != IGNORE_INDEX).sum() == 9
+
+
+def test_a_sample_is_a_function_of_its_seed():
+    first, again, other = (sample("train", seed, GIVEN[1])["image"] for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_answers_are_about_equally_frequent():
+    for given in GIVEN[1:6]:
+        answers = np.concatenate([sample("train", seed, given)["mask"].flatten() for seed in range(300)])
+        counts = np.bincount(answers, minlength=256)[:16]
+        expected = counts.sum() / 16
+        assert (abs(counts - expected) < 6 * expected**0.5).all()
+
+
+@pytest.mark.parametrize(("pairs", "side"), [(8, 4), (32, 8), (33, 9), (512, 32)])
+def test_the_grid_has_room(pairs, side):
+    assert Diagnostic(pairs=pairs).size("train") == (side, side)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "recal"}, "--data.source must be one of recall, .*Did you mean 'recall'"),
+        ({"pairs": 0}, "pairs must be"),
+        ({"pairs": 9, "grid": 4}, "recall needs a grid of 18 tokens; got 4 x 4"),
+        ({"eval_grid": (2, 7)}, "64 tokens; got 2 x 7"),
+        ({"task": "copy", "distance": 8}, "copy needs a grid of more than 8 columns; got 8 x 8"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(UserError, match=message):
+        replace(Diagnostic(), **options)
+
+
+class TestAsData:
+    def test_another_grid_in_evaluation(self):
+        made = DiagnosticData(pairs=2, grid=4, eval_grid=(3, 8), train=8, val=4, test=4, batch_size=4, seed=0)
+        made.setup("fit")
+        (trained, *_), (tested, *_) = ([*loader()] for loader in (made.train_dataloader, made.val_dataloader))
+        assert (trained["image"].shape, trained["mask"].shape) == ((4, 3, 16, 16), (4, 4, 4))
+        assert (tested["image"].shape, tested["mask"].shape) == ((4, 3, 12, 32), (4, 3, 8))
+        assert made.size == (16, 16)
+
+    def test_training_images_are_new_in_each_epoch(self):
+        made = DiagnosticData(pairs=2, train=8, batch_size=4, seed=0)
+        made.setup("fit")
+        loader = made.train_dataloader()
+        images = []
+        for epoch in (0, 1, 0):
+            loader.sampler.set_epoch(epoch)
+            images.append(torch.cat([batch["image"] for batch in loader]))
+        assert torch.equal(images[0], images[2])
+        assert not {one.numpy().tobytes() for one in images[0]} & {one.numpy().tobytes() for one in images[1]}
+
+    def test_data_check_counts_chance(self, capsys):
+        assert check.main(["check", "recall", "--pairs", "3"]) == 0
+        asked = [sample["mask"] for sample in DiagnosticData(pairs=3)._samples("val")]
+        counts = torch.stack(asked).flatten().bincount(minlength=256)[:16]
+        assert f"chance {counts.max() / counts.sum():.3f}" in capsys.readouterr().out
