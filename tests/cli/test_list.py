@@ -157,7 +157,7 @@ def test_a_class_path_in_full(capsys):
             "kind must be one of attentions, backbones, heads, configs; got 'attention'. Did you mean 'attentions'?",
         ),
         (["attentions", "focussed"], "no attention is called 'focussed'. Did you mean 'focused'?"),
-        (["attentions", "focused", "--check"], "--filter and --check are for lists, not for the one name 'focused'."),
+        (["attentions", "focused", "--filter=f*"], "--filter is for lists, not for the one name 'focused'."),
     ],
 )
 def test_mistakes_are_user_errors(arguments, message, capsys):
@@ -174,12 +174,6 @@ def test_the_command_line_prints_a_mistake_without_a_traceback():
     assert "Traceback" not in done.stderr
 
 
-def test_check_without_plugins(tmp_path):
-    done = linvit_list("--check", path=tmp_path)
-    assert done.returncode == 0
-    assert "no plug-ins to check" in done.stdout
-
-
 def test_a_conflict_names_both_owners(tmp_path, wide):
     for owner in ("a", "b"):
         entry_points = f"[linvit.attentions]\nmine = {owner}:Mine\n"
@@ -190,9 +184,6 @@ def test_a_conflict_names_both_owners(tmp_path, wide):
     assert "conflict: " in line
     assert "linvit-a 1.0 (a:Mine)" in line
     assert "linvit-b 1.0 (b:Mine)" in line
-    done = linvit_list("attentions", "--check", path=tmp_path)
-    assert done.returncode == 1
-    assert "two owners claim the attention name 'mine'" in done.stdout
 
 
 def test_help_has_examples(capsys):
@@ -221,11 +212,5 @@ def test_no_torch_for_what_needs_none(arguments):
 
 
 def test_options_may_stand_between_the_kind_and_the_name(capsys):
-    assert main(["attentions", "--timeout", "5", "hydra"]) == 0
+    assert main(["attentions", "--filter", "*", "hydra"]) == 0
     assert capsys.readouterr().out.startswith("hydra (attention)")
-
-
-@pytest.mark.parametrize("timeout", ["-1", "0", "nan"])
-def test_an_import_is_given_time(timeout):
-    with pytest.raises(linvit.UserError, match=r"--timeout must be a number above 0; got "):
-        main(["--check", f"--timeout={timeout}"])

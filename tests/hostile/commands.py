@@ -85,7 +85,6 @@ CONFIG_DOORS: dict[str, Door] = {
 }
 PLUGIN_DOORS: dict[str, Door] = {
     "linvit list": _with("list", "attentions"),
-    "linvit list --check": _with("list", "attentions", "--check", "--timeout", "4"),
     "linvit check hanging": _with("check", "hanging", "--quick", "--timeout", "4"),
     "linvit fit --help": _with("fit", "--help"),
     "linvit import-weights --help": _with("import-weights", "--help"),

@@ -15,10 +15,8 @@ def sound() -> Report:
 
 def test_the_sound_one_passes_every_clause(sound: Report) -> None:
     assert verdicts(sound, Verdict.UNSUPPORTED) == {"position bias"}, f"\n{sound}"
-    assert verdicts(sound, Verdict.MEASURED) == {"cost"}
-    assert "times its inputs" in sound["cost"].note
     assert verdicts(sound, Verdict.UNDECLARED) == {"matrix parts", "channel matrix", "order of tokens"}
-    assert len(verdicts(sound, Verdict.PASS)) == len(sound.lines) - 5, f"\n{sound}"
+    assert len(verdicts(sound, Verdict.PASS)) == len(sound.lines) - 4, f"\n{sound}"
 
 
 EVERY_PRECISION = {f"numerics, {precision.name}" for precision in PRECISIONS}

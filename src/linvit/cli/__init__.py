@@ -11,21 +11,10 @@ from linvit.plain_text import PrintableStream
 from linvit.signals import STOP
 
 VERBS = ("fit", "validate", "test", "predict")
-PLAIN = {  # plain functions: main(argv) -> exit code
-    "list": "linvit.cli.list",
-    "check": "linvit.cli.check",
-    "import-weights": "linvit.cli.import_weights",
-    "data": "linvit.cli.data",
-    "bench": "linvit.cli.bench",
-    "linearize": "linvit.cli.linearize",
-    "compare": "linvit.cli.compare",
-    "verify-resume": "linvit.cli.verify_resume",
-    "analyze": "linvit.cli.analyze",
-    "probe": "linvit.cli.probe",
-    "export": "linvit.cli.export",
-    "push": "linvit.cli.push",
-    "doctor": "linvit.cli.doctor",
-}
+PLAIN = (  # plain functions: main(argv) -> exit code
+    *("list", "check", "import-weights", "data", "bench", "linearize", "compare", "verify-resume", "analyze"),
+    *("probe", "export", "push", "doctor"),
+)
 HELP = """linvit: every linear attention, in every vision backbone, on every task.
 
 usage: linvit VERB [options]
@@ -37,40 +26,20 @@ usage: linvit VERB [options]
                linvit test --config RUN/config.yaml --ckpt_path RUN
   predict    predict images with a trained network:
                linvit predict --model RUN photos --output out
-             or, with all options of a run, a data source:
-               linvit predict --config RUN/config.yaml --ckpt_path RUN
-  linearize  train a copy of a trained network with another attention:
-               linvit linearize --teacher RUN --model.attention=focused
-  compare    run variants with several seeds, and make one table of them:
-               linvit compare --config quickstart --seeds 3 \\
-                 --model.attention=softmax,linear,focused
-  list       attentions, backbones, heads and configurations, plug-ins included:
-               linvit list attentions --filter "*linear*"
-               linvit list configs
-  check      hold a mechanism or a backbone, yours included, to its contract:
-               linvit check my_package.my_module:MyAttention --quick
-               linvit check --backbone flatten_swin_tiny --quick
+  linearize  train a copy of a trained network with another attention
+  compare    run variants with several seeds, and make one table of them
+  list       attentions, backbones, heads and configurations, plug-ins included
+  check      hold a mechanism, backbone or head, yours included, to its contract
   import-weights
-             write an official checkpoint as a file for --model.pretrained:
-               linvit import-weights FLatten_Swin_T.pth \\
-                 --backbone flatten_swin_tiny -o OUT.safetensors
-  data       decode every image of a set and list those that cannot be used:
-               linvit data check path/to/imagenet --output bad.csv
-  bench      what mechanisms and backbones cost, and how fast images are loaded:
-               linvit bench attention softmax linear focused
-               linvit bench backbone deit_tiny flatten_deit_tiny
-               linvit bench data path/to/imagenet
-  analyze    ranks and maps of a trained model's attention, as a page:
-               linvit analyze --ckpt_path RUN
-  probe      kNN and linear classifiers on frozen features, layer by layer:
-               linvit probe RUN --random
-  export     write a trained network as ONNX or by torch.export, and check it:
-               linvit export RUN model.onnx
-  push       a trained network to the hub, or to a folder:
-               linvit push RUN owner/name --license=apache-2.0
+             write an official checkpoint as a file for --model.pretrained
+  data       decode every image of a set and list those that cannot be used
+  bench      what mechanisms and backbones cost, and how fast images are loaded
+  analyze    ranks and maps of a trained model's attention, as a page
+  probe      kNN and linear classifiers on frozen features, layer by layer
+  export     write a trained network as ONNX or by torch.export, and check it
+  push       a trained network to the hub, or to a folder
   verify-resume
-             interrupt your run, and see that nothing is lost:
-               linvit verify-resume --config quickstart --interruptions 3
+             interrupt your run, and see that nothing is lost
   doctor     what is installed, what the machine has, and what is wrong with it
 
 A configuration is a file, or one that comes with linvit: linvit list configs.
@@ -113,7 +82,7 @@ def _run(verb: str, argv: list[str]) -> int:
     elif verb == "--version":
         print(f"linvit {version('linvit')}")
     elif verb in PLAIN:
-        return int(importlib.import_module(PLAIN[verb]).main(argv[1:]))
+        return int(importlib.import_module(f"linvit.cli.{verb.replace('-', '_')}").main(argv[1:]))
     elif verb not in VERBS:
         known = ", ".join([*VERBS, *PLAIN])
         raise UserError(f"linvit has no verb '{verb}'. It has: {known}. See linvit --help")

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from linvit import entries, machine
-from linvit.cli.import_check import REGISTRIES, TIMEOUT, check_plugins, run_apart
+from linvit.cli.import_check import TIMEOUT, check_plugins, run_apart
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.runs.folder import check_writable
@@ -195,7 +195,7 @@ def print_devices() -> None:
 
 def _plugins(timeout: float) -> Iterator[Problem]:
     """Shows what third parties offer, each imported in a process of its own; finds what cannot be used."""
-    plugins = check_plugins(REGISTRIES.values(), timeout)
+    plugins = check_plugins(timeout)
     for number, (registry, name, owner, reason) in enumerate(plugins):
         state = "broken, see below" if reason else "ok"
         _show("" if number else "plug-ins", f"{registry.kind} {name} ({owner}): {state}")

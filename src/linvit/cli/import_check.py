@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from linvit.errors import UserError
@@ -52,15 +51,13 @@ def why_not(registry: Registry, name: str, timeout: float) -> str:
     return run_apart(CHECK, registry.kind, name, timeout=timeout)[1]
 
 
-def check_plugins(
-    registries: Iterable[Registry], timeout: float, pattern: str = "*"
-) -> list[tuple[Registry, str, str, str]]:
+def check_plugins(timeout: float) -> list[tuple[Registry, str, str, str]]:
     """What third parties have registered, a few imported at a time: registry, name, owners, and why it is broken."""
     foreign = [
-        (registry, name, " / ".join(entry.owner for entry in registry.entries()[name]))
-        for registry in registries
-        for name in registry.names(pattern)
-        if any(entry.owner != "linvit" for entry in registry.entries()[name])
+        (registry, name, " / ".join(entry.owner for entry in owners))
+        for registry in REGISTRIES.values()
+        for name, owners in registry.entries().items()
+        if any(entry.owner != "linvit" for entry in owners)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = pool.map(lambda plugin: why_not(plugin[0], plugin[1], timeout), foreign)

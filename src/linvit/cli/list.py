@@ -1,17 +1,15 @@
-"""`linvit list`: the names that a configuration can use, who owns them, and which of them are broken."""
+"""`linvit list`: the names that a configuration can use, who owns them."""
 
 import inspect
-import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from linvit import source
-from linvit.cli.import_check import TIMEOUT, check_plugins
 from linvit.cli.list_configs import one, overview
 from linvit.entries import Entry
-from linvit.errors import UserError, check_choice, check_number
+from linvit.errors import UserError, check_choice
 from linvit.model_info import model_info
-from linvit.registry import Registry, attentions, backbones, heads
+from linvit.registry import attentions, backbones, heads
 from linvit.signatures import descriptions, parameters_of
 from linvit.terminal import argument_parser, reflow, table
 
@@ -33,52 +31,38 @@ EPILOG = """examples:
   linvit list configs                         configurations for --config
   linvit list configs quickstart              the text of one
   linvit list configs images -o mine.yaml     a copy of one, for you to change
-  linvit list --check                         import every plug-in, each in a
-                                              process of its own
 """
 
 
 def main(argv: list[str]) -> int:
-    """Runs `linvit list`; returns 1 if `--check` found a broken plug-in, else 0."""
+    """Runs `linvit list`; returns 0."""
     parser = argument_parser("linvit list", __doc__, EPILOG)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join(KINDS)}; all but configs if left out")
     parser.add_argument("name", nargs="?", help="show the documentation and the options of this one")
     parser.add_argument("--filter", default="*", metavar="PATTERN", help='only names like "*linear*"')
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the named configuration to FILE")
-    parser.add_argument(
-        "--check", action="store_true", help="import every plug-in and report; exit code 1 if one fails"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="for one import (default: %(default)g)"
-    )
-    args = parser.parse_intermixed_args(argv)  # linvit list attentions --timeout 5 hydra
-    check_number("--timeout", args.timeout, above=0)
-
+    args = parser.parse_intermixed_args(argv)  # linvit list configs --output mine.yaml quickstart
     if args.kind is not None:
         check_choice("kind", args.kind, KINDS)
     if args.output is not None and (args.kind != "configs" or args.name is None):
         raise UserError("--output is for one configuration. Write linvit list configs NAME --output FILE")
     if args.kind == "configs" and args.name is not None:
         print(one(args.name, args.output))
-        return 0
-    if args.kind == "configs":
+    elif args.kind == "configs":
         print("\n".join(overview(args.filter)))
-        return 0
-    if args.name is not None:
-        if args.check or args.filter != "*":
-            raise UserError(
-                f"--filter and --check are for lists, not for the one name '{args.name}'. "
-                f"Write linvit list {args.kind} --filter {shlex.quote(args.name)} --check"
-            )
+    elif args.name is not None:
+        if args.filter != "*":
+            raise UserError(f"--filter is for lists, not for the one name '{args.name}'. Leave one of them out")
         print("\n".join(_one(args.kind, args.name)))
-        return 0
-    chosen = {kind: registry for kind, registry in REGISTRIES.items() if args.kind in (None, kind)}
-    print("\n\n".join("\n".join(_section(kind, registry, args.filter)) for kind, registry in chosen.items()))
-    return _check(chosen.values(), args.filter, args.timeout) if args.check else 0
+    else:
+        kinds = REGISTRIES if args.kind is None else [args.kind]
+        print("\n\n".join("\n".join(_section(kind, args.filter)) for kind in kinds))
+    return 0
 
 
-def _section(kind: str, registry: Registry, pattern: str) -> list[str]:
+def _section(kind: str, pattern: str) -> list[str]:
     """A table with one row per name: name, owner if somebody else has any, facts, summary."""
+    registry = REGISTRIES[kind]
     entries = registry.entries()
     rows = [
         (f"  {name}", _owners(entries[name]), *_facts(kind, name, entries[name]), _remark(entries[name]))
@@ -150,18 +134,3 @@ def _published(name: str) -> Iterator[str]:
     if facts.top1 is not None:
         yield f"  published top-1 on ImageNet-1K: {facts.top1} %,"
         yield reflow(f"  {facts.top1_source}")
-
-
-def _check(chosen: Iterable[Registry], pattern: str, timeout: float) -> int:
-    """Imports what third parties offer, and reports."""
-    plugins = check_plugins(chosen, timeout, pattern)
-    print("\ncheck")
-    if not plugins:
-        print("  no plug-ins to check: all names are linvit's own")
-        return 0
-    rows = [
-        (f"  {registry.kind} {name}", owners, f"broken: {reason}" if reason else "ok")
-        for registry, name, owners, reason in plugins
-    ]
-    print("\n".join(table(rows)))
-    return int(any(reason for *_, reason in plugins))

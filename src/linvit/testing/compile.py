@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linvit.errors import UserError
 from linvit.testing.numbers import EXACT, gradients_of, relative_error, trainable, worst
 from linvit.testing.onnx import in_onnxruntime, require, to_onnx
-from linvit.testing.report import Line, at, failed, message, not_supported, passed
+from linvit.testing.report import Line, Verdict, at, judged, message, not_supported
 from linvit.testing.subject import Subject, sized
 
 ONNX_EXACT = 1e-5
@@ -33,9 +33,7 @@ def compiles(subject: Subject) -> Line:
         name = f"{backend}{', gradients' if with_gradients else ''} at {' and '.join(map(sized, sizes))}"
         errors[name] = _compiled_error(subject, backend, sizes, with_gradients)
     said = f"compiled and eager differ by {', '.join(f'{error:.0e} ({name})' for name, error in errors.items())}"
-    if not worst(errors.values()) <= EXACT:
-        return failed(f"{said} (at most {EXACT:.0e})")
-    return passed(said + note)
+    return judged(worst(errors.values()), said + note)
 
 
 def has_compiler() -> bool:
@@ -96,9 +94,10 @@ def _as_program(subject: Subject, export: Callable[..., Any], dtype: torch.dtype
         with at(f"a batch of {batch}, {sized(size)}"):
             errors[sized(size)] = relative_error(program(*planes), given(model))
     said = "exported and eager differ by " + ", ".join(f"{error:.0e} ({size})" for size, error in errors.items())
-    if not worst(errors.values()) <= tolerance:
-        return failed(f"{said} (at most {tolerance:.0e})")
-    return not_supported(f"other sizes: {refused}; {said}") if refused else passed(said)
+    found = judged(worst(errors.values()), said, tolerance)
+    if refused and found.verdict is Verdict.PASS:
+        return not_supported(f"other sizes: {refused}; {said}")
+    return found
 
 
 class _OnPlanes(nn.Module):

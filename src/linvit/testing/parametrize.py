@@ -37,8 +37,7 @@ def parametrize_with_checks(
     """A pytest decorator that gives a test function one case per spec and clause of the contract.
 
     The function takes one argument, `check`, and calls it: a broken clause is an `AssertionError` with the numbers, and
-    one that the subject does not declare or support is skipped with the reason. What is only measured is left
-    out.
+    one that the subject does not declare or support is skipped with the reason.
 
     Args:
         specs: What `check_attention`, `check_backbone` or `check_head` takes: names, `{name: ..., option: value}`,
@@ -71,9 +70,8 @@ def parametrize_with_checks(
         made = functools.cache(functools.partial(subject, spec, **(defaults | options), quick=quick))
         obstacle = functools.cache(lambda made=made: contract.obstacle(made()))
         for check in (*contract.first, *contract.of(quick)):
-            if not check.measures:
-                before = None if check in contract.first else obstacle
-                cases.append((_case_name(spec, check.name), functools.partial(_judge, check, made, before)))
+            before = None if check in contract.first else obstacle
+            cases.append((_case_name(spec, check.name), functools.partial(_judge, check, made, before)))
     return pytest.mark.parametrize("check", [case for _, case in cases], ids=[name for name, _ in cases])
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from linvit.errors import UserError
+from linvit.testing.numbers import EXACT
 
 S = TypeVar("S")
 CRASHES = (Exception, SystemExit)
@@ -31,8 +32,6 @@ class Verdict(Enum):
     """The subject declares nothing here (no factors, no rank bound), so there was nothing to compare with."""
     UNSUPPORTED = "not supported"
     """The subject says that it cannot do this, by a declaration or a `UserError`."""
-    MEASURED = "measured"
-    """A measurement for the reader, which is compared with nothing."""
 
 
 class Line(NamedTuple):
@@ -99,7 +98,6 @@ class Check(NamedTuple):
     name: str
     run: Callable[[Any], Line]
     quick: bool = True  # whether a quick run has it
-    measures: bool = False  # whether it only measures, and so cannot fail
 
     def line(self, subject: Any, *, first: bool = False) -> Line:
         """Looks at the subject, and leaves random numbers and warning filters as they are.
@@ -159,6 +157,11 @@ def passed(note: str = "") -> Line:
 def failed(note: str) -> Line:
     """Reports that the subject breaks a clause; the note has the offending numbers."""
     return Line("", Verdict.FAIL, note)
+
+
+def judged(error: float, note: str, limit: float = EXACT) -> Line:
+    """Reports that an error is within a limit, or that it is not; NaN is not."""
+    return passed(note) if error <= limit else failed(f"{note} (at most {limit:.0e})")
 
 
 def not_declared(note: str) -> Line:

@@ -33,7 +33,6 @@ CONTRACT = Contract(
         Check("channel matrix", matrix.channel_matrix),
         Check("rank", matrix.rank_bound),
         *(Check(f"numerics, {one.name}", precision.numerics(one)) for one in precision.PRECISIONS),
-        Check("cost", cost.cost, measures=True),
         Check("growth of work", cost.growth_of_work),
         *behaviour.COMPILER,
         behaviour.ONNX,
@@ -49,8 +48,7 @@ def check_attention(
     It is compared with its own declarations: see the attributes of `linvit.Attention`. Where a declaration cannot be
     read, or `forward` gives nothing to look at, there are no other lines. Parameters are moved away from their initial
     values first. An exception inside a check, `sys.exit` included, is that check's failure, and is quoted where it
-    happens first; a size that is refused by a `UserError` is "not supported". What is kept for backward is measured
-    only.
+    happens first; a size that is refused by a `UserError` is "not supported".
 
     Args:
         spec_or_class: A registered name, `{name: ..., option: value}`, "package.module:Class", or the class itself.

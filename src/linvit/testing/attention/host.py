@@ -1,14 +1,12 @@
 """What hosts ask of a mechanism: prefix tokens, fewer or narrower keys, a position bias, a place in the layer."""
 
 import inspect
-from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.layers.attention_layer import AttentionLayer
-from linvit.layers.hosting import QKNorm
 from linvit.layers.spatial_reduction import reducible
 from linvit.testing.attention.inputs import NOMINAL, AttentionSubject, Inputs, inputs
 from linvit.testing.attention.shape import wrong_output
@@ -93,10 +91,7 @@ def position_bias(subject: AttentionSubject) -> Line:
 
 
 def attention_layer(subject: AttentionSubject) -> Line:
-    """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer.
-
-    Errors in bfloat16 are measured with each norm of queries and keys, on tokens of the scale 2^6.
-    """
+    """Checks that `AttentionLayer` can use the mechanism, and that gradients reach all parameters of the layer."""
     if subject.hosted is None:
         return not_supported("no package.module:Class leads to this class, so the layer cannot find it")
     layer = AttentionLayer(subject.dim, subject.num_heads, NOMINAL, attention=subject.hosted).double()
@@ -109,19 +104,7 @@ def attention_layer(subject: AttentionSubject) -> Line:
     without = [name for name, tensor in tensors.items() if tensor.grad is None or not tensor.grad.isfinite().all()]
     if without:
         return failed(f"no finite gradient reaches {', '.join(without)}")
-    errors = ", ".join(f"{_bfloat16_error(subject, norm):.0e} with qk_norm={norm}" for norm in get_args(QKNorm))
-    said = f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}"
-    return passed(f"{said}; bfloat16 at scale 2^6 differs by {errors}")
-
-
-@torch.no_grad()
-def _bfloat16_error(subject: AttentionSubject, qk_norm: QKNorm) -> float:
-    """Returns the relative error of a layer in bfloat16 against float64, with parameters and tokens rounded alike."""
-    torch.manual_seed(0)
-    spec: Any = subject.hosted
-    layer = AttentionLayer(subject.dim, subject.num_heads, NOMINAL, attention=spec, qk_norm=qk_norm).bfloat16().eval()
-    x = (64 * normal(2, NOMINAL.num_queries, subject.dim, seed=5)).bfloat16()
-    return relative_error(layer(x, NOMINAL), layer.double()(x.double(), NOMINAL))
+    return passed(f"{tuple(x.shape)}, projections '{layer.mechanism.projections}', out_dim {layer.mechanism.out_dim}")
 
 
 def _prefix_effects(mechanism: Attention, grid: Grid) -> dict[str, float]:

@@ -9,7 +9,18 @@ from linvit.attention.base import Attention, Grid
 from linvit.errors import UserError
 from linvit.testing.attention.inputs import HALF, NOMINAL, SECOND, AttentionSubject, inputs
 from linvit.testing.numbers import EXACT, relative_error
-from linvit.testing.report import Advice, Line, at, failed, message, not_declared, not_supported, passed, refusable
+from linvit.testing.report import (
+    Advice,
+    Line,
+    at,
+    failed,
+    judged,
+    message,
+    not_declared,
+    not_supported,
+    passed,
+    refusable,
+)
 from linvit.testing.subject import sized
 
 GRIDS = [NOMINAL, SECOND, Grid((1, 50)), Grid((50, 1)), Grid((13, 31))]
@@ -117,8 +128,7 @@ def memory_layout(subject: AttentionSubject) -> Line:
     given = inputs(mechanism, NOMINAL)
     views = given.map(lambda x: x.transpose(1, -1).contiguous().transpose(1, -1))
     error = relative_error(views(mechanism), given(mechanism))
-    said = f"contiguous or not: {error:.0e}"
-    return passed(said) if error <= EXACT else failed(f"{said} (at most {EXACT:.0e})")
+    return judged(error, f"contiguous or not: {error:.0e}")
 
 
 def order_of_tokens(subject: AttentionSubject) -> Line:

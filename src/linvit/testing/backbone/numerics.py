@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from linvit.testing.backbone.images import BackboneSubject, images
 from linvit.testing.numbers import relative_error
-from linvit.testing.report import Check, Line, at, failed, passed
+from linvit.testing.report import Check, Line, at, failed, judged, passed
 
 SCALES = {f"images of scale 2^{power}": 2.0**power for power in (-10, 0, 6)}
 FLOAT32 = 1e-3
@@ -26,8 +26,7 @@ def float32_and_float64(subject: BackboneSubject) -> Line:
         if given.dtype != dtype:
             return failed(f"{dtype} images give {given.dtype} logits".replace("torch.", ""))
     error = relative_error(out, exact)
-    said = f"they differ by {error:.0e}"
-    return passed(said) if error <= FLOAT32 else failed(f"{said} (at most {FLOAT32:.0e})")
+    return judged(error, f"they differ by {error:.0e}", FLOAT32)
 
 
 def autocast(dtype: torch.dtype) -> Callable[[BackboneSubject], Line]:
