@@ -40,15 +40,10 @@ def area(rles: Sequence[Rle]) -> np.ndarray:
 
 
 def from_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Rle:
-    """The RLE of all pixels within any of the polygons, by COCO's rule of which pixel belongs to which side.
+    """The RLE of all pixels within any of the polygons [x1, y1, x2, y2, ...], by COCO's rule of borders.
 
-    Args:
-        polygons: Corners [x1, y1, x2, y2, ...], three at the least.
-        size: (H, W) of the image.
-
-    Raises:
-        UserError: If a polygon has fewer corners, or an odd number of coordinates, or one far outside the image, or all
-            are too long together: the library draws whole lines, in time and memory that grow with their length.
+    A `UserError` says if a polygon has fewer than three corners, an odd number of coordinates or one far outside the
+    image (H, W), or if all are too long together: the library draws whole lines, whose length costs time and memory.
     """
     height, width = size
     outline = 0.0

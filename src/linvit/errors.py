@@ -62,15 +62,7 @@ def check_number(
 ) -> None:
     """Raises a `UserError` unless `given` is a finite number within the bounds; a bool is not one.
 
-    Args:
-        option: Its name.
-        given: Its value.
-        at_least: Smallest allowed value.
-        above: Bound that is itself not allowed.
-        at_most: Largest allowed value.
-        below: Bound that is itself not allowed.
-        whole: Allow whole numbers only.
-        note: What the bounds are for, for the message: ", or Newton diverges".
+    `note` says what the bounds are for, in the message: ", or Newton diverges".
     """
     fits = isinstance(given, Integral if whole else Real) and not isinstance(given, bool) and math.isfinite(given)
     if fits and at_least <= given <= at_most and above < given < below:  # type: ignore[operator]

@@ -12,55 +12,31 @@ COCO = Path(__file__).parent / "heads" / "detection" / "coco.csv"
 
 
 class ModelInfo(NamedTuple):
-    """One backbone as its authors published it, 1000 classes.
+    """One backbone as its authors published it, 1000 classes."""
 
-    Attributes:
-        img_size: Side of the image that the numbers hold for.
-        parameters: Learnable parameters.
-        macs: Multiply-accumulates of convolutions, linear layers and matrix products on one image.
-        top1: Published accuracy on ImageNet-1K in per cent; None if there is none. Nothing that linvit measured.
-        top1_source: Where it is published, repository: file, or paper.
-        crop_pct: Side of the evaluated crop over the side that the image is resized to.
-        crop_mode: timm's word for that resizing: "center" keeps the aspect, "squash" makes a square.
-        also: Options of a second model that the accuracy may be of, where the authors contradict each other; else {}.
-    """
-
-    img_size: int
+    img_size: int  # that the numbers hold for
     parameters: int
-    macs: int
-    top1: float | None
-    top1_source: str
-    crop_pct: float
-    crop_mode: str
-    also: dict[str, Any]
+    macs: int  # multiply-accumulates of convolutions, linear layers and matrix products on one image
+    top1: float | None  # published accuracy on ImageNet-1K in per cent; nothing that linvit measured
+    top1_source: str  # repository: file, or paper
+    crop_pct: float  # side of the evaluated crop over the side that the image is resized to
+    crop_mode: str  # timm's word: "center" keeps the aspect, "squash" makes a square
+    also: dict[str, Any]  # options of a second model that the accuracy may be of, if the authors contradict each other
 
 
 class Ade20kInfo(NamedTuple):
-    """What was published of a segmentor on ADE20K: one scale, not mirrored, crops of 512x512 in training.
+    """What was published of a segmentor on ADE20K: one scale, not mirrored, crops of 512x512 in training."""
 
-    Attributes:
-        miou: Mean IoU in per cent.
-        source: Where.
-        options: Those of the backbone that the score is of, where they are not its defaults.
-    """
-
-    miou: float
+    miou: float  # per cent
     source: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the backbone that the score is of, where they are not its defaults
 
 
 class CocoInfo(NamedTuple):
-    """What was published of a detector on COCO val2017, one scale.
+    """What was published of a detector on COCO val2017, one scale."""
 
-    Attributes:
-        box_ap: Average precision of boxes in per cent.
-        mask_ap: Of masks; None if the head has none.
-        source: Where.
-        options: Those of the backbone that the scores are of, where they are not its defaults.
-    """
-
-    box_ap: float
-    mask_ap: float | None
+    box_ap: float  # per cent
+    mask_ap: float | None  # none if the head has no masks
     source: str
     options: dict[str, Any]
 

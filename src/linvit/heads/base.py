@@ -64,10 +64,8 @@ class Head(nn.Module):
     def check_pyramid(self, levels: int = 2, finest: int = 4, doubling: bool = False) -> None:
         """Raises a `UserError` unless the maps are a pyramid, each coarser than the one before.
 
-        Args:
-            levels: The least number of maps.
-            finest: The largest reduction of the first map.
-            doubling: Whether each reduction must be twice the one before.
+        It has `levels` maps or more, the first of a reduction of `finest` at most. With `doubling` each reduction is
+        twice the one before.
         """
         steps = list(zip(self.reductions, self.reductions[1:], strict=False))
         fits = all(2 * fine == coarse if doubling else fine < coarse for fine, coarse in steps)

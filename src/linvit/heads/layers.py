@@ -35,11 +35,6 @@ class PyramidPooling(nn.Module):
 
     Paper: Zhao et al. 2017, "Pyramid Scene Parsing Network", Sec. 3.2. A map may be smaller than a grid. In training a
     batch has two images or more, for the sake of the BatchNorm behind the mean over the whole map.
-
-    Args:
-        channels: Channels C.
-        width: Channels of each mean after its 1 x 1 convolution, and of the output.
-        pool_sizes: Sides of the grids.
     """
 
     def __init__(self, channels: int, width: int, pool_sizes: Sequence[int] = (1, 2, 3, 6)) -> None:
@@ -94,17 +89,9 @@ def tower(width: int, convs: int) -> nn.Sequential:
 class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no types
     """torchvision's feature pyramid on lists of maps: (B, C_i, H_i, W_i) to (B, width, H_i, W_i), the finest first.
 
-    Paper: Lin et al. 2017, "Feature Pyramid Networks for Object Detection".
-
-    1 x 1 convolutions bring all maps to one width, each is added to the next finer one by nearest-neighbour upsampling
-    to its size, and a 3 x 3 convolution follows. All convolutions have biases, and there is no norm. Initial weights
-    are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
-
-    Args:
-        channels: C_i.
-        width: Channels of the maps that it returns.
-        extra_levels: What adds coarser levels.
-        join: False leaves out all but the extra levels, for maps of `width` channels.
+    Paper: Lin et al. 2017, "Feature Pyramid Networks for Object Detection". There are biases and
+    no norms. Initial weights are uniform (Glorot and Bengio 2010) and biases 0, as in mmdetection and mmsegmentation.
+    `extra_levels` adds coarser maps; without `join` there is nothing else, for maps of `width` channels.
     """
 
     def __init__(
@@ -129,11 +116,8 @@ class FPN(FeaturePyramidNetwork):  # type: ignore[misc]  # torchvision has no ty
 class TwoMoreLevels(ExtraFPNBlock):  # type: ignore[misc]  # torchvision has no types
     """P6 and P7 by convolutions of stride 2 (Lin et al. 2017, "Focal Loss for Dense Object Detection", footnote 2).
 
-    torchvision's `LastLevelP6P7` puts a ReLU between them, which mmdetection's RetinaNet has not, and takes P5 for P6
-    if it has as many channels as C5.
-
-    Args:
-        source: What P6 is made from: "input" (C5) or "output" (P5).
+    P6 is made from C5 ("input") or P5 ("output"). torchvision's `LastLevelP6P7` puts a ReLU between them, which
+    mmdetection's RetinaNet has not, and takes P5 for P6 if it has as many channels as C5.
     """
 
     def __init__(

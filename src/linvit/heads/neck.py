@@ -86,13 +86,7 @@ def level(channels: int, scale: float, width: int, norm: bool) -> nn.Sequential:
 
 
 def check_reduction(reduction: int, backbone: str, others: str) -> None:
-    """Raises a `UserError` unless a pyramid can stand on maps of a plain transformer at this reduction.
-
-    Args:
-        reduction: Image side over map side.
-        backbone: Its name, for the message.
-        others: Heads that need no pyramid, for the message; may be empty.
-    """
+    """Raises a `UserError` unless a pyramid can stand on a plain transformer's maps; it names `others`, other heads."""
     if reduction not in (1, 2, 4, 8, 16):
         hint = f", or a head that needs no pyramid: {others}" if others else ""
         raise UserError(

@@ -89,13 +89,7 @@ With linvit {version}, by `linvit fit --config config.yaml`, where config.yaml i
 
 
 class Place(NamedTuple):
-    """Where a network will lie.
-
-    Attributes:
-        linvit: What `linvit.load` takes.
-        timm: What `timm.create_model` takes.
-        name: What transformers takes.
-    """
+    """What `linvit.load`, `timm.create_model` and transformers take to load a network."""
 
     linvit: str
     timm: str
@@ -121,16 +115,7 @@ def write_card(
     in_timm: bool,
     table: Sequence[Sequence[str]] = (),
 ) -> str:
-    """The card as Markdown, with the hub's header.
-
-    Args:
-        description: Of the network.
-        run: That trained it.
-        licence: Of the weights, by the hub's name of it.
-        place: Where the network will lie.
-        in_timm: Whether timm and transformers can load it.
-        table: Titles and row of the run in the table of `linvit compare`, if it is of one.
-    """
+    """The card as Markdown, with the hub's header; `table` has titles and row of the run in a comparison."""
     task = description.task.rpartition(":")[2].rpartition(".")[2]
     pipeline, what = TASKS.get(task, ("", task))
     specs = [(registry, description.options.get(registry.kind)) for registry in (attentions, heads, backbones)]

@@ -67,15 +67,7 @@ class ModelDescription:
 
     @classmethod
     def from_dict(cls, content: Any, source: object) -> "ModelDescription":
-        """Reads what `as_dict` gave.
-
-        Args:
-            content: Of any kind, since a file of another's has it.
-            source: The file, for messages.
-
-        Raises:
-            UserError: If it is not one.
-        """
+        """Reads what `as_dict` gave, from content of any kind of the file `source`; a `UserError` if it is not that."""
         kinds = {"version": str, "task": str, "options": dict, "weights": str, "preprocessing": dict | None}
         wrong = None if isinstance(content, dict) else f"it is a {type(content).__name__}"
         for name, kind in kinds.items() if wrong is None else ():
@@ -173,15 +165,8 @@ def build_task(
 ) -> Task:
     """The task with its network and the weights, in evaluation mode; `task.network` is plain torch.
 
-    Args:
-        description: Of the network. Nothing that it names is imported unless it is registered, or is allowed.
-        state: The network's weights.
-        source: Where both come from, for messages.
-        allow: Paths, "package.module:Class", of classes that may be imported though they are not registered.
-        **options: Of the task that a network does not decide: `compile`.
-
-    Raises:
-        UserError: If it names what is not registered, or options and weights do not fit each other.
+    Nothing is imported that is neither registered nor in `allow`. `options` are those that a network does not decide. A
+    `UserError` about `source` says what is not registered, or that options and weights do not fit each other.
     """
     written = description.version
     try:
@@ -216,11 +201,7 @@ def build_network(
 
 
 def task_class(name: str, allow: Collection[str] = ()) -> type[Task]:
-    """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed.
-
-    Raises:
-        UserError: If it is another: to import it would run its code.
-    """
+    """The class of a task by its path: linvit's own, one that this program has imported, or one that is allowed."""
     dotted = name.replace(":", ".")
     last = dotted.rpartition(".")[2]
     if dotted in {path.replace(":", ".") for path in allow}:

@@ -25,11 +25,7 @@ LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def finished_run(source: Path) -> RunFolder:
-    """The run in a folder, or the newest of several in it.
-
-    Raises:
-        UserError: If there is none, or it has not been trained and evaluated to its end.
-    """
+    """The run in a folder, or the newest of several in it; a `UserError` if there is none, or it has not ended."""
     run = RunFolder(source) if (source / CHECKPOINTS).is_dir() else newest(source)
     if run is None:
         raise UserError(f"'{source}' is not the folder of a run: it has no {CHECKPOINTS}, nor runs version_N in it")
@@ -49,17 +45,9 @@ def check_licence(licence: str | None) -> str:
 
 
 def write_folder(run: RunFolder, folder: Path, licence: str, place: Place, table: Sequence[Sequence[str]] = ()) -> None:
-    """Writes weights, configuration and card of a finished run.
+    """Writes weights, configuration and card of a finished run's best checkpoint into a folder, which is new or empty.
 
-    Args:
-        run: The run, whose best checkpoint is taken.
-        folder: Where they go; made if need be.
-        licence: Of the weights.
-        place: What the card tells to load.
-        table: Titles and row of the run in the table of a comparison.
-
-    Raises:
-        UserError: If the run's network cannot be built, or the folder is not empty.
+    `place` is what the card tells to load, `table` titles and row of the run in the table of a comparison.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' exists and is not an empty folder: name another one, or empty it first")
@@ -103,14 +91,7 @@ def timm_config(network: nn.Module, description: ModelDescription, licence: str)
 
 
 def push(run: RunFolder, repository: str, licence: str, table: Sequence[Sequence[str]] = ()) -> str:
-    """Uploads a finished run to a repository of the Hugging Face hub, which is made if there is none.
-
-    Returns:
-        The address.
-
-    Raises:
-        UserError: If the hub cannot be reached, or refuses: without a token for instance.
-    """
+    """Uploads a finished run to a repository of the hub, which is made if there is none; returns the address."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"a repository of the hub is called owner/name; got '{repository}'")
     api = HfApi(library_name="linvit", library_version=version("linvit"))

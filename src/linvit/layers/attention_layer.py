@@ -125,12 +125,9 @@ class AttentionLayer(AttentionHost):
             self.relative_position_bias_table = position_table(size, self.mechanism.num_heads)
 
     def forward(self, x: Tensor, grid: Grid, bias: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C) for the tokens of `grid`.
+        """(B, N, C) -> (B, N, C) for the tokens of `grid`, prefix first, then the patches row by row.
 
-        Args:
-            x: Tokens (B, N, C), prefix first, then the patches row by row.
-            grid: Their grid.
-            bias: Position bias or mask (B or 1, h, N, M) for a mechanism that takes one, added to the layer's.
+        A position bias or mask (B or 1, h, N, M), for a mechanism that takes one, is added to the layer's.
         """
         if x.shape[1] != grid.num_queries:
             raise UserError(

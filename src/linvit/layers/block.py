@@ -10,13 +10,7 @@ from linvit.attention.base import Grid
 class Block(nn.Module):
     """`x + attn(norm1 x)`, then `x + mlp(norm2 x)`, each under stochastic depth; (B, N, C) -> (B, N, C).
 
-    Args:
-        dim: Channels C.
-        attn: Token mixer, called with tokens and grid.
-        mlp: Feed-forward layer, called with tokens and grid.
-        drop_path: Rate of stochastic depth.
-        norm_eps: Of both LayerNorms.
-        input_before_norm: Call the token mixer with `before_norm=x`, too, which CSWin's can take.
+    Both are called with tokens and grid; with `input_before_norm` attention gets `before_norm=x`, too.
     """
 
     def __init__(
@@ -48,9 +42,8 @@ class Block(nn.Module):
 class CPEBlock(Block):
     """A `Block` with conditional positional encodings, a 3 x 3 depthwise convolution before attention: `x + conv(x)`.
 
-    Args:
-        second: Another such encoding between attention and feed-forward layer.
-        layer_scale: Initial value of a learnable factor per channel on each branch; None is no factor.
+    With `second` another one stands before the feed-forward layer; `layer_scale` is the initial value of a learnable
+    factor per channel on each branch.
     """
 
     def __init__(

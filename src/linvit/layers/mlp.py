@@ -30,12 +30,8 @@ class Linear(nn.Linear):
 class Mlp(nn.Module):
     """`fc2(GELU(conv(fc1 x)))` on tokens, (B, N, C) -> (B, N, C); most families leave the convolution out.
 
-    Args:
-        dim: Channels C.
-        hidden: Hidden width.
-        conv: PVTv2's depthwise 3 x 3 convolution of the hidden tokens as a plane. Prefix tokens pass it by.
-        pre_act: ReLU before that convolution (PVTv2's linear variant).
-        tanh: GELU by its approximation with tanh (SOFT).
+    It is PVTv2's, depthwise 3 x 3 on the hidden tokens as a plane; prefix tokens pass it by. A ReLU stands before
+    it in its linear variant (`pre_act`). `tanh` approximates GELU (SOFT).
     """
 
     def __init__(self, dim: int, hidden: int, conv: bool = False, pre_act: bool = False, tanh: bool = False) -> None:

@@ -12,15 +12,6 @@ class PatchEmbed(nn.Module):
 
     Without overlap (`kernel == stride`) a plane whose sides are not multiples of the stride is padded with zeros at the
     right and the bottom. With overlap only the convolution pads.
-
-    Args:
-        in_chans: Channels C.
-        dim: Channels of the tokens.
-        kernel: Side of the kernel.
-        stride: Its stride.
-        padding: Its zero padding.
-        norm: LayerNorm on the tokens.
-        norm_eps: Its epsilon.
     """
 
     def __init__(
@@ -56,11 +47,7 @@ def channels_last(x: Tensor) -> Tensor:
 class ConvEmbed(nn.Module):
     """(B, C, H, W) -> tokens (B, N, dim) and their grid (H', W'): 3 x 3 convolutions with BatchNorm and activation.
 
-    Args:
-        widths: Channels, before the first and after each convolution.
-        strides: Of the convolutions. A side that a stride does not divide is rounded up.
-        act: Builds the activation behind each BatchNorm.
-        last_act: Have it behind the last one, too.
+    `widths` are the channels before the first and after each. A side that a stride does not divide is rounded up.
     """
 
     def __init__(

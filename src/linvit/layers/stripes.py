@@ -56,10 +56,7 @@ class StripeBranch(nn.Module):
     """One mechanism in each of the parallel stripes of a plane, plus LePE: a convolution of the values.
 
     LePE, the locally enhanced positional encoding, is a depthwise 3 x 3 convolution inside each stripe. Where the
-    mechanism widens its output it has as many filters per channel.
-
-    Args:
-        stripe: (H', W') of a stripe; None along an axis is the whole plane.
+    mechanism widens its output it has as many filters per channel. A stripe is (H', W'), of which None is the plane's.
     """
 
     def __init__(

@@ -33,14 +33,9 @@ def to_onnx(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> Any:
-    """Exports a module by `torch.onnx.export(dynamo=True)`, (an `onnx.ModelProto`) of opset 20.
+    """Exports a module in evaluation mode by `torch.onnx.export(dynamo=True)`, an `onnx.ModelProto` of opset 20.
 
-    Args:
-        model: In evaluation mode.
-        inputs: Tensors to trace it with.
-        dynamic: The dimensions that may be of any size, as `dynamic_shapes` of `torch.export.export`.
-        input_names: Of the file's inputs.
-        output_names: Of its outputs.
+    `dynamic` are the dimensions that may be of any size, as `dynamic_shapes` of `torch.export.export`.
     """
     require("onnx", "onnxscript")
     with warnings.catch_warnings():

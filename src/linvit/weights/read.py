@@ -60,14 +60,9 @@ def model_named(options: Any) -> str:
 
 
 def read(source: str | Path | Mapping[str, Any], ema: bool | None = None) -> Weights:
-    """Reads weights. Nothing in a file is executed.
+    """Reads the weights of a path, a (wrapped) state dict, or a repository of the hub, `hf-hub:owner/name`.
 
-    Args:
-        source: A path, a (wrapped) state dict, or a repository of the hub, `hf-hub:owner/name`.
-        ema: Whether to read averaged weights; see `load_pretrained`.
-
-    Raises:
-        UserError: If there is no such file, it cannot be read without running code, or it holds no weights.
+    Nothing in a file is executed. `ema` asks for averaged weights; see `load_pretrained`.
     """
     if isinstance(source, Mapping):
         return _weights(source, "the state dict", ema, img_size=None)

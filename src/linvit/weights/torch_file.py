@@ -25,15 +25,9 @@ FILLED = re.compile(r"Can only (SETITEM|append|extend).* but got <class '(\S+)'>
 
 
 def load(path: Path, *, objects: bool = True) -> Any:
-    """Reads a file of `torch.save`: tensors on the CPU, plain values, containers and stand-ins for objects.
+    """Reads a file of `torch.save`: tensors on the CPU, plain values, containers, with `objects` stand-ins for others.
 
-    Args:
-        path: The file.
-        objects: Whether the file may hold objects of other classes. They are replaced by stand-ins.
-
-    Raises:
-        UserError: If the file is incomplete or damaged, is not one of `torch.save`, unpacks to more than its size, is a
-            TorchScript program, or holds objects that are not allowed or cannot be replaced.
+    A `UserError` says if it is damaged, unpacks to more than its size, is a program, or holds other objects.
     """
     check_archive(path)
     checksum.verify(path)
@@ -70,11 +64,7 @@ def stand_in(name: str, fill: type | None) -> type:
 
 
 def check_archive(path: Path) -> None:
-    """Checks the table of contents of a zip file before anything is unpacked.
-
-    Raises:
-        UserError: If it holds more bytes than the file has (`torch.save` compresses nothing), or a TorchScript program.
-    """
+    """Refuses a zip file that holds more bytes than the file has, which `torch.save` never makes, or a program."""
     if not zipfile.is_zipfile(path):
         return
     try:

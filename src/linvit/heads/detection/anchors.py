@@ -126,12 +126,9 @@ def choose_at_random(candidates: Tensor, count: int) -> Tensor:
 
 @dataclass
 class Sampler:
-    """Takes positives up to a fraction, and negatives for the rest.
+    """Takes positives up to a fraction, and negatives for the rest, by `choose`: in tests another than at random.
 
     torchvision's `BalancedPositiveNegativeSampler` draws as many, but cannot be told which.
-
-    Args:
-        choose: Takes so many of the candidates, positions (n,); in tests another than at random.
     """
 
     num: int

@@ -21,12 +21,8 @@ class BoxHead(nn.Module):
     """Convolutions, then linear layers, then scores and boxes: (n, C, size, size) to (n, K + 1) and (n, 4 K).
 
     Without convolutions the layers are those of torchvision's `TwoMLPHead` and `FastRCNNPredictor`, but the background
-    is the last column, has no box, and losses are others.
-
-    Args:
-        layer_norm: Whether convolutions have a LayerNorm in place of a BatchNorm.
-        giou: Whether the loss of boxes is ten times the generalised IoU loss of decoded boxes.
-        beta: Otherwise, up to this error the loss of boxes is quadratic; 0 is the absolute error.
+    is the last column, has no box, and losses are others: of boxes the error, quadratic up to `beta`, or ten times the
+    generalised IoU loss.
     """
 
     def __init__(

@@ -25,13 +25,8 @@ class RPN(nn.Module):
     """A 3 x 3 convolution on every map, and two 1 x 1 convolutions for score and box of each anchor.
 
     torchvision's layers are the same; its losses, its assignment and its proposals are not, see `Assigner`, `Anchors`
-    and `drop_empty`, and it has a smooth absolute error for boxes always.
-
-    Args:
-        beta: Up to this error the loss of boxes is quadratic; 0 is the absolute error.
-        inside_only: Whether anchors that cross the border of the image are ignored in training.
-        convs: 3 x 3 convolutions on every map.
-        drop_empty: Whether boxes without area are dropped before (mmdetection 3.x, torchvision) or kept (2.x).
+    and `drop_empty` (before the proposals are chosen, as in mmdetection 3.x). The error of boxes is quadratic up to
+    `beta`. With `inside_only` anchors that cross the border of the image are ignored in training.
     """
 
     def __init__(

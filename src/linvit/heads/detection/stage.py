@@ -28,19 +28,12 @@ class StageSettings(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The RoIs of one image that take part in the losses, positives first.
+    """The RoIs of one image that take part in the losses, positives first."""
 
-    Attributes:
-        boxes: (n, 4).
-        labels: (n,); K is background.
-        matched: Which true box each of the p positives is for, (p,).
-        is_truth: Which are copies of true boxes, (n,).
-    """
-
-    boxes: Tensor
-    labels: Tensor
-    matched: Tensor
-    is_truth: Tensor
+    boxes: Tensor  # (n, 4)
+    labels: Tensor  # (n,); K is background
+    matched: Tensor  # which true box each of the p positives is for, (p,)
+    is_truth: Tensor  # which are copies of true boxes, (n,)
 
 
 class RoIStage(nn.Module):

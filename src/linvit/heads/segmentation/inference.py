@@ -38,9 +38,6 @@ def bands(
         size: Height and width of the result: those of the labels, or of the original image.
         window: Height and width of the windows; None takes the whole image.
         stride: Step between windows; None is two thirds of the window.
-
-    Raises:
-        UserError: If the stride is larger than the window, which would leave pixels out.
     """
     sources = [(_Windows(network, image, window, stride), mirrored) for image, mirrored in views]
     start, height = 0, 1
