@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointCallback
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from linvit import yaml_text
@@ -43,6 +43,7 @@ from linvit.runs.trainer import (
     check_sync_batch_norm,
     default_callbacks,
     default_precision,
+    summarise_without_gradients,
     with_progress_bar,
     with_sync_batch_norm,
 )
@@ -339,6 +340,9 @@ class Run:
             raise UserError(f"these --trainer options do not go together or do not exist: {error}") from error
         if options["sync_batchnorm"]:
             check_sync_batch_norm(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, ModelSummary):
+                summarise_without_gradients(callback)
         self._ranks = Ranks(trainer)
         if not self._fits:
             anywhere = self.checkpoint is not None or self.verb == "predict"

@@ -1,13 +1,14 @@
 """What the trainer of a run is given: its callbacks, its precision, BatchNorm over all ranks."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelSummary, RichProgressBar
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
@@ -73,6 +74,25 @@ def check_sync_batch_norm(trainer: Trainer) -> None:
     """Raises a `UserError` where torch cannot do it."""
     if trainer.world_size > 1 and isinstance(trainer.accelerator, CPUAccelerator):
         raise UserError("torch normalises batches over several ranks on GPUs only: leave out --trainer.sync_batchnorm")
+
+
+def summarise_without_gradients(summary: ModelSummary) -> None:
+    """Lets Lightning's model summary run while no parameter needs a gradient, and counts them as they were.
+
+    torch's FLOP counter, which it uses without gradients, fails at modules that are called with views of parameters.
+    """
+    build: Callable[[Trainer, LightningModule], Any] = summary._summary
+
+    def built(trainer: Trainer, task: LightningModule) -> Any:
+        trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        task.requires_grad_(False)
+        try:
+            return build(trainer, task)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad = True
+
+    summary._summary = built  # type: ignore[assignment, method-assign]
 
 
 class SaveRunConfig(SaveConfigCallback):

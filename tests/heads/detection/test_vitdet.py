@@ -73,7 +73,7 @@ def test_parameters_are_detectron2s() -> None:
         model = vitdet()
     count = lambda module: sum(parameter.numel() for parameter in module.parameters())  # noqa: E731
     official = sum(shape.numel() for shape in official_shapes(768, 12, 12, 256, 1024, 80, 1024).values())
-    assert round(official / 1e6) == 111  # the paper's Table 5
+    assert round(official / 1e6) == 111  # as in the paper
     assert count(model) == official + (64 * 64 - 14 * 14 - 1) * 768
 
 
