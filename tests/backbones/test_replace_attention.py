@@ -75,6 +75,13 @@ def test_rows_of_each_letter_are_kept() -> None:
 
 
 @torch.no_grad()
+def test_a_gate_of_another_kind_begins_at_1() -> None:
+    model = linvit.create_backbone({"name": "deit_nano", "depth": 1}, attention="mlla")  # whose gate is SiLU's
+    linvit.replace_attention(model, "pola")
+    x, gate = torch.randn(1, 2, 96), model.blocks[0].attn.gate
+    assert torch.equal(gate(torch.ones(1, 2, gate.out_features), x), torch.ones(1, 2, gate.out_features))
+
+
 def test_a_widened_output_keeps_the_first_channels_of_each_head_and_back() -> None:
     model = perturb(build("deit_nano"))
     weight = model.blocks[0].attn.proj.weight.clone()

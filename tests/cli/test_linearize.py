@@ -82,7 +82,7 @@ def test_the_blocks_that_keep_softmax_are_found_once(folder):
     assert "of 4 blocks 0 to 3 can be kept; got 4" in refused.err
     before = sorted((root / "checkpoints" / "quickstart").iterdir())
     refused = linvit("linearize", *given[:2], "--model.backbone={name: deit_nano, depth: 5, embed_dim: 24}", cwd=root)
-    assert "Name the backbone that it belongs to" in refused.err
+    assert "Set --model.backbone to that of the teacher" in refused.err
     assert sorted((root / "checkpoints" / "quickstart").iterdir()) == before  # no folder of a run that never was
 
 
@@ -119,6 +119,11 @@ def test_stages_are_runs_that_start_from_the_one_before_and_resume(folder):
     assert not (root / "new/quickstart/version_1").exists()
     refused = linvit("fit", "--config=quickstart", f"--stages={STAGES}", cwd=root)
     assert "train them with linvit linearize" in refused.err
+    other = "{trainer.max_epochs: 1, model.backbone: {name: deit_nano, depth: 2}}"  # fits no teacher of four blocks
+    late = [*given[:2], "--trainer.default_root_dir=late", f"--stages=[{{trainer.max_epochs: 1}}, {other}]"]
+    refused = linvit("linearize", *late, cwd=root)
+    assert "is not of the backbone" in refused.err
+    assert not (root / "late").exists()
     refused = linvit("linearize", *given[:-1], f"--ckpt_path={second}", cwd=root)
     assert "--ckpt_path names one run, and stages are several" in refused.err
 

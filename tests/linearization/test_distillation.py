@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import timm
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -417,3 +418,10 @@ def test_a_compiled_student_has_the_same_gradients() -> None:
         (student(images(4)).square().mean() + distillation.loss()).backward()
         gradients.append([parameter.grad for parameter in student.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
+
+
+def test_the_features_of_all_branches_are_matched() -> None:
+    teacher = timm.create_model("crossvit_9_240", num_classes=5, depth=[[1, 2, 0]])
+    student = linearize(teacher, "linear", 240)
+    found = Distillation(teacher, student, Matching(feature_weight=1.0)).distances(images(1, 240))
+    assert set(found["features"]) == {"norm.0", "norm.1"}

@@ -93,16 +93,20 @@ def main(argv: list[str]) -> int:
                 "--ckpt_path names one run, and stages are several: --resume=auto continues the one that was "
                 "interrupted, and --model.pretrained=FILE has the first start from other weights"
             )
+        teachers: list[Teacher] = []
         for stage in stages:  # wrong options end it before anything is trained
             run = Run.read(["fit", *of_stage(stage, options)]) if plan.stages else run
-            teacher = run.task.teacher
-            if teacher is None:
+            if run.task.teacher is None:
                 raise UserError(
                     "name the trained network that becomes linear: --teacher RUN, or see linvit linearize --help. A "
                     "stage on labels alone has model.teacher.attention_weight: 0"
                 )
-        if teacher is not None and train_teacher(teacher):
-            run = Run.read(["fit", *of_stage(stages[-1], options)])
+            teachers.append(run.task.teacher)
+        trained = [train_teacher(teacher) for teacher in teachers]
+        for stage in stages if plan.stages or any(trained) else []:
+            run = Run.read(["fit", *of_stage(stage, options)])
+            run.task.load_teacher()  # one that does not fit a later stage ends it before the first
+            run.task.teardown("fit")
         if args.keep is not None:
             from linvit.experiments.keep import TABLE, find_kept
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -12,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torchvision.utils import draw_bounding_boxes
 
 from linvit.data.base import CLASS_NAMES_OPTION, ImageData, TargetReport
-from linvit.data.sources.coco import find_coco
+from linvit.data.sources.coco import find_coco, load_coco
 from linvit.data.sources.images import Sample, Target, wrong_size
 from linvit.data.sources.labels import Classes, features_of, read_names
 from linvit.data.sources.object_source import ObjectSource
@@ -249,6 +250,11 @@ class DetectionData(ImageData):
                 ImageFinding(split, annotation_name(one, name), ": ".join(filter(None, (one.reason, one.detail))))
                 for one in audit.malformed
             ]
+            unasked = source.coco_files and not self.masks and find_spec("faster_coco_eval")
+            unread = load_coco(source.coco_files, True).malformed[split] if unasked else []
+            if masks := [one for one in unread if "segmentation" in one.reason]:
+                lines.append(f"  {split:<10}WARNING: {len(masks):,} objects have no usable mask, for --data.masks=true")
+                lines += [f"    {line}" for line in describe_findings(masks, name)]
             if audit.wrong_format is not None:
                 bad.append(ImageFinding(split, "boxes", audit.wrong_format))
             stored, said = source.header_sizes(split), source.sizes(split)

@@ -189,13 +189,15 @@ def validation_batches(run: Run, count: int | None, device: torch.device) -> Ite
 def features(task: Task, network: nn.Module, batches: Iterable[dict[str, Any]]) -> tuple[list[Tensor], float, float]:
     """The last features that a network makes of batches, and what `score` returns."""
     found: list[Tensor] = []
-    hook = network.get_submodule(last_features(network)).register_forward_hook(
-        lambda _, __, output: found.append(first_tensor(output))
-    )
+    hooks = [
+        network.get_submodule(name).register_forward_hook(lambda _, __, output: found.append(first_tensor(output)))
+        for name in last_features(network)
+    ]
     try:
         return found, *score(task, network, batches)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()

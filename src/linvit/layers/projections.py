@@ -64,7 +64,7 @@ def keep_weights(old: Any, new: Any) -> None:
     Kept are the rows of q, k and v of equal shape (where the old mechanism ties the keys to the queries, the new keys
     start from the rows of q), the output projection, the spatial reduction, LePE, the table of relative positions, and
     norm, gate and stem; of a mechanism of the same class its own parameters, too. A gate that the old layer does not
-    have begins at 1. What only the new layer has stays as it is.
+    have, or has of another kind, begins at 1. What only the new layer has stays as it is.
     """
     given, wanted = rows_of(old), rows_of(new)
     if "q" in given:
@@ -76,9 +76,10 @@ def keep_weights(old: Any, new: Any) -> None:
     theirs, ours = ([m for m in layer.modules() if isinstance(m, Attention)] for layer in (old, new))
     if sum(m.num_heads for m in theirs) == sum(m.num_heads for m in ours):
         copy_heads(old.proj.weight, new.proj.weight, sum(m.num_heads for m in ours))
-    if new.gate is not None and old.gate is None:
-        new.gate.init_open()
     copied = {"qkv", "q", "kv", "mechanism" if [*map(type, theirs)] != [*map(type, ours)] else ""}
+    if new.gate is not None and (old.gate is None or old.gate.silu is not new.gate.silu):
+        new.gate.init_open()
+        copied.add("gate")
     state, own = old.state_dict(), new.state_dict()
     whole = [name for name in own.keys() & state.keys() if not copied & {*name.split(".")} and name != "proj.weight"]
     new.load_state_dict({name: state[name] for name in whole if state[name].shape == own[name].shape}, strict=False)

@@ -118,7 +118,8 @@ class Distillation:
             for name in self.layers:
                 self._watch("blocks", name.rpartition(".")[0])
         if self.matching.feature_weight:
-            self._watch("features", last_features(teacher))
+            for name in last_features(teacher):
+                self._watch("features", name)
         if self.matching.logit_weight:
             self._watch("logits", "")
         self._hooks.append(student.register_forward_pre_hook(_Hook(self._start), with_kwargs=True, prepend=True))
@@ -346,16 +347,18 @@ def matched_layers(teacher: nn.Module, student: nn.Module) -> list[str]:
     return differing or list(of_student)
 
 
-def last_features(network: nn.Module) -> str:
-    """The name of the module that makes a network's last features: the final norm, or else the last stage or block."""
+def last_features(network: nn.Module) -> list[str]:
+    """The modules that make a network's last features: its final norm, one per branch, or else its last stage."""
     prefix, backbone = ("backbone.", network.backbone) if hasattr(network, "backbone") else ("", network)
     norm = getattr(backbone, "norm", None)
-    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity | nn.ModuleList):
-        return f"{prefix}norm"
+    if isinstance(norm, nn.ModuleList):
+        return [f"{prefix}norm.{branch}" for branch in range(len(norm))]
+    if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity):
+        return [f"{prefix}norm"]
     info: Any = getattr(backbone, "feature_info", None)
     if not info:
         raise UserError(f"{type(backbone).__name__} does not say where its last features are; set feature_weight: 0")
-    return f"{prefix}{info[-1]['module']}"
+    return [f"{prefix}{info[-1]['module']}"]
 
 
 def _kind(layer: Any) -> list[type[nn.Module]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from linvit.errors import UserError, check_choice, check_number, quote_first
@@ -22,6 +22,7 @@ from linvit.weights import torch_file
 if TYPE_CHECKING:
     from linvit.tasks.base import Task
 
+MOST = 0.9  # of the weights of its network a teacher must have
 TEACHER, START, DISTANCE = "teacher/", "start/", "distance/"
 """How the curves of a run begin that are its teacher's, its own before any step, and its layers' relative errors."""
 
@@ -106,8 +107,7 @@ class TaskDistillation(Distillation):
         self.fingerprint = fingerprint(teacher)
         rank_zero_info(
             f"teacher: {option.source or 'the weights of the backbone'}. {len(self.layers)} attention layers are "
-            f"matched. {len(self.new)} tensors of the student are not its teacher's"
-            f"{': ' * bool(self.new)}{quote_first(self.new)}"
+            f"matched. New parameters of the student: {quote_first(self.new) if self.new else 'none'}"
         )
         if not option.task_weight or (option.attention_inputs == "teacher" and any(option.weights.values())):
             unreached = self.unreached(task.example_input_array, by_outputs=bool(option.task_weight))
@@ -200,16 +200,28 @@ def teacher_network(task: "Task", teacher: Teacher) -> nn.Module:
     given = given_options(teacher)
     options["attention"] = given.get("attention")
     network = type(task)(**options).network
-    report = load_pretrained(network, teacher.source, ema=given.get("predict_with") == "ema" if given else None)
-    if others := [name for name in (*report.unexpected, *report.missing) if name.endswith("attn.proj.weight")]:
+    averaged = given.get("predict_with") == "ema" if given else None
+    report = load_pretrained(network, teacher.source, ema=averaged, min_fraction=0)
+    lacking = report.missing | dict.fromkeys(report.unexpected, "not in the model")
+    other = [name for name in lacking if name.endswith("attn.proj.weight")]  # one of another depth or width
+    if other or report.fraction < MOST:
+        name = other[0] if other else next(iter(lacking))
+        whose = f", {json.dumps(given['backbone'])}" if given else ""
         raise UserError(
-            f"the teacher {teacher.source} has not the depth of {task.hparams['backbone']}: {quote_first(others)} are "
-            f"in one of them alone. Set --model.backbone to that of the teacher"
+            f"the teacher {teacher.source} is not of the backbone {task.hparams['backbone']}: {name} "
+            f"({lacking[name]}). Set --model.backbone to that of the teacher{whose}"
         )
-    if report.initialised and teacher.logit_weight:
-        name, reason = next(iter(report.initialised.items()))
-        raise UserError(f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0")
-    rank_zero_info(str(report))
+    new = report.missing | report.initialised
+    if new:
+        name, reason = next(iter(new.items()))
+        if report.initialised and teacher.logit_weight:
+            raise UserError(
+                f"the teacher {teacher.source} has no logits to match ({name}: {reason}); set logit_weight: 0"
+            )
+        rank_zero_warn(
+            f"{len(new)} of the teacher's tensors are not in {teacher.source}, so its score says little: {name} "
+            f"({reason})"
+        )
     return network
 
 

@@ -110,7 +110,7 @@ class Maps(NamedTuple):
     maps: dict[str, dict[str, Tensor]]  # by kind ("weights", "focus", "rollout") and layer, (h, w) each
     place: tuple[float, float] | None  # row and column of the query as fractions of the image; None: class token
     left_out: dict[str, str]  # what is not defined or not supported, by name, with the reason
-    caption: str = ""  # is written under the image
+    caption: str = ""  # is written above the image
     beside: Mapping[str, np.ndarray] = MappingProxyType({})  # pictures, such as the mask over the image, by title
 
 
@@ -154,7 +154,8 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
         layers = [layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST)]
     beside = list(dict.fromkeys(title for row in rows for title in row.beside))
     titles = ["image", *beside, *layers, *(["rollout"] if "rollout" in rows[0].maps else [])]
-    height = SIDE + GAP + (LINE if any(row.caption for row in rows) else 0)
+    captions = LINE if any(row.caption for row in rows) else 0  # above the images
+    height = SIDE + GAP + captions
     picture = Image.new("RGB", (len(titles) * (SIDE + GAP) + GAP, len(rows) * height + LINE + GAP), paper.back)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     for column, title in enumerate(titles):
@@ -168,11 +169,9 @@ def gallery(rows: Sequence[Maps], kind: str, paper: Paper = LIGHT) -> Image.Imag
         drawn += [over(one.image, found[name]) if name in found else None for name in (*layers, "rollout")]
         for column, tile in enumerate(drawn):
             if tile is not None:
-                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height))
+                picture.paste(tile, (GAP + column * (SIDE + GAP), LINE + GAP + row * height + captions))
         if one.caption:
-            draw.text(
-                (GAP, LINE + GAP + row * height + SIDE + LINE / 2), one.caption[:80], paper.ink, font, anchor="lm"
-            )
+            draw.text((GAP, GAP + row * height + 1.5 * LINE), one.caption[:80], paper.ink, font, anchor="lm")
     return picture
 
 
