@@ -7,6 +7,7 @@ import torch
 import linvit
 from linvit import UserError
 from linvit.analysis import Recorder, attention_matrix
+from linvit.analysis.recorder import observe
 from tests.helpers import assert_near, randn
 
 
@@ -52,3 +53,21 @@ def test_a_model_without_a_mechanism_is_refused_with_the_way_out() -> None:
     with Recorder(stock) as recorder:
         stock(torch.zeros(1, 3, 160, 160))
     assert len(recorder.calls) == len(stock.blocks)
+
+
+@pytest.mark.parametrize(
+    ("attention", "side", "numbers"),
+    [
+        ("softmax", 4, 16 * (32 + 32)),  # keys and values
+        ("softmax", 8, 64 * (32 + 32)),
+        ("linear", 4, 16 * (32 + 32)),  # which are fewer than the sums
+        ("linear", 8, 32 * (32 + 1)),
+        ("focused", 8, 32 * (32 + 1)),  # of its kernel, beside a convolution
+        ("hydra", 8, 32 * 2),
+    ],
+)
+def test_the_state_is_what_is_kept_of_keys_and_values(attention: str, side: int, numbers: int) -> None:
+    options = {"embed_dim": 64, "num_heads": 2, "depth": 1, "img_size": 4 * side}
+    model = linvit.create_backbone("deit_nano", attention=attention, **options)
+    (call,) = observe(model, torch.randn(1, 3, 4 * side, 4 * side)).values()
+    assert call.state() == 4 * 2 * numbers

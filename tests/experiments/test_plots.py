@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from linvit.experiments.plots import Axis, Series, line_plot, look, scatter_plot
+from linvit.experiments.plots import Axis, Series, apart, line_plot, look, scatter_plot, small_multiples
 
 TOKENS = Axis("tokens N", log=True, ticks=(196, 784, 3136))
 TIME = Axis("time, ms", log=True)
@@ -29,16 +29,30 @@ def test_a_long_legend_stays_within_the_picture():
     series = [Series(f"mechanism_{i}", ((196, 1.0), (784, 1.0 + i))) for i in range(40)]
     picture = ET.fromstring(line_plot("Time", series, TOKENS, TIME))
     _, _, width, height = map(float, picture.get("viewBox").split())
-    nodes = [node for node in picture.iter("{http://www.w3.org/2000/svg}text") if node.text.startswith("mechanism")]
+    nodes = [
+        node for node in picture.iter("{http://www.w3.org/2000/svg}text") if (node.text or "").startswith("mechanism")
+    ]
     assert {node.text for node in nodes} == {one.name for one in series}
     assert all(0 < float(node.get("x")) < width and 0 < float(node.get("y")) < height for node in nodes)
+
+
+def test_names_at_the_ends_of_curves_are_apart():
+    assert apart([0.1, 0.5], 0.1, 0.0) == [0.1, 0.5]
+    assert apart([0.5, 0.5, 0.5], 0.1, 0.0) == pytest.approx([0.4, 0.5, 0.6])
+    assert apart([0.05, 0.05, 0.05], 0.1, 0.0) == pytest.approx([0.0, 0.1, 0.2])
+    series = [Series(f"mechanism_{i}", ((8, 1.0), (32, 0.1))) for i in range(9)]
+    nodes = ET.fromstring(small_multiples("T", series, Axis("n", log=True), Axis("y"))).iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
+    names = [node for node in nodes if (node.text or "").startswith("mechanism")]
+    assert len({(node.get("x"), node.get("y")) for node in names}) == len(names) == 9
 
 
 def test_no_two_series_look_alike():
     assert len({(look(i)["color"], look(i)["marker"]) for i in range(90)}) == 90
 
 
-@pytest.mark.parametrize("draw", [line_plot, scatter_plot])
+@pytest.mark.parametrize("draw", [line_plot, scatter_plot, small_multiples])
 @pytest.mark.parametrize(
     "points",
     [(), ((196, 1.0),), ((196, 0.0), (784, 0.0)), ((196, math.nan), (784, math.inf), (3136, 1e-7))],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linvit.analysis.attention_matrix import attention_factors, attention_matrix
+from linvit.analysis.attention_matrix import attention_factors, attention_matrix, matrix_parts
 from linvit.attention.base import Attention, Grid
 from linvit.backbones.replace_attention import replace_attention
 from linvit.errors import UserError
@@ -57,6 +57,21 @@ class Call(NamedTuple):
         """
         found = attention_factors(self.mechanism, self.q, self.k, self.grid, bias=self.bias)
         return None if found is None else (found[0][0], found[1][0])
+
+    def state(self) -> int:
+        """Bytes in float32 of what is kept of all keys and values, whatever the queries, in all windows.
+
+        With thin factors of r columns that is `sum_j right_j v_j^T` and `sum_j right_j`, r (d + 1) numbers per head;
+        without, or where they are fewer, the keys and values. A convolution keeps nothing of its own.
+        """
+        kernel = matrix_parts(self.mechanism).get("kernel", self.mechanism)
+        first = self.first()
+        factors = attention_factors(kernel, first.q, first.k, self.grid, bias=first.bias)
+        numbers = first.k.numel() + first.v.numel()
+        if factors is not None:
+            columns = factors[1].numel() // factors[1].shape[-2]
+            numbers = min(numbers, columns * (2 if kernel.channelwise else first.v.shape[-1] + 1))
+        return 4 * numbers * len(self.k)
 
 
 class Recorder:

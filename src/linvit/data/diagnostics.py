@@ -41,6 +41,7 @@ class DiagnosticData(ImageData):
         batch_size: Images per step and device.
         num_workers: Loader processes per device; 0 makes images in the training process.
         seed: Of the order of images and which images an epoch has; null is `seed_everything`.
+        predict_path: Images of tokens to predict in place of the test set's.
 
     Example:
         $ linvit compare diagnostics/recall --model.attention=softmax,linear --data.pairs=8,32
@@ -68,6 +69,7 @@ class DiagnosticData(ImageData):
         batch_size: int = 32,
         num_workers: int = 0,
         seed: int | None = None,
+        predict_path: str | None = None,
     ) -> None:
         given = Diagnostic(
             train, val, test, task=source, pairs=pairs, distractors=distractors, distance=distance, grid=grid,
@@ -76,7 +78,9 @@ class DiagnosticData(ImageData):
         height, width = given.size("train")
         size = (PATCH * height, PATCH * width)
         half = [0.5] * 3
-        super().__init__(source, batch_size, num_workers, size, mean=half, std=half, seed=seed)
+        super().__init__(
+            source, batch_size, num_workers, size, mean=half, std=half, seed=seed, predict_path=predict_path
+        )
         self.data_source = GeneratedSource(source, self.images, given, partial(sample, given=given))
         self.train_transform = self.eval_transform = EvalTransform(None)
 

@@ -59,6 +59,8 @@ class Series(NamedTuple):
     labels: tuple[str, ...] = ()  # of the points of a scatter plot
 
 
+PANEL = 4  # curves of a panel of small multiples
+LABEL = 0.06  # least distance of two names in one, as a part of its height
 LEGEND_ROWS = 18  # that fit beside a plot; more entries stand in further columns
 
 
@@ -76,6 +78,51 @@ def line_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str 
                 ends.append((points[-1][:2], one.name, drawn))
         ends.sort(key=lambda end: end[0], reverse=True)
         return _svg(figure, [drawn for *_, drawn in ends], [name for _, name, _ in ends])
+
+
+def small_multiples(
+    title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", levels: Sequence[Series] = ()
+) -> str:
+    """Draws curves, `PANEL` of them in each of several panels with the same axes, and their names at their right ends.
+
+    The levels are grey lines in every panel.
+    """
+    parts = [series[start : start + PANEL] for start in range(0, len(series), PANEL)]
+    columns = min(len(parts), 3)
+    rows = -(-len(parts) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure((4 * columns + 0.5, 3.2 * rows + 1))
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+        figure.suptitle(f"{title}\n{note}", fontsize=10)
+        ends: list[list[tuple[float, str, int, float]]] = [[] for _ in parts]
+        for axes, own, right in zip(panels, parts, ends, strict=False):
+            _scale(axes, x, y)
+            for level in levels:
+                axes.plot(*zip(*level.points, strict=True), color="#cccccc", zorder=0)
+                axes.annotate(level.name, level.points[0], (0, 3), textcoords="offset points", fontsize=8)
+            for i, one in enumerate(own):
+                if points := _drawable(one, x, y):
+                    axes.errorbar(*_columns(points), **look(i))
+                    right.append((points[-1][1], one.name, i, points[-1][0]))
+        low, high = panels[0].get_ylim()  # which all share
+        for axes, right in zip(panels, ends, strict=False):
+            right.sort()
+            places = apart([end for end, *_ in right], LABEL * (high - low), low)
+            for place, (_, name, i, end) in zip(places, right, strict=True):
+                text = {"color": COLOURS[i], "fontsize": 9, "va": "center", "annotation_clip": False}
+                axes.annotate(name, (end, place), (8, 0), textcoords="offset points", **text)
+        for axes in panels[len(parts) :]:
+            axes.set_visible(False)
+        return svg(figure)
+
+
+def apart(places: Sequence[float], gap: float, low: float) -> list[float]:
+    """Places in ascending order, moved until they are a gap apart; as far down as up, but not below `low`."""
+    moved = [*places]
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + gap)
+    down = max(0.0, min((moved[-1] - places[-1]) / 2, moved[0] - low)) if moved else 0.0
+    return [place - down for place in moved]
 
 
 def scatter_plot(title: str, series: Sequence[Series], x: Axis, y: Axis, note: str = "", *, lines: bool = False) -> str:
@@ -145,6 +192,11 @@ def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     figure.suptitle(title)
     axes.set_title(note, fontsize=9, color="#555555")
+    _scale(axes, x, y)
+    return figure, axes
+
+
+def _scale(axes: Axes, x: Axis, y: Axis) -> None:
     for axis, drawn, scale in ((x, axes.xaxis, axes.set_xscale), (y, axes.yaxis, axes.set_yscale)):
         drawn.set_label_text(axis.label + " (log scale)" * axis.log)
         scale("log" if axis.log else "linear")
@@ -154,7 +206,6 @@ def _axes(title: str, x: Axis, y: Axis, note: str) -> tuple[Figure, Axes]:
         if axis.ticks:
             drawn.set_major_locator(FixedLocator(axis.ticks))
             drawn.set_minor_locator(NullLocator())
-    return figure, axes
 
 
 def look(i: int) -> dict[str, Any]:

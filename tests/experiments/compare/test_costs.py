@@ -38,6 +38,7 @@ def test_a_model_that_cannot_run_keeps_no_other_from_the_table(tmp_path):
     assert costs.macs > 0
     assert costs.memory > 0
     assert costs.latency.median > 0
+    assert costs.state == 4 * 2 * 64 * 96 * 4  # four layers keep keys and values of 96 channels and 64 tokens
 
 
 def test_a_student_is_timed_beside_its_teacher_at_several_sizes(tmp_path, monkeypatch):

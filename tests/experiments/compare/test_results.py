@@ -5,6 +5,7 @@ import html
 import io
 import math
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -175,6 +176,23 @@ def test_the_page_has_all_of_it(folder):
     assert {path.name for path in folder.glob("*.*")} == {
         *("table.md", "table.csv", "table.tex", "score_curves.svg", "rank_curves.svg", "ranks.png", "report.html")
     }
+
+
+def test_score_over_the_option_that_is_a_number(tmp_path):
+    for attention, scores in {"hydra": (0.4, 0.1), "softmax": (1.0, 0.9)}.items():
+        for lr, score in zip((1e-3, 8e-3), scores, strict=True):
+            run = tmp_path / f"lr{lr}-{attention}-seed0/version_0"
+            write_run(run, 0, (0.0, score), attention=attention, lr=lr, score="aAcc")
+            (run / "val_classes.csv").write_text("class,pixels\n0,30\n1,70\n")
+    found = results(tmp_path, baseline="lr0.001-softmax")
+    (drawing,) = report.difficulty_plots(found, "here").values()
+    words = [text for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawing) if not text.startswith("0.")]
+    assert {"lr (log scale)", "chance", "ceiling"} <= {*words}
+    assert sorted(text for text in words if text in ("softmax", "hydra")) == [
+        "hydra",
+        "softmax",
+    ]  # once, not in a legend
+    assert report.difficulty_plots(replace(found, variants=found.variants[:1]), "here") == {}
 
 
 def test_the_authors_scores_of_the_very_model_stand_beside_ours(folder):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from linvit.analysis.recorder import observe
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError
 from linvit.experiments.bench.costs import Cost, measure_costs
@@ -36,6 +37,7 @@ class Costs(NamedTuple):
     memory: int  # bytes that a forward and a backward pass of two images allocate at most, beyond the weights
     published: PublishedScores | None  # of this very model, by its authors
     crossover: Crossover | None = None  # of a student, from which size of image on it is faster than its teacher
+    state: int | None = None  # bytes that attention keeps of all keys and values, sum over layers; see `Call.state`
 
 
 class _Built(NamedTuple):
@@ -76,7 +78,7 @@ def measure(
         for name, one in built.items()
     ]
     measured, _ = measure_costs(candidates, Settings(device=device, batch=BATCH), budget=budget)
-    found |= {cost.name: _costs(cost, built[cost.name].published) for cost in measured}
+    found |= {cost.name: _costs(cost, built[cost.name]) for cost in measured}
     for name, teacher in teachers.items():
         if isinstance(own := found[name], Costs) and isinstance(found[teacher], Costs):
             pair = {one: built[one].network.eval().to(device) for one in (teacher, name)}
@@ -111,10 +113,15 @@ def _with_images(
     return network, (torch.randn(BATCH, channels, *size, device=device),), {}
 
 
-def _costs(cost: Cost, published: PublishedScores | None) -> Costs | str:
+def _costs(cost: Cost, built: _Built) -> Costs | str:
     """What was measured of a network, or why it was not."""
     latency, memory = cost.seconds.get("forward"), cost.peak.get("forward_backward")
     if cost.parameters is None or cost.macs is None or latency is None or memory is None:
         return cost.note or "interrupted"
     per_image = Timing(tuple(seconds / BATCH for seconds in latency.samples))
-    return Costs(cost.parameters, cost.macs, per_image, memory, published)
+    try:
+        calls = observe(built.network.cpu(), torch.randn(1, built.channels, *built.size))
+        state = sum(call.state() for call in calls.values())
+    except Exception:  # no attention that linvit can look into, or too much of it
+        state = None
+    return Costs(cost.parameters, cost.macs, per_image, memory, built.published, state=state)

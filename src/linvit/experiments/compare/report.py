@@ -1,5 +1,6 @@
 """Writes what an experiment amounts to: tables, plots, one self-contained page, and a summary for TensorBoard."""
 
+import csv
 import math
 import shutil
 import statistics
@@ -14,9 +15,9 @@ from linvit.experiments.bench.conditions import conditions
 from linvit.experiments.compare import tables
 from linvit.experiments.compare.costs import Costs
 from linvit.experiments.compare.grid import LONGEST, UNSAFE
-from linvit.experiments.compare.results import Results, Variant, is_rank, option_text, outermost
+from linvit.experiments.compare.results import Results, Variant, differing, is_rank, option_text, outermost
 from linvit.experiments.page import Page
-from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, scatter_plot, svg
+from linvit.experiments.plots import Axis, Series, bar_plot, heat_map, line_plot, scatter_plot, small_multiples, svg
 from linvit.files import replacing
 from linvit.runs.folder import RunFolder
 
@@ -33,7 +34,12 @@ def write(results: Results, folder: Path, device: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     known = conditions(device)
     where = "{machine}; {date}".format(**known)
-    plots = {**costs_plots(results, where), **curve_plots(results, where)}
+    plots = {
+        **difficulty_plots(results, where),
+        **difficulty_plots(results, where),
+        **costs_plots(results, where),
+        **curve_plots(results, where),
+    }
     texts = {
         "table.md": tables.markdown(results),
         "table.csv": tables.csv_text(results),
@@ -58,6 +64,47 @@ def write(results: Results, folder: Path, device: str) -> Path:
     return folder / PAGE
 
 
+def difficulty_plots(results: Results, where: str) -> dict[str, str]:
+    """Score over the one option that is a number, of runs that differ in others, too; the best curves come first.
+
+    Where the score is the fraction of right pixels, as in diagnostic tasks, chance and ceiling are drawn. Chance is
+    always the most frequent class of the validation set.
+    """
+    runs = {variant.name: run for variant in results.variants if (run := _first(variant)) is not None}
+    options = {name: run.options() for name, run in runs.items()}
+    keys = outermost(differing(options.values()))
+    numbers = [key for key in keys if all(type(one.get(key)) in (int, float) for one in options.values())]
+    if len(numbers) != 1 or len(keys) == 1:
+        return {}
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    chance: dict[float, float] = {}
+    for variant in (one for one in results.variants if one.name in runs):
+        own, (mean, spread, _) = options[variant.name], results.summary(variant)
+        x = float(own[numbers[0]])
+        name = ", ".join(option_text(own, key) for key in keys if key != numbers[0])
+        if not math.isnan(mean):
+            curves.setdefault(name, []).append((x, mean, 0.0 if math.isnan(spread) else spread))
+        classes = runs[variant.name].folder / "val_classes.csv"
+        if runs[variant.name].model.get("score") == "aAcc" and results.score is None and classes.is_file():
+            with classes.open(encoding="utf-8", newline="") as file:
+                counts = [int(row["pixels"]) for row in csv.DictReader(file)]
+            chance[x] = max(counts) / sum(counts)
+    if not curves:
+        return {}
+    drawn = {name: sorted(points) for name, points in curves.items()}
+    order = sorted(drawn, key=lambda name: statistics.fmean(mean for _, mean, _ in drawn[name]), reverse=True)
+    series = [
+        Series(name, tuple((x, y) for x, y, _ in drawn[name]), tuple((y - e, y + e) for _, y, e in drawn[name]))
+        for name in order
+    ]
+    levels = [Series("chance", tuple(sorted(chance.items()))), Series("ceiling", tuple((x, 1.0) for x in chance))]
+    ticks = tuple(sorted({x for points in drawn.values() for x, *_ in points}))
+    axis = Axis(numbers[0].rpartition(".")[2], log=min(ticks) > 0 and _wide(series, 3), ticks=ticks)
+    title = f"{results.title}: {results.tag} over {axis.label}"
+    drawing = small_multiples(title, series, axis, Axis(results.tag), where, levels if chance else ())
+    return {f"score_over_{axis.label}": drawing}
+
+
 def costs_plots(results: Results, where: str) -> dict[str, str]:
     """Score over latency and over MACs, with the Pareto front."""
     measured = [(variant, variant.costs) for variant in results.variants if isinstance(variant.costs, Costs)]
@@ -80,10 +127,10 @@ def costs_plots(results: Results, where: str) -> dict[str, str]:
     return plots
 
 
-def _wide(series: Sequence[Series]) -> bool:
+def _wide(series: Sequence[Series], factor: float = 10) -> bool:
     """Whether costs differ so much that a logarithmic axis shows them better."""
     values = [x for one in series for x, _ in one.points]
-    return max(values) > 10 * min(values)
+    return max(values) > factor * min(values)
 
 
 def curve_plots(results: Results, where: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ def titles(results: Results) -> list[str]:
     optional = ["published"] if results.source else []
     rank = ["rank"] if any(variant.rank() is not None for variant in results.variants) else []
     costs = ["parameters", "MACs", "latency (ms)", "memory (MiB)"] * any(variant.costs for variant in results.variants)
+    costs += ["state (KiB)"] * any(isinstance(one.costs, Costs) and one.costs.state for one in results.variants)
     start = ["before any step"] * bool(results.teachers)
     scores = [*start, results.tag, *_raw(results), "epoch", "seeds"]
     scores.append(f"difference from {results.baseline} [95 % interval]")
@@ -56,7 +57,9 @@ def notes(results: Results) -> list[str]:
     if costs:
         found.append(
             "Latency: median of a forward pass per image, in batches of two, all variants in turns. MACs: of one "
-            "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights."
+            "image. Memory: the most that a forward and a backward pass of two images allocate, beyond the weights. "
+            "State: what attention keeps of all keys and values of an image, in float32, sum over layers: the sums of "
+            "features and values that its thin factors allow, or else the keys and values, which is an upper bound."
         )
     if results.teachers:
         found.append(
@@ -118,10 +121,17 @@ def _numbers(results: Results, variant: Variant) -> dict[str, Any]:
     names = ("difference", "interval_low", "interval_high", "pairs", "p", "p_holm")
     row |= dict(zip(names, difference or [None] * len(names), strict=True))
     row["star"] = None if difference is None else int(difference.significant)
-    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes")
+    columns = ("parameters", "macs", "latency_seconds", "latency_low", "latency_high", "memory_bytes", "state_bytes")
     costs: Any = [None] * len(columns)
     if isinstance(found := variant.costs, Costs):
-        costs = [found.parameters, found.macs, found.latency.median, *found.latency.quartiles, found.memory]
+        costs = [
+            found.parameters,
+            found.macs,
+            found.latency.median,
+            *found.latency.quartiles,
+            found.memory,
+            found.state,
+        ]
     row |= dict(zip(columns, costs, strict=True)) | {"rank": variant.rank(), "published": variant.published}
     if results.teachers and isinstance(found, Costs):
         row["faster_from"] = found.crossover and found.crossover.side
@@ -164,6 +174,8 @@ def _row(results: Results, variant: Variant, difference: Difference | None, colu
         row.append(f"{costs.memory / 2**20:.1f}")
     elif "MACs" in columns:
         row += ["-"] * 4
+    if "state (KiB)" in columns:
+        row.append(f"{costs.state / 2**10:.1f}" if isinstance(costs, Costs) and costs.state else "-")
     if "faster from (px)" in columns:
         row.append(str(costs.crossover or "-") if isinstance(costs, Costs) else "-")
     if "rank" in columns:
