@@ -1,0 +1,116 @@
+"""Launches and bytes of each attention layer on a GPU, and of authors' layers, counted on a CUDA device that is not there.
+
+A layer (64, 3136, 96) with 3 heads runs under bfloat16 autocast, forward and backward. Launches are what torch asks of
+the CUDA runtime and of cuBLAS; bytes are those of the tensors that each of its operators reads and writes, which a cache
+may save in part. Nothing is measured, and nothing is a time. It needs what `tests/null_cuda` needs: Linux, gcc, nm and
+the headers of CUDA.
+
+Example:
+    $ python benchmarks/launches.py linear focused
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from linvit import AttentionLayer, Grid, list_attentions
+from linvit.tasks.execution import keep_attention_features
+from tests.null_cuda.device import Calls, build, missing
+
+BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
+UNTOUCHED = {"aten::_unsafe_view", "aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided"}
+UNTOUCHED |= {"aten::new_empty", "aten::new_empty_strided"}
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes of the tensors that operators read and write; `print` also shows each of them."""
+
+    def __init__(self, shown: bool = False) -> None:
+        super().__init__()
+        self.bytes, self.shown = 0, shown
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator."""
+        out = func(*args, **(kwargs or {}))
+        views = any(given.alias_info and not given.alias_info.is_write for given in func._schema.returns)
+        if not views and func._schema.name not in UNTOUCHED:
+            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+            moved = sum(map(touched, tensors))
+            self.bytes += moved
+            if self.shown:
+                print(f"  {moved / 1e6:7.1f} MB {func._schema.name}", *(f"{x.dtype}{[*x.shape]}" for x in tensors))
+        return out
+
+
+def touched(x: Tensor) -> int:
+    """Bytes of a tensor, with broadcast dimensions once."""
+    return x.element_size() * torch.Size([n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]).numel()
+
+
+def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
+    """Counts a forward and a backward pass under autocast, the second time that they run."""
+    for show in (False, shown):
+        with Traffic(show) as there, Calls() as up, torch.autocast("cuda", torch.bfloat16):
+            out = step()
+        gradient = torch.zeros_like(out)
+        with Traffic(show) as back, Calls() as down:
+            out.backward(gradient)
+    figures = up.launches, down.launches, f"{there.bytes / 1e9:.2f}", f"{back.bytes / 1e9:.2f}"
+    return f"| {name} | {' | '.join(map(str, figures))} |"
+
+
+def count(names: list[str], shown: bool, recompute: bool) -> None:
+    """Prints a row for each mechanism, and one for the layer of each of the authors."""
+    from authors.focused import Focused
+
+    torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    grid = Grid((SIDE, SIDE))
+    x = torch.zeros(BATCH, SIDE * SIDE, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    for name in names:
+        if name == "authors":
+            theirs = Focused(DIM, grid.size, HEADS).cuda()
+            print(row("focused of its authors", lambda layer=theirs: layer(x), shown), flush=True)
+            continue
+        ours = AttentionLayer(DIM, HEADS, grid, attention=name).cuda().train()
+        if not recompute:
+            keep_attention_features(ours)
+        print(row(name, lambda layer=ours: layer(x, grid), shown), flush=True)
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="mechanisms, and authors; default: all")
+    parser.add_argument("--operators", action="store_true", help="show each operator with its bytes, too")
+    parser.add_argument("--recompute", action="store_true", help="count with `recompute_attention: true`")
+    given = parser.parse_args()
+    if "CALLS" in os.environ:
+        names = given.names or [*list_attentions(), "authors"]
+        print("| layer | launches forward | backward | GB forward | backward |\n|---|---|---|---|---|", flush=True)
+        count(names, given.operators, given.recompute)
+        sys.stdout.flush()
+        os._exit(0)  # a thread of autograd that still wants the interpreter while it ends would abort the process
+    if (lack := missing()) is not None:
+        print(lack, file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        preload = {"LD_PRELOAD": str(build(Path(folder))), "CALLS": os.devnull, "CUDA_VISIBLE_DEVICES": "0"}
+        return subprocess.run([sys.executable, *sys.argv], env=os.environ | preload).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
