@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linvit import Grid, UserError
 from linvit.analysis import attention_matrix, rank
-from linvit.attention.ops.functional import linear_attention
+from linvit.attention.ops.linear import linear_attention
 from linvit.attention.performer import PerformerAttention, draw
 from tests.golden_files import Golden, both_precisions, of_case
 from tests.helpers import (

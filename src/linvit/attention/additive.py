@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import join_heads, normalize, split_heads
 from linvit.errors import UserError
 
@@ -41,7 +41,7 @@ class AdditiveAttention(Attention):
         self.proj = nn.Linear(dim, dim)
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d); k is not used."""
         q, v = (normalize(join_heads(x), SMALLEST) for x in (q, v))  # (B, N, C)

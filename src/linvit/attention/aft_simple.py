@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.decorators import full_precision
+from linvit.attention.ops.decorators import mixed_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 
 
@@ -41,7 +41,7 @@ class AFTSimpleAttention(Attention):
         super().__init__(dim, num_heads, grid, key_dim=key_dim)
         self.query_act = query_act
 
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         return channelwise_attention(*self.features(q, k), v)

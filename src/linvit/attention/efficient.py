@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision
+from linvit.attention.ops.decorators import mixed_precision
 from linvit.errors import check_number
 
 
@@ -47,7 +47,7 @@ class EfficientAttention(Attention):
         self.normalization = normalization
         self.max_rank = self.key_dim
 
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         left, right = self.factors(q, k, grid)

@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid, ProjNorm
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import join_heads, linear_attention, linear_factors, split_heads
+from linvit.attention.ops.functional import join_heads, split_heads
+from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.errors import UserError, check_number, check_odd
 
 

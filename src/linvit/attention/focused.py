@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import focus, focus_as_written
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import SizeOf, linear_attention, linear_factors, resize_table, resize_tokens
+from linvit.attention.ops.functional import SizeOf, resize_table, resize_tokens
+from linvit.attention.ops.linear import linear_attention, linear_factors
 from linvit.attention.ops.value_conv import ConvolvedAttention, depthwise_conv
 from linvit.errors import check_number, check_odd
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from linvit.attention.base import Grid
 from linvit.attention.ops.activations import ACTIVATIONS
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.value_conv import ConvolvedAttention, check_side, convolve_values
 from linvit.errors import UserError
 
@@ -87,7 +87,7 @@ class InLineAttention(ConvolvedAttention):
         return out + self.convolved(v, grid, x)
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """The linear attention."""
         q, k, mean = self._features(q, k)

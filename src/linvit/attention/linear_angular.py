@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import normalize, safe_norm
 from linvit.attention.ops.value_conv import ConvolvedValues, convolve_heads, convolve_sequence
 from linvit.errors import UserError, check_number, check_odd
@@ -89,7 +89,7 @@ class LinearAngularAttention(Attention):
         return self._global(q, k, v).add_(self.convolved(v, grid))
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def _global(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The linear-angular attention, normalised."""
         unit_q, unit_k = normalize(q, self.eps), normalize(k, self.eps)

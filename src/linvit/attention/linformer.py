@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import SizeOf, resize_tokens, same_size
 from linvit.errors import UserError, check_number
 
@@ -94,7 +94,7 @@ class LinformerAttention(Attention):
         )
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         keys = self._project(self.proj_k, k, grid)

@@ -20,7 +20,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from linvit.attention.base import Attention, Grid
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors
+from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
 from linvit.errors import check_number
 
 

@@ -20,7 +20,8 @@ from linvit.attention.base import Gate, Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.attention.ops.activations import by_sign
 from linvit.attention.ops.decorators import full_precision, recomputed
-from linvit.attention.ops.functional import apply_key_sums, key_sums, linear_factors, split_heads
+from linvit.attention.ops.functional import split_heads
+from linvit.attention.ops.linear import apply_key_sums, key_sums, linear_factors
 from linvit.errors import check_number
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision
+from linvit.attention.ops.decorators import mixed_precision
 from linvit.attention.ops.functional import channelwise_attention, channelwise_factors
 
 
@@ -51,7 +51,7 @@ class PolyNLAttention(Attention):
         self.alpha = nn.Parameter(torch.ones(1)) if alpha_beta else None
         self.beta = nn.Parameter(torch.ones(1)) if alpha_beta else None
 
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d), (B, h, M, d), (B, h, M, d) -> (B, h, N, d)."""
         out = channelwise_attention(q, self._weights(k), v)

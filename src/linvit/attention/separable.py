@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import channelwise_factors, join_heads
 
 
@@ -35,7 +35,7 @@ class SeparableAttention(Attention):
         self.scores = nn.Linear(dim, 1, bias=False)
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, d) each -> (B, h, N, d)."""
         return F.relu(k) * (self.weights(q).mT @ v)

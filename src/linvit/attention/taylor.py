@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linvit.attention.base import Attention, Grid
-from linvit.attention.ops.decorators import full_precision, recomputed
+from linvit.attention.ops.decorators import mixed_precision, recomputed
 from linvit.attention.ops.functional import normalize
 from linvit.errors import check_number
 
@@ -58,7 +58,7 @@ class TaylorAttention(Attention):
         self.gamma = nn.Parameter(torch.zeros(1)) if gamma else None
 
     @recomputed
-    @full_precision
+    @mixed_precision
     def forward(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """(B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d)."""
         q, k = normalize(q, self.norm_eps), normalize(k, self.norm_eps)

@@ -12,12 +12,10 @@ from linvit.attention.ops.activations import focus
 from linvit.attention.ops.functional import (
     channelwise_attention,
     channelwise_factors,
-    key_sums,
-    linear_attention,
-    linear_factors,
     normalize,
     resize_tokens,
 )
+from linvit.attention.ops.linear import key_sums, linear_attention, linear_factors
 from tests.helpers import assert_near, randn
 
 entries = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from linvit import Grid
+from linvit.attention.ops import decorators
 from linvit.attention.ops.decorators import full_precision, ieee_products
 from linvit.attention.ops.functional import upcast
 from linvit.registry import attentions
+from linvit.testing.attention.inputs import AttentionSubject
+from linvit.testing.attention.precision import PRECISIONS, exact_results, run_at
 from tests.helpers import assert_near, inputs, mechanism, own_names
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -132,3 +135,25 @@ def test_autocast_on_float32_inputs(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = given(module, SMALL)
     assert out.dtype == torch.float32
+
+BFLOAT16 = "additive aft_simple efficient inline linear linear_angular linformer poly_nl separable taylor".split()
+"""Mechanisms under `mixed_precision`."""
+
+
+def errors_of(name: str) -> tuple[float, float]:
+    """Of the output, and the largest of a gradient, in the norm of all entries, under autocast to bfloat16."""
+    subject, precision = AttentionSubject(name, 96, 3, True), PRECISIONS[3]
+    found = run_at(subject, precision, 28, torch.clone)
+    exact = exact_results(found)
+    errors = {key: float((x.double() - exact[key]).norm() / exact[key].norm()) for key, x in found.results.items()}
+    return errors.pop("output"), max(errors.values())
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decorators, "BFLOAT16_DEVICES", {"cpu"})
+
+
+@pytest.mark.parametrize("name", BFLOAT16)
+def test_what_stays_in_bfloat16_is_at_most_twice_as_far_off_as_the_fused_kernel(name: str, as_on_a_gpu: None) -> None:
+    assert all(own <= 2 * fused for own, fused in zip(errors_of(name), errors_of("softmax"), strict=True))

@@ -24,6 +24,14 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.relu(x) + x.clamp_max(0).exp()  # the derivative at 0 is that of the second term, 1
 
 
+def of_both(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """`phi(q)` and `phi(k)`, on a GPU in one pass if they are of one shape, and contiguous then."""
+    if q.is_cuda and q.shape == k.shape:
+        q, k = phi(torch.stack([q, k])).unbind()
+        return q, k
+    return phi(q), phi(k)
+
+
 def focus(x: Tensor, factor: float) -> Tensor:
     """The focused function `f_p(x) = ||x|| x^p / ||x^p||` (FLatten, Eq. 5) of features x >= 0 (..., C), L2 norms.
 

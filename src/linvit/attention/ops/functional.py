@@ -16,40 +16,6 @@ def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
-    """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
-
-    Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
-    With means over the keys instead of sums the quotient is the same but for the weight of `eps`.
-    """
-    if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
-        heads = q.shape[:2]
-        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)  # (B h, N, d)
-        out: Tensor = apply_key_sums(q, *key_sums(k, v, mean), eps).unflatten(0, heads)
-        return out
-    return apply_key_sums(q, *key_sums(k, v, mean), eps)
-
-
-def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
-    """`sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1) of keys and values (B, h, M, d), or the means."""
-    k = k.contiguous()
-    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
-    return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
-
-
-def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
-    """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
-    q = q.contiguous()
-    return (q @ context) * (q @ total + eps).reciprocal()
-
-
-def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
-    """Factors (B, h, N, dk), (B, h, M, dk) of the matrix that `linear_attention` applies to v."""
-    if mean:
-        k = k / k.shape[-2]
-    return q / (q @ k.sum(-2, keepdim=True).mT + eps), k
-
-
 def channelwise_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """`q * sum_m(k_m * v_m)` entry by entry, (B, h, N, d): linear attention with a head per channel."""
     return q * (k * v).sum(-2, keepdim=True)

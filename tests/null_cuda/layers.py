@@ -1,25 +1,20 @@
-"""Launches and bytes of each attention layer on a GPU, and of authors' layers, counted on a CUDA device that is not there.
+"""Launches and bytes of each attention layer on a GPU, and of authors', counted on a CUDA device that is not there.
 
 A layer (64, 3136, 96) with 3 heads runs under bfloat16 autocast, forward and backward. Launches are what torch asks of
-the CUDA runtime and of cuBLAS; bytes are those of the tensors that each of its operators reads and writes, which a cache
-may save in part. Nothing is measured, and nothing is a time. It needs what `tests/null_cuda` needs: Linux, gcc, nm and
-the headers of CUDA.
+the CUDA runtime and of cuBLAS; bytes are those of the tensors that each of its operators reads and writes, of which a
+cache may save a part. Nothing here is a time.
 
 Example:
-    $ python benchmarks/launches.py linear focused
+    $ python -m tests.null_cuda.layers linear focused
 """
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch
 from torch import Tensor
@@ -28,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from linvit import AttentionLayer, Grid, list_attentions
 from linvit.tasks.execution import keep_attention_features
-from tests.null_cuda.device import Calls, build, missing
+from tests.null_cuda.device import HERE, Calls, build, missing, run
 
 BATCH, SIDE, DIM, HEADS = 64, 56, 96, 3
 UNTOUCHED = {"aten::_unsafe_view", "aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided"}
@@ -74,6 +69,7 @@ def row(name: str, step: Callable[[], Tensor], shown: bool) -> str:
 
 def count(names: list[str], shown: bool, recompute: bool) -> None:
     """Prints a row for each mechanism, and one for the layer of each of the authors."""
+    sys.path.append(str(HERE.parents[1] / "benchmarks"))
     from authors.focused import Focused
 
     torch.backends.cudnn.enabled = False  # cuDNN is not stood in for: convolutions are torch's own kernels
@@ -108,8 +104,9 @@ def main() -> int:
         print(lack, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        preload = {"LD_PRELOAD": str(build(Path(folder))), "CALLS": os.devnull, "CUDA_VISIBLE_DEVICES": "0"}
-        return subprocess.run([sys.executable, *sys.argv], env=os.environ | preload).returncode
+        done = run(build(Path(folder)), Path(os.devnull), ["-m", "tests.null_cuda.layers", *sys.argv[1:]])
+    print(done.stdout, done.stderr[-2000:] if done.returncode else "")
+    return done.returncode
 
 
 if __name__ == "__main__":

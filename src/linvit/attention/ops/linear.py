@@ -1,0 +1,97 @@
+"""Linear attention on given features: sums over the keys, and quotients of queries and these sums.
+
+Features in bfloat16, as `mixed_precision` leaves them, take few passes over the tokens, and sums and quotients are
+float32. The values get a channel of minus ones there, so one product with the keys gives both sums, one with the
+queries numerator and denominator, and the gradient of each is one product, too. The gradients' terms of numerator and
+denominator nearly cancel: added after they were rounded, they would lose a digit.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from linvit.attention.ops.decorators import takes_function
+
+ALIGNED = 8
+"""Channels that are added to values in bfloat16, of which two are used: tensor cores want rows of 16 bytes."""
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mean: bool = False) -> Tensor:
+    """Normalised linear attention `phi(q) (phi(k)^T v) / (phi(q) sum phi(k) + eps)` on given features.
+
+    Katharopoulos et al. 2020, Eq. 5: (B, h, N, dk), (B, h, M, dk), (B, h, M, d) -> (B, h, N, d).
+    With means over the keys instead of sums the quotient is the same but for the weight of `eps`.
+    """
+    if q.dtype == torch.bfloat16 and not torch.compiler.is_compiling() and takes_function(q):
+        return _LinearAttention.apply(q, k, v, eps * k.shape[-2] if mean else eps)  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling():  # which lays (B, h, N, d) out like images where convolutions follow
+        heads = q.shape[:2]
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)  # (B h, N, d)
+        out: Tensor = apply_key_sums(q, *key_sums(k, v, mean), eps).unflatten(0, heads)
+        return out
+    return apply_key_sums(q, *key_sums(k, v, mean), eps)
+
+
+def key_sums(k: Tensor, v: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """`sum_m k_m v_m^T` (B, h, dk, d) and `sum_m k_m` (B, h, dk, 1) of keys and values (B, h, M, d), or the means."""
+    k = k.contiguous()
+    context, total = k.mT @ v, k.sum(-2, keepdim=True).mT
+    return (context / k.shape[-2], total / k.shape[-2]) if mean else (context, total)
+
+
+def apply_key_sums(q: Tensor, context: Tensor, total: Tensor, eps: float) -> Tensor:
+    """`q context / (q total + eps)` for query features (B, h, N, dk) and `key_sums`, (B, h, N, d)."""
+    q = q.contiguous()
+    return (q @ context) * (q @ total + eps).reciprocal()
+
+
+def linear_factors(q: Tensor, k: Tensor, eps: float, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """Factors (B, h, N, dk), (B, h, M, dk) of the matrix that `linear_attention` applies to v."""
+    if mean:
+        k = k / k.shape[-2]
+    return q / (q @ k.sum(-2, keepdim=True).mT + eps), k
+
+
+class _LinearAttention(torch.autograd.Function):
+    """`linear_attention` of bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
+        width = v.shape[-1]
+        q, k = q.contiguous(), k.contiguous()
+        v = torch.cat([v, v.new_full((1,), -1).expand(*v.shape[:-1], ALIGNED)], dim=-1)
+        sums = k.mT @ v  # (B, h, dk, d + 8)
+        quotient = _product(q, sums)
+        divisor = eps - quotient[..., width : width + 1]  # (B, h, N, 1)
+        out = torch.div(quotient[..., :width], divisor, out=_like_tokens(q, width))
+        ctx.save_for_backward(q, k, v, sums, divisor, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, sums, divisor, out = ctx.saved_tensors
+        width = out.shape[-1]
+        of_quotient = v.new_empty(*q.shape[:-1], width + ALIGNED)
+        of_numerator, rest = of_quotient[..., :width], of_quotient[..., width:].zero_()
+        torch.div(gradient, divisor, out=of_numerator)
+        along = (of_numerator * out).sum(-1, keepdim=True, dtype=divisor.dtype)
+        torch.sub(along, rest[..., :1].copy_(along), out=rest[..., 1:2])  # what rounding left over
+        of_sums = q.mT @ of_quotient
+        return of_quotient @ sums.mT, v @ of_sums.mT, k @ of_sums[..., :width], None
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b` of (B, h, n, m) and (B, h, m, d) in bfloat16, added up and kept in float32."""
+    if a.is_cuda:
+        wide: Tensor = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=torch.float32).unflatten(0, a.shape[:2])
+        return wide
+    return a.float() @ b.float()
+
+
+def _like_tokens(q: Tensor, width: int) -> Tensor:
+    """An empty (B, h, N, d) that lies in memory as (B, N, h, d), so that joining its heads copies nothing."""
+    batch, heads, tokens, _ = q.shape
+    return q.new_empty(batch, tokens, heads, width).transpose(1, 2)
