@@ -136,7 +136,9 @@ def test_autocast_on_float32_inputs(name: str) -> None:
         out = given(module, SMALL)
     assert out.dtype == torch.float32
 
-BFLOAT16 = "additive aft_simple efficient inline linear linear_angular linformer poly_nl separable taylor".split()
+
+BFLOAT16 = ["additive", "aft_simple", "efficient", "inline", "linear", "linear_angular", "linformer", "poly_nl"]
+BFLOAT16 += ["separable", "taylor"]
 """Mechanisms under `mixed_precision`."""
 
 
