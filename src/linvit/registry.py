@@ -111,11 +111,7 @@ class Registry:
         return constructor
 
     def create(self, spec: Spec, **context: Any) -> Any:
-        """Builds what a spec describes.
-
-        Args:
-            spec: A name, or a mapping with `name` and options.
-            context: Arguments that the caller (a layer, a task) supplies, such as `dim` or `img_size`.
+        """Builds what a spec describes, with arguments that the caller (a layer, a task) supplies, such as `dim`.
 
         Raises:
             UserError: If the spec has no name or an unknown one, or an option that the constructor does not take, or if

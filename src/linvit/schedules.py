@@ -52,15 +52,11 @@ class Schedule:
         return self.at(max(math.floor((step + 1e-3) / self.steps_per_epoch) - self.delay, 0))
 
     def scheduler(self, optimizer: Optimizer, keeps: Literal["epoch", "step"] = "epoch") -> LambdaLR:
-        """A torch scheduler, to be stepped after every optimiser step.
+        """A torch scheduler, to be stepped after every optimiser step. The groups' learning rates are their peaks.
 
         A group whose peak is a fraction of the schedule's follows it at that fraction. A group with a `peak_scale`
-        has another peak, but the start and the end of the schedule.
-
-        Args:
-            optimizer: The learning rates of its groups are their peaks.
-            keeps: What a resumed run keeps if its epochs have more or fewer steps than before: its position in
-                "epoch"s, where those end the run, or in "step"s.
+        has another peak, but the start and the end of the schedule. A resumed run whose epochs have more or fewer steps
+        than before keeps its position in epochs, where those end the run, or in steps.
         """
         return _ScheduleLR(optimizer, self, keeps)
 
@@ -92,12 +88,9 @@ class WarmupPoly(Schedule):
 
     The warm-up is a factor on the decayed learning rate, which grows linearly from `start / peak` to 1, so the peak
     itself is never reached.
-
-    Attributes:
-        power: 1 decays linearly.
     """
 
-    power: float = 1.0
+    power: float = 1.0  # 1 decays linearly
 
     def at(self, epoch: float) -> float:
         """The formula: the learning rate at a time in epochs."""
@@ -111,14 +104,10 @@ class WarmupSteps(Schedule):
     """The learning rate falls by a factor after each of some epochs, but not below its end: mmdetection's recipes.
 
     The warm-up is a factor on it, which grows linearly from `start / peak` to 1.
-
-    Attributes:
-        epochs: After how many epochs it falls.
-        factor: By what it is multiplied.
     """
 
-    epochs: Sequence[float] = ()
-    factor: float = 0.1
+    epochs: Sequence[float] = ()  # after which it falls
+    factor: float = 0.1  # by which it is multiplied
 
     def at(self, epoch: float) -> float:
         """The formula: the learning rate at a time in epochs."""

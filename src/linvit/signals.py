@@ -37,25 +37,18 @@ class StopSignals:
 
     A thread reads them from a socket which Python's own handler writes to. So a signal is noticed at once, also while
     the main thread waits in C++ code for another rank.
-
-    Attributes:
-        received: The first signal that came, or None.
-        deferred: Whether the run notices `received` by itself and saves its state. Otherwise, and at a second signal,
-            this process ends at once.
-        ended_by: The signal that has ended the run, whose state is saved; one that comes later, as from a launcher
-            that ends all ranks when one has ended, changes nothing of the exit code.
-        requeue_exit_code: Exit code of a run under SLURM that a signal other than Ctrl-C has ended.
-        children: Processes that end with this one.
-        tell: Tells the other ranks with which exit code this one ends at once, or None.
     """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self.received: signal.Signals | None = None  # the first that came
+        # Whether the run notices it by itself and saves. Otherwise, and at a second one, this process ends at once.
         self.deferred = False
+        # What has ended the run, whose state is saved. One that comes later, as from a launcher that ends all ranks
+        # when one has ended, changes nothing of the exit code.
         self.ended_by: signal.Signals | None = None
-        self.requeue_exit_code = 128 + signal.SIGTERM
-        self.children: list[subprocess.Popen[Any]] = []
-        self.tell: Callable[[int], None] | None = None
+        self.requeue_exit_code = 128 + signal.SIGTERM  # under SLURM, of a run that not Ctrl-C has ended
+        self.children: list[subprocess.Popen[Any]] = []  # which end with this process
+        self.tell: Callable[[int], None] | None = None  # tells other ranks with which exit code this one ends at once
         self._before: dict[int, Any] = {}
         self._descriptor = -1
         self._writer: socket.socket | None = None

@@ -79,11 +79,8 @@ class Backbone(nn.Module):
         """Ends a constructor: adds final norm and classifier, sets initial values, and ties mechanisms.
 
         A constructor whose `forward_head` makes other channels of the last feature sets `head_hidden_size` before.
-
-        Args:
-            norm: The final norm.
-            feature_info: See the class; `pyramid_info` writes that of a pyramid.
-            initialise: The part that gets a vision transformer's initial values; None is the whole model.
+        `pyramid_info` writes the `feature_info` of a pyramid. Only `initialise`, if it is given, gets a vision
+        transformer's initial values.
         """
         self.norm = norm
         self.head = classifier(self.head_hidden_size, self.num_classes)
@@ -100,11 +97,7 @@ class Backbone(nn.Module):
     def forward_levels(
         self, x: Tensor, take: Collection[int] = (), stop: int | None = None
     ) -> tuple[Tensor, Grid, list[tuple[Tensor, Grid]]]:
-        """Runs images through the first `stop` levels.
-
-        Returns:
-            The last tokens, their grid, and the (tokens, grid) of each level in `take`.
-        """
+        """Runs images through the first `stop` levels; returns tokens and grid of the last, and of those in `take`."""
         found = []
         for i, stage in enumerate(getattr(self, self.levels)[:stop]):
             tokens, grid = stage(x)

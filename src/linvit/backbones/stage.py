@@ -20,15 +20,9 @@ T = TypeVar("T", bound=Spec | None)
 class Stage(nn.Module):
     """One level of a pyramid: turns a plane (B, C, H, W) into tokens (B, N, dim) and their grid.
 
-    Args:
-        dim: Channels of the tokens.
-        grid: Nominal grid, with `num_prefix` 1 for a class token that joins in this stage.
-        embed: The plane to tokens and their patch grid (H', W'): a stem or a downsampling.
-        blocks: Called with tokens and grid.
-        positions: Add a learnable position embedding per token of the nominal grid. For another grid those of the
-            patches are interpolated (bilinear).
-        norm: Norm of the stage's output; None is none.
-        spare_position: Begin the table of positions with a row that no token has.
+    A class token joins where the nominal `grid` has a prefix. `embed` makes tokens and their patch grid of the plane.
+    `positions` adds a learnable embedding per token of the nominal grid, interpolated (bilinear) for another one;
+    `spare_position` begins their table with a row that no token has.
     """
 
     def __init__(

@@ -80,16 +80,7 @@ def backbone_and_head(
 
 
 class DenseNetwork(nn.Module):
-    """A backbone and a head that fit together.
-
-    Args:
-        backbone: Any backbone with feature maps, of linvit or timm.
-        head: A head that was made for the maps that it wants of the backbone, or of the neck; see `pyramid`.
-        neck: What makes a pyramid of the maps of a plain transformer, for a head that needs one.
-
-    Raises:
-        UserError: If the head was made for other maps.
-    """
+    """A backbone and a head that fit together, with a neck between them where the head needs a pyramid of one map."""
 
     def __init__(self, backbone: nn.Module, head: Any, neck: SimpleFeaturePyramid | None = None) -> None:
         super().__init__()

@@ -20,14 +20,8 @@ class SimpleFeaturePyramid(nn.Module):
     """Maps (B, C, H / s, W / s) to a pyramid of maps (B, width, H / r, W / r), the finest first.
 
     Each level on its own doubles a map by transposed convolutions or pools its maxima; a 1 x 1 and a 3 x 3 convolution
-    follow. No level sees another one.
-
-    Args:
-        channels: C.
-        reduction: s, image side over map side: 16, or a smaller power of two.
-        reductions: r of each level.
-        width: Channels of the levels.
-        norm: A LayerNorm over the channels behind each convolution; without it convolutions have a bias.
+    follow, each with a LayerNorm over the channels, or without `norm` a bias. No level sees another one. The maps'
+    reduction s is 16 or a smaller power of two.
     """
 
     def __init__(

@@ -22,16 +22,11 @@ MASK_VALUE = -1e4
 
 
 class Windows(NamedTuple):
-    """How the tokens of a map are laid out in windows.
+    """How the tokens of a map (H, W) are laid out in windows (h, w).
 
-    The map is padded by zeros at the right and the bottom to whole windows, then rolled.
-
-    Attributes:
-        size: The map, (H, W).
-        window: Tokens of one window, (h, w).
-        shift: Rows and columns by which the padded map is rolled towards the top left.
-        dilation: Distance r of a window's rows and columns. Each r h x r w tokens of the map have r^2 windows, one for
-            every place within r x r tokens.
+    The map is padded by zeros at the right and the bottom to whole windows, then rolled by `shift` rows and columns
+    towards the top left. The rows and columns of a window lie `dilation` (r) apart: each r h x r w tokens have r^2
+    windows, one for every place within r x r tokens.
     """
 
     size: tuple[int, int]

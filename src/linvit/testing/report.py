@@ -35,32 +35,18 @@ class Verdict(Enum):
 
 
 class Line(NamedTuple):
-    """What one check found, a row of a report.
-
-    Attributes:
-        name: The clause.
-        verdict: How it ended.
-        note: The numbers behind the verdict.
-        seconds: Time that it took.
-        error: The exception that ended the check, if one did.
-    """
+    """What one check found, a row of a report."""
 
     name: str
     verdict: Verdict
-    note: str
+    note: str  # the numbers behind it
     seconds: float = 0.0
-    error: BaseException | None = None
+    error: BaseException | None = None  # that ended the check, if one did
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of all checks of one subject; `str(report)` is a table.
-
-    Attributes:
-        subject: What was checked: a name, a spec or a class.
-        lines: One row per check, in order.
-        seconds: Time that it took.
-    """
+    """The result of all checks of one subject (a name, a spec or a class), in order; `str(report)` is a table."""
 
     subject: str
     lines: tuple[Line, ...]

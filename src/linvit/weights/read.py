@@ -27,25 +27,18 @@ WRITTEN_BY = "linvit"  # key in the metadata of a file that `linvit import-weigh
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a source, and where they come from.
+    """The weights of a source, and where they come from."""
 
-    Attributes:
-        state: Tensors under the names of the source, without the prefixes of wrappers; of a network its backbone's.
-        key: Where the state was in the source: "model", "state_dict.ema.network", or "" if it was not nested.
-        img_size: Size (H, W) of the images that the weights were trained on, of which only the ratio counts: square
-            unless linvit wrote the file and it says otherwise. None for a state dict, whose tables may be of any grid.
-        beside: The other tensors of a network, such as its head's, under their own names.
-        model: Which model they are of, if linvit wrote the file: "backbone deit_nano, attention focused".
-    """
-
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # under the names of the source, without prefixes of wrappers; of a network its backbone's
     source: str
-    key: str
+    key: str  # where the state was in the source: "model", "state_dict.ema.network", or "" if it was not nested
     other_keys: tuple[str, ...]
+    # Of the images that the weights were trained on, of which only the ratio counts: square unless linvit wrote the
+    # file and it says otherwise. None for a state dict, whose tables may be of any grid.
     img_size: tuple[int, int] | None
     file: Path | None
-    beside: dict[str, Tensor] = field(default_factory=dict)
-    model: str = ""
+    beside: dict[str, Tensor] = field(default_factory=dict)  # the other tensors of a network, such as its head's
+    model: str = ""  # which model they are of, if linvit wrote the file: "backbone deit_nano, attention focused"
 
 
 def model_named(options: Any) -> str:

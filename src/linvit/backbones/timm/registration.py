@@ -50,13 +50,7 @@ def build(name: str, global_pool: str | None = None, **options: Any) -> nn.Modul
 
 
 def build_replaced(model: str, replaced: Sequence[dict[str, Any]], **options: Any) -> nn.Module:
-    """Builds a model of timm's registry and replaces its attention, as often as it had been when it was saved.
-
-    Args:
-        model: Its name.
-        replaced: Of each time, the `attention` and the `img_size` of `linvit.replace_attention`.
-        options: Of the model.
-    """
+    """Builds a model of timm's registry and replaces its attention, as often as it had been when it was saved."""
     from linvit.backbones.replace_attention import replace_attention
 
     if not isinstance(model, str) or model == REPLACED or not timm.is_model(model):

@@ -18,17 +18,11 @@ Detections = dict[str, Tensor]
 
 
 class ImageShape(NamedTuple):
-    """The sizes (height, width) of one image of a batch.
+    """The sizes (height, width) of one image of a batch."""
 
-    Attributes:
-        size: Of the image that the network is given, without padding. Boxes of targets are in its pixels.
-        padded: Of the same after padding on its own, before the padding to the size of the batch.
-        original: Of the image that detections are for.
-    """
-
-    size: Size
-    padded: Size
-    original: Size
+    size: Size  # of the image that the network is given, without padding; boxes of targets are in its pixels
+    padded: Size  # of the same after padding on its own, before the padding to the size of the batch
+    original: Size  # of the image that detections are for
 
     def clip(self, boxes: Tensor) -> Tensor:
         """Returns boxes (..., 4) moved into the image that the network is given; what is NaN becomes 0.

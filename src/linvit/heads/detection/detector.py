@@ -23,9 +23,6 @@ class Detector(DenseNetwork):
 
     There are three differences: classes are 0 to K - 1, without one for the background; images are normalised and
     resized before; and detections may be asked for in pixels of the original images.
-
-    Attributes:
-        with_masks: Whether it predicts masks, for which targets need `masks`.
     """
 
     def __init__(self, backbone: nn.Module, head: DetectionHead, neck: SimpleFeaturePyramid | None = None) -> None:

@@ -22,13 +22,10 @@ class Segmentor(DenseNetwork):
     def forward(
         self, images: Tensor, *, auxiliary: bool = False, full_size: bool = True
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Returns logits (B, K, H, W) of images (B, 3, H, W).
+        """Returns logits (B, K, H, W) of normalised images (B, 3, H, W) of any size, odd sides too.
 
-        Args:
-            images: Normalised images of any size, odd sides too.
-            auxiliary: Return a pair of the logits and a list of the head's auxiliary logits, for the loss of training.
-            full_size: Resize logits to the size of the images (bilinear). Otherwise they are as the head makes them,
-                at a quarter of each side for most heads: with many classes, large images are too large for memory.
+        With `auxiliary` they come with a list of the head's auxiliary logits, for the loss of training. Without
+        `full_size` they are as the head makes them, at a quarter of each side for most, which saves memory.
         """
         features = self.feature_maps(images)
         if auxiliary:

@@ -12,23 +12,14 @@ Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The key layout of one official repository.
-
-    Attributes:
-        name: What it is called in messages: "pvt".
-        marks: Regular expressions; a file is of this layout if each of them matches some whole key.
-        renames: Applied one after the other, each to the result of the one before.
-        drops: Regular expressions of whole keys that hold nothing learned (buffers that the model computes itself).
-        absent: Regular expressions of keys that a file of this layout does not have; tells apart relatives.
-        conversions: Regular expressions of whole keys, and what becomes of the values under them.
-    """
+    """The key layout of one official repository."""
 
     name: str
-    marks: tuple[str, ...]
-    renames: tuple[Rename, ...] = ()
-    drops: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-    conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()
+    marks: tuple[str, ...]  # regular expressions; a file is of this layout if each of them matches some whole key
+    renames: tuple[Rename, ...] = ()  # applied one after the other, each to the result of the one before
+    drops: tuple[str, ...] = ()  # of whole keys that hold nothing learned (buffers that the model computes itself)
+    absent: tuple[str, ...] = ()  # of keys that a file of this layout does not have; tells apart relatives
+    conversions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = ()  # of whole keys, and for the values there
 
     def recognises(self, keys: Iterable[str]) -> bool:
         """Whether keys are of this layout."""
