@@ -24,6 +24,14 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
 
 
+def check_new_file(path: Path) -> None:
+    """Raises a `UserError` if there is something at a path already, or no folder for it."""
+    if path.exists():
+        raise UserError(f"'{path}' exists: name another file, or remove it first")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"there is no folder '{path.parent}' to write '{path.name}' to. Make it first")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of `path` when the block ends, and leaves nothing if the block fails."""

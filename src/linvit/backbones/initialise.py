@@ -1,5 +1,6 @@
 """The initial values of a backbone, parameters that its mechanisms share, and its classifier."""
 
+from collections.abc import Callable
 from typing import Any
 
 from timm.layers import trunc_normal_
@@ -18,6 +19,18 @@ def init_vit(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     for child in module.children():
         init_vit(child)
+
+
+def init_convs(module: nn.Module, initialise: Callable[[nn.Conv2d], object], known: Any) -> None:
+    """Initialises convolutions, those of the known mechanisms too; biases are 0. Other mechanisms keep their values."""
+    if isinstance(module, Attention) and not isinstance(module, known):
+        return
+    if isinstance(module, nn.Conv2d):
+        initialise(module)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    for child in module.children():
+        init_convs(child, initialise, known)
 
 
 def tie_mechanisms(network: nn.Module) -> None:

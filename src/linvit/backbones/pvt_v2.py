@@ -12,9 +12,10 @@ from functools import partial
 
 from torch import nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.focused import FocusedAttention
 from linvit.backbones.base import Backbone, check_stages
+from linvit.backbones.initialise import init_convs
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.errors import UserError
 from linvit.image_size import image_size
@@ -97,23 +98,13 @@ class PVTv2(Backbone):
             self.stages.append(Stage(dim, Grid(size), embed, blocks, norm=nn.LayerNorm(dim, eps=1e-6)))
             in_chans = dim
         self.finalize(nn.Identity(), pyramid_info(embed_dims))
-        init_convs(self)
+        init_convs(self, by_fan_out, FocusedAttention)
 
 
-def init_convs(module: nn.Module) -> None:
-    """Initialises convolutions by their fan-out, those of focused attention too, as the reference does.
-
-    Other mechanisms keep their own initial values.
-    """
-    if isinstance(module, Attention) and not isinstance(module, FocusedAttention):
-        return
-    if isinstance(module, nn.Conv2d):
-        fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
-        nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    for child in module.children():
-        init_convs(child)
+def by_fan_out(conv: nn.Conv2d) -> None:
+    """The reference's initial values of convolutions."""
+    fan_out = conv.weight[0, 0].numel() * conv.out_channels // conv.groups
+    nn.init.normal_(conv.weight, std=(2 / fan_out) ** 0.5)
 
 
 _flatten = partial(PVTv2, attention="focused", sr_ratios=(1, 1, 1, 1))

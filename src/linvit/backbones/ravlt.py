@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from linvit.attention.base import Attention, Grid
+from linvit.attention.base import Grid
 from linvit.attention.ops.rotary import RotaryLinearAttention
 from linvit.attention.softmax import SoftmaxAttention
 from linvit.backbones.base import Backbone, check_stages
+from linvit.backbones.initialise import init_convs
 from linvit.backbones.stage import Stage, pyramid_info, specs_and_rates, stage_grids
 from linvit.image_size import image_size
 from linvit.layers.attention_layer import AttentionLayer
@@ -99,7 +100,8 @@ class RAVLT(Backbone):
         self.final_proj = nn.Sequential(BatchNormLinear(embed_dims[-1], head_width, bias=True), nn.SiLU())
         self.feature_norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for dim in embed_dims if feature_norms)
         self.finalize(nn.Identity(), pyramid_info(embed_dims), initialise=nn.Identity() if torch_init else None)
-        init_convs(self)
+        # as linear layers
+        init_convs(self, lambda conv: trunc_normal_(conv.weight, std=0.02), RotaryLinearAttention | SoftmaxAttention)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Returns logits (B, num_classes) of tokens (B, N, C), or pooled features (B, head_width) if `pre_logits`."""
@@ -128,21 +130,6 @@ class ConvMlp(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """(B, N, C) -> (B, N, C)."""
         return self.fc2(self.conv(self.act(self.fc1(x)), grid))  # type: ignore[no-any-return]
-
-
-def init_convs(module: nn.Module) -> None:
-    """Gives convolutions the initial values of linear layers, those of the references' attentions too.
-
-    Other mechanisms keep their own initial values.
-    """
-    if isinstance(module, Attention) and not isinstance(module, RotaryLinearAttention | SoftmaxAttention):
-        return
-    if isinstance(module, nn.Conv2d):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    for child in module.children():
-        init_convs(child)
 
 
 MALA = ("mala", "mala", SOFTMAX, SOFTMAX)

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from linvit.cli.spec import read_spec
 from linvit.errors import UserError
-from linvit.files import replacing
+from linvit.files import check_new_file, replacing
 from linvit.registry import backbones, heads
 from linvit.terminal import argument_parser
 from linvit.weights.load import load_weights, parts
@@ -50,30 +50,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--head", metavar="NAME", help="of a whole network: its head too, see linvit list heads")
     parser.add_argument("-o", "--output", metavar="OUT.safetensors", type=Path, required=True, help="the file to write")
     parser.add_argument("--options", metavar="MAPPING", help="options of the backbone, as JSON or YAML")
-    parser.add_argument(
-        "--num-classes", "--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out"
-    )
-    parser.add_argument(
-        "--img-size", "--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out"
-    )
+    parser.add_argument("--num_classes", metavar="N", type=int, help="classes; as many as SOURCE has if left out")
+    parser.add_argument("--img_size", metavar="SIDE", type=int, help="side of the images; the backbone's if left out")
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
         help="take the averaged weights; left out: what was published, of a linvit .ckpt the plain weights",
     )
     parser.add_argument(
-        "--min-fraction",
         "--min_fraction",
         metavar="FRACTION",
         type=float,
         default=0.9,
         help="least fraction of the backbone in SOURCE (0.9)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite OUT")
     args = parser.parse_args(argv)
 
     output: Path = args.output
-    _check_output(output, args.force)
+    if output.suffix != ".safetensors":
+        option = f"-o {shlex.quote(str(output.with_suffix('.safetensors')))}"
+        raise UserError(f"the output is a .safetensors file; got '{output}'. Write {option}")
+    check_new_file(output)
     spec = read_spec(backbones, args.backbone, args.options)
     name, options = backbones.parse(spec)
     weights = read(args.source, args.ema)
@@ -115,16 +112,6 @@ def main(argv: list[str]) -> int:
         file.write(save(written, metadata))
     print(f"wrote {output}: {len(written)} tensors, {sum(tensor.numel() for tensor in written.values()):,} numbers")
     return 0
-
-
-def _check_output(output: Path, force: bool) -> None:
-    if output.suffix != ".safetensors":
-        option = f"-o {shlex.quote(str(output.with_suffix('.safetensors')))}"
-        raise UserError(f"the output is a .safetensors file; got '{output}'. Write {option}")
-    if output.exists() and not force:
-        raise UserError(f"'{output}' is there already. Name another file, or overwrite it with --force")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
 
 
 def _classes(state: Mapping[str, Any]) -> int:

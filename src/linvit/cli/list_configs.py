@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from linvit import yaml_text
-from linvit.errors import UserError
+from linvit.files import check_new_file
 from linvit.model_info import ade20k_info, coco_info, model_info
 from linvit.runs.configs import FOLDER, chain, config_file, heading, names, shipped
 from linvit.terminal import table
@@ -44,10 +44,7 @@ def one(name: str, output: Path | None) -> str:
         lines = [*itertools.takewhile(lambda line: line.startswith("#"), lines), *_lines(_merged(files), path)]
     if output is None:
         return "\n".join(lines)
-    if output.exists():
-        raise UserError(f"'{output}' exists. Name another file")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"there is no folder '{output.parent}' to write '{output.name}' to. Make it first")
+    check_new_file(output)
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     verb = "compare" if "linvit compare" in heading(text).get("Command", "") else "fit --config"
     return f"wrote {output}: change it, then train with\n  linvit {verb} {shlex.quote(str(output))}"
