@@ -89,7 +89,7 @@ def test_an_exit_in_a_mechanism_is_a_failure_with_a_report(capsys):
         (["mine:Mine", "--options", "2"], "--options must be a mapping; got '2'."),
         (["mine:Mine", "--options", "{power: "], "--options '{power: ' is neither JSON nor YAML."),
         (["{power: 2}"], "attention spec {'power': 2} has no name."),
-        (["--options", "{power: 2}"], "--options are for one mechanism."),
+        (["--options", "{power: 2}"], "--options is for another check than this one"),
     ],
 )
 def test_mistakes_are_user_errors(mine, arguments, message, capsys):
@@ -173,9 +173,9 @@ def test_a_backbone_with_options_that_fails(capsys):
         (["--backbone", "deit_nano", "--attention", "[linear"], "--attention '[linear' is neither JSON nor YAML."),
         (["--backbone", "deit_nano", "--img_size", "[32]"], "img_size must be a positive side"),
         (["--backbone", "deit_nano", "--img_size", "50"], "image size 50x50 is not divisible by patch size 4"),
-        (["focused", "--backbone", "deit_nano"], "'focused' is a mechanism; with --backbone write --attention focused"),
-        (["focused", "--attention", "linear"], "--attention is for a backbone."),
-        (["--img_size", "32"], "--img_size is for a backbone."),
+        (["focused", "--attention", "linear"], "--attention is for another check than this one"),
+        (["--img_size", "32"], "--img_size is for another check than this one"),
+        (["--head", "fcn", "--attention", "linear"], "--attention is for another check than this one"),
     ],
 )
 def test_mistakes_about_backbones_are_user_errors(arguments, message, capsys):

@@ -1,6 +1,5 @@
 """`linvit check`: holds attention mechanisms, backbones and heads to their contracts, a plug-in's like linvit's own."""
 
-import argparse
 from collections.abc import Callable
 
 from linvit.cli.import_check import TIMEOUT, check_import
@@ -35,23 +34,24 @@ declare does not fail. In Python:
   report = check_attention("focused")
   report = check_backbone("swin_tiny", attention="focused")
 """
-KINDS: dict[str, tuple[Registry, Callable[..., Report]]] = {
-    "attention": (attentions, check_attention),
-    "backbone": (backbones, check_backbone),
-    "head": (heads, check_head),
+KINDS: dict[str, tuple[Registry, Callable[..., Report], tuple[str, ...]]] = {  # with the options of each
+    "backbone": (backbones, check_backbone, ("attention", "img_size")),
+    "head": (heads, check_head, ("img_size",)),
+    "name": (attentions, check_attention, ()),
 }
 
 
 def main(argv: list[str]) -> int:
     """Runs `linvit check`; prints a table for each that is checked; returns 1 if a line failed, else 0."""
     parser = argument_parser("linvit check", __doc__, EPILOG)
-    parser.add_argument(
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
         "name",
         nargs="?",
         help="a registered name, package.module:Class, or {name: ..., option: value}; all registered if left out",
     )
-    parser.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
-    parser.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
+    one.add_argument("--backbone", metavar="NAME", help="check a backbone instead; written like a mechanism")
+    one.add_argument("--head", metavar="NAME", help="check a head instead; written like a mechanism")
     parser.add_argument("--attention", metavar="SPEC", help="the backbone's attention: NAME, {name: ...}, or a list")
     parser.add_argument("--img_size", metavar="SIZE", help="images of backbone or head: a side or [H, W] (default: 64)")
     parser.add_argument("--options", metavar="MAPPING", help="options of what is checked, as JSON or YAML")
@@ -64,36 +64,20 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_number("--timeout", args.timeout, above=0)
 
-    kind = "backbone" if args.backbone is not None else "head" if args.head is not None else "attention"
-    _refuse_misplaced(kind, args)
-    name = args.name if kind == "attention" else getattr(args, kind)
+    kind = next((kind for kind in KINDS if getattr(args, kind) is not None), "name")
+    name, (registry, check, allowed) = getattr(args, kind), KINDS[kind]
+    given = {option: getattr(args, option) for option in ("attention", "img_size", "options")}
+    given = {option: text for option, text in given.items() if text is not None}
+    if misplaced := given.keys() - {*allowed, *["options"] * (name is not None)}:
+        raise UserError(f"--{min(misplaced)} is for another check than this one; see linvit check --help")
     if name is None:
         return _check_all(args.quick, args.timeout)
-    registry, check = KINDS[kind]
-    spec = read_spec(registry, name, args.options)
+    spec = read_spec(registry, name, given.pop("options", None))
     check_import(registry, registry.parse(spec)[0], args.timeout)
-    given = {option: getattr(args, option) for option in ("attention", "img_size")}
-    options = {option: read_value(f"--{option}", text) for option, text in given.items() if text is not None}
+    options = {option: read_value(f"--{option}", text) for option, text in given.items()}
     report = check(spec, **options, quick=args.quick)
     print(_table(report))
     return int(not report.passed)
-
-
-def _refuse_misplaced(kind: str, args: argparse.Namespace) -> None:
-    """Refuses options that are for something else than what is checked."""
-    if kind == "backbone" and args.name is not None:
-        raise UserError(
-            f"'{args.name}' is a mechanism; with --backbone write --attention {args.name}, or check them one by one"
-        )
-    if kind == "head" and (args.name is not None or args.attention is not None):
-        raise UserError("with --head, name no mechanism; options of the head go into --options")
-    if kind != "attention":
-        return
-    for option in ("attention", "img_size"):
-        if getattr(args, option) is not None:
-            raise UserError(f"--{option} is for a backbone. Write linvit check --backbone NAME --{option} ...")
-    if args.name is None and args.options is not None:
-        raise UserError(f"--options are for one mechanism. Write linvit check NAME --options {args.options!r}")
 
 
 def _check_all(quick: bool, timeout: float) -> int:

@@ -1,7 +1,7 @@
 """What heads of all tasks have in common: the feature maps that they were made for, and which task they are for."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -88,19 +88,6 @@ class Head(nn.Module):
     def classifiers(self) -> list[nn.Module]:
         """Returns all layers that another number of classes changes."""
         raise NotImplementedError(f"{type(self).__name__} has no classifiers")
-
-    def __call__(self, features: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Runs `forward` after a check of the number of maps and of their channels.
-
-        Raises:
-            UserError: If they are not those of the constructor.
-        """
-        got = [feature.shape[1] for feature in features]
-        if got != list(self.channels):
-            raise UserError(
-                f"{type(self).__name__} was made for feature maps of {list(self.channels)} channels; got maps of {got}"
-            )
-        return super().__call__(features, *args, **kwargs)
 
 
 def rows(state: Mapping[str, Tensor], name: str) -> int:

@@ -115,22 +115,17 @@ def main(argv: list[str]) -> int:
     for name in ("jobs", "gpus_per_run", "cpus_per_run", "minutes"):
         if getattr(args, name) is not None:
             check_number(f"--{name}", getattr(args, name), at_least=1, whole=True)
-    if args.engine == "ray" and args.jobs is not None:
-        raise UserError("--jobs is for the local engine; Ray starts as many runs as --cpus_per_run leaves room for")
-    if args.engine != "ray" and args.address is not None:
-        raise UserError("--address is that of a Ray cluster: add --engine=ray")
-    if args.engine != "slurm" and args.partition is not None:
-        raise UserError("--partition is one of SLURM's: add --engine=slurm")
+    for name, engine in (("address", "ray"), ("partition", "slurm")):
+        if getattr(args, name) is not None and args.engine != engine:
+            raise UserError(f"--{name} is for another engine: add --engine={engine}")
+    from linvit.cli.compare import run
+
     if args.report:
         if options or args.grid or args.config:
             raise UserError(f"--report takes folders only; got {shlex.join(options) or args.grid or args.config}")
-        from linvit.cli.compare.run import report
-
-        return report([Path(folder) for folder in args.report], args)
-    from linvit.cli.compare.run import run
-
+        return run.report([Path(folder) for folder in args.report], args)
     spec, name = _spec(args, options)
-    return run(spec, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
+    return run.run(spec, args.name or name, args, shlex.join(["linvit", "compare", *argv]))
 
 
 def grid_of(argv: Sequence[str]) -> tuple[Sweep, str]:

@@ -100,7 +100,7 @@ def check_images(images: Sequence[Tensor]) -> None:
 def check_targets(
     targets: Sequence[Target] | None, images: Sequence[ImageShape], num_classes: int, with_masks: bool
 ) -> Sequence[Target]:
-    """Returns the targets of a batch."""
+    """Returns the targets of a batch, if they are as `Detector.forward` takes them."""
     names = ("boxes", "labels", "masks")[: 3 if with_masks else 2]
     if targets is None:
         raise UserError(
@@ -110,18 +110,12 @@ def check_targets(
     if len(targets) != len(images):
         raise UserError(f"there are {len(images)} images and {len(targets)} targets; give one target per image")
     for i, (target, image) in enumerate(zip(targets, images, strict=True)):
-        missing = [name for name in names if name not in target]
-        if missing:
-            hint = ", or take a head without masks, such as faster_rcnn" if missing == ["masks"] else ""
-            raise UserError(f"the target of image {i} has no {' and no '.join(missing)}; it has {list(target)}{hint}")
-        count = len(target["labels"])
+        count = len(target.get("labels", ()))
         shapes = {"boxes": (count, 4), "labels": (count,), "masks": (count, *image.size)}
-        for name in names:
-            if tuple(target[name].shape) != shapes[name]:
-                raise UserError(
-                    f"in the target of image {i}, {name} must be a tensor {shapes[name]} beside {count} labels and an "
-                    f"image of {image.size[0]} x {image.size[1]}; got {tuple(target[name].shape)}"
-                )
+        for name in ("labels", *names):
+            if name not in target or tuple(target[name].shape) != shapes[name]:
+                got = f"got {tuple(target[name].shape)}" if name in target else f"it has {', '.join(target)} alone"
+                raise UserError(f"the target of image {i} needs {name}, a tensor {shapes[name]}; {got}")
     labels = torch.cat([target["labels"] for target in targets])
     if len(labels):
         least, greatest = torch.stack(labels.aminmax()).tolist()
