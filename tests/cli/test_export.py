@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import sys
+import zipfile
+from pathlib import Path
 
 import onnx
 import pytest
 import torch
 
+import linvit as package
 from linvit.errors import UserError
 from linvit.heads.detection.detector import create_detector
 from linvit.inference.description import ModelDescription, build_network, read_trained
@@ -17,6 +20,8 @@ from linvit.testing.onnx import in_onnxruntime
 from tests.cli.runs import linvit
 from tests.families import narrow, small
 
+SOURCE = str(Path(package.__file__).parent).encode()  # of this machine: no file shall name it
+
 
 def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_path):
     done = linvit("export", run.folder, "model.onnx", "--with_preprocessing", "--skip_latency", cwd=tmp_path)
@@ -24,6 +29,7 @@ def test_a_file_takes_pixels_of_any_size_and_says_what_its_classes_are(run, tmp_
     assert "for any batch and any size. Takes images (uint8, 0 to 255), gives logits" in " ".join(done.out.split())
     assert [line.split()[:3] for line in done.out.splitlines()[-4:]][1] == ["5", "x", "64x32"]
     content = (tmp_path / "model.onnx").read_bytes()
+    assert SOURCE not in content
     said = {entry.key: entry.value for entry in onnx.load_from_string(content).metadata_props}
     assert json.loads(said["class_names"]) == list("0123456789")
     description, state = read_trained(run.folder)
@@ -81,6 +87,8 @@ def test_a_program_of_torch_export_in_half_precision(run, tmp_path):
     said = {"description.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=said).module()
     assert program(torch.zeros(3, 3, 40, 48)).shape == (3, 10)
+    with zipfile.ZipFile(tmp_path / "model.pt2") as file:
+        assert not any(SOURCE in file.read(name) for name in file.namelist())
     assert json.loads(json.loads(said["description.json"])["class_names"]) == list("0123456789")
 
 

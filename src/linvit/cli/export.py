@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import torch
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
-from linvit.files import replacing
 from linvit.inference.description import build_task, read_trained
-from linvit.inference.export import TOLERANCE, Export, RunFile, check_path, run_onnx
-from linvit.inference.quantize import QUANTISED, FileNetwork, calibration_images, quantise, score
+from linvit.inference.export import TOLERANCE, Export, RunFile, check_path
+from linvit.inference.quantize import QUANTISED, quantise_file
 from linvit.runs.folder import CHECKPOINTS, RunFolder, run_config, run_of_checkpoint
 from linvit.runs.run import Run
 from linvit.terminal import argument_parser, reflow, table
@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int:
     run = export.write(args.file)
     print(reflow(summary(args.file, export)))
     cases = export.compare(run)
+    works = {"the file": run}
     rows = [(f"  {case.batch} x {case.size[0]}x{case.size[1]}", f"{case.error:.0e}", "") for case in cases]
     print("\n".join(table([("  images", "error", ""), *rows])))
     error = worst(case.error for case in cases)
@@ -72,16 +73,17 @@ def main(argv: list[str]) -> int:
         print(f"the file differs from torch by {error:.0e}, more than {TOLERANCE[args.dtype]:.0e}")
         return 1
     if data is not None:
-        content = quantise(args.file.read_bytes(), calibration_images(export, data))
-        with replacing(args.file) as file:
-            file.write(content)
-        before = score(task, FileNetwork(export, run), data)
-        run = run_onnx(content)
-        after = score(task, FileNetwork(export, run), data)
-        name = f"test/{task.score_metric}"
-        print(reflow(f"8 bits: {', '.join(QUANTISED)} by weights. {name} before {before:.4f}, after {after:.4f}"))
+        done = quantise_file(args.file, export, run, task, data)
+        works |= {"the file in 8 bits": done.run}
+        (before, after), sizes = done.scores, [f"{size / 1e6:.3g}" for size in done.sizes]
+        print(
+            reflow(
+                f"8 bits: {', '.join(QUANTISED)} by weights. test/{task.score_metric} before {before:.4f}, after "
+                f"{after:.4f}; {sizes[0]} MB before, {sizes[1]} after"
+            )
+        )
     if not args.skip_latency:
-        print(reflow(latency(export, run)))
+        print(reflow(latency(export, works)))
     return 0
 
 
@@ -113,14 +115,14 @@ def summary(file: Path, export: Export) -> str:
 
 
 @torch.no_grad()
-def latency(export: Export, run: RunFile) -> str:
-    """Times torch, compiled torch and the file in turns on one batch of the nominal size, in words."""
+def latency(export: Export, files: dict[str, RunFile]) -> str:
+    """Times torch, compiled torch and files in turns on one batch of the nominal size, in words."""
     images = export.images(export.cases[0][0], export.size)
     works: dict[str, Callable[[], Any]] = {"torch": lambda: export.exported(images)}
     if has_compiler():
         compiled = torch.compile(export.exported)
         works["compiled torch"] = lambda: compiled(images)
-    works["the file"] = lambda: run(images)
+    works |= {name: partial(run, images) for name, run in files.items()}
     found = interleaved(works, budget=BUDGET)
     times = ", ".join(f"{name} {1000 * timing.median:.3g}" for name, timing in found.items())
     size = f"{len(images)} x {export.size[0]}x{export.size[1]}"

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -175,6 +176,9 @@ class Export:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.export.export(self.exported, example, dynamic_shapes=dynamic)
+            graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule))
+            for node in chain.from_iterable(graph.nodes for graph in graphs):
+                node.meta.pop("stack_trace", None)  # folders of this machine
             content = io.BytesIO()
             torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(self.metadata)})
             content.seek(0)

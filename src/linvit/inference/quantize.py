@@ -1,38 +1,75 @@
 """An ONNX file in 8 bits: static quantisation by onnxruntime, calibrated on images, and what it costs in the score."""
 
 import tempfile
+from ast import literal_eval
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linvit.data.base import ImageData
-from linvit.inference.export import Export, RunFile
+from linvit.files import replacing
+from linvit.inference.export import Export, RunFile, run_onnx
 from linvit.tasks.base import Task
-from linvit.testing.onnx import require
+from linvit.testing.onnx import SCOPES, require
 
 QUANTISED = ("Conv", "Gemm", "MatMul")
-"""The operations in 8 bits, where one factor is a weight. All others stay in float: norms, softmax, feature maps, and
-of attention all products and sums of queries, keys and values, and what these are divided by."""
+"""The operations in 8 bits, where a layer computes them, `nn.Linear` or a convolution: a mechanism names by its layers
+what may be in 8 bits. What it computes itself stays in float, also with weights of its own: feature maps, softmax,
+products and sums of queries, keys and values, and what these are divided by."""
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 CALIBRATION = 256  # images
 
 
-def quantise(content: bytes, images: Iterable[Tensor]) -> bytes:
+class Quantised(NamedTuple):
+    """A file in 8 bits; test scores and bytes of it in float, and now."""
+
+    run: RunFile
+    scores: tuple[float, float]
+    sizes: tuple[int, int]
+
+
+def quantise_file(path: Path, export: Export, run: RunFile, task: Task, data: ImageData) -> Quantised:
+    """Replaces an ONNX file by one in 8 bits, calibrated on the training images of a run and scored on its test set.
+
+    Args:
+        path: Of the file that the export has written.
+        export: The network's.
+        run: Runs that file.
+        task: Of the network.
+        data: Of the run.
+    """
+    given = path.read_bytes()
+    content = quantise(given, calibration_images(export, data), export.exported)
+    with replacing(path) as file:
+        file.write(content)
+    quantised = run_onnx(content)
+    before, after = (score(task, FileNetwork(export, each), data) for each in (run, quantised))
+    return Quantised(quantised, (before, after), (len(given), len(content)))
+
+
+def quantise(content: bytes, images: Iterable[Tensor], network: nn.Module) -> bytes:
     """Returns an ONNX file with 8-bit weights and activations (QDQ: pairs of nodes that round and restore).
 
     Args:
         content: Of a file in float32.
         images: Batches as the file takes them. The least and greatest values that they cause set the scales.
+        network: Of which the file is.
     """
     tools, shapes, onnx = require("onnxruntime.quantization", "onnxruntime.quantization.shape_inference", "onnx")
     with tempfile.TemporaryDirectory(prefix="linvit-quantise-") as folder:
         given, prepared, made = (str(Path(folder, f"{name}.onnx")) for name in ("given", "prepared", "made"))
         Path(given).write_bytes(content)
         shapes.quant_pre_process(given, prepared, skip_symbolic_shape=True)
-        graph = onnx.load(prepared).graph
-        weights = {weight.name for weight in graph.initializer}
+        layers = {name for name, module in network.named_modules() if isinstance(module, LAYERS)}
+        of_layers = {
+            node.name
+            for node in onnx.load_from_string(content).graph.node
+            for said in node.metadata_props
+            if said.key == SCOPES and layers & {*literal_eval(said.value)[-2:]}
+        }
         tools.quantize_static(
             prepared,
             made,
@@ -41,7 +78,7 @@ def quantise(content: bytes, images: Iterable[Tensor]) -> bytes:
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
             nodes_to_exclude=[
-                node.name for node in graph.node if node.op_type == "MatMul" and not weights & {*node.input}
+                node.name for node in onnx.load(prepared).graph.node if node.name.partition("/")[0] not in of_layers
             ],
         )
         found = onnx.load(made)

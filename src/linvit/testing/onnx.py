@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from linvit.errors import UserError
 
 OPSET = 20
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""What a node says of the modules that it is of, "['', 'head', 'head.fc', 'linear']"; all else of it is left out: the
+lines of code would name folders of this machine."""
 
 
 def require(*packages: str) -> tuple[Any, ...]:
@@ -50,6 +53,9 @@ def to_onnx(
             output_names=output_names,
             verbose=False,
         )
+    for node in program.model.graph.all_nodes():
+        for name in {*node.metadata_props} - {SCOPES}:
+            del node.metadata_props[name]
     return program.model_proto
 
 
