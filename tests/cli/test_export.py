@@ -14,11 +14,16 @@ import torch
 import linvit as package
 from linvit.errors import UserError
 from linvit.heads.detection.detector import create_detector
+from linvit.heads.segmentation.base import SegmentationHead
+from linvit.heads.segmentation.segmentor import create_segmentor
 from linvit.inference.description import ModelDescription, build_network, read_trained
 from linvit.inference.export import Export
+from linvit.registry import heads
+from linvit.testing.numbers import disturb, relative_error
 from linvit.testing.onnx import in_onnxruntime
 from tests.cli.runs import linvit
 from tests.families import narrow, small
+from tests.helpers import own_names
 
 SOURCE = str(Path(package.__file__).parent).encode()  # of this machine: no file shall name it
 
@@ -48,8 +53,12 @@ def test_a_run_that_is_not_finished_is_refused(run, tmp_path):
     done = linvit("export", folder, "model.onnx", cwd=tmp_path)
     assert done.code == 2
     assert "is not finished" in done.err
-    assert "or name the checkpoint to export, such as" in done.err
+    assert f"or name the checkpoint to export, such as {folder / 'checkpoints' / 'best.ckpt'}" in done.err
     assert not (tmp_path / "model.onnx").exists()
+    (folder / "checkpoints" / "best.ckpt").unlink()  # as before the first evaluation
+    assert f"such as {folder / 'checkpoints' / 'last.ckpt'}" in linvit("export", folder, "model.onnx", cwd=tmp_path).err
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    assert "such as" not in linvit("export", folder, "model.onnx", cwd=tmp_path).err
 
 
 @pytest.mark.parametrize(
@@ -71,6 +80,30 @@ def test_without_the_extra_it_says_how_to_install_it(run, tmp_path, monkeypatch)
     done = linvit("export", run.folder, "model.onnx", cwd=tmp_path)
     assert done.code == 2
     assert "pip install 'linvit[export]'" in done.err
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(name, marks=[] if name == "linear" else pytest.mark.slow)
+        for name in own_names(heads)
+        if issubclass(heads.get(name), SegmentationHead)
+    ],
+)
+def test_a_segmentor_with_every_head_is_right_at_every_size_and_gives_logits_of_that_size(head, tmp_path):
+    backbone, odd = small("pvt_v2_b0"), (75, 130)
+    if head == "linear":  # quick
+        backbone, odd = {"name": "deit_nano", "embed_dim": 24, "depth": 1}, (76, 132)
+    segmentor = create_segmentor(backbone, narrow(head), 3, img_size=64).eval()
+    disturb(segmentor)
+    export = Export(segmentor, ModelDescription("0", "linvit.tasks:SegmentationTask", {"img_size": 64}))
+    assert not export.fixed
+    run = export.write(tmp_path / "model.onnx")
+    cases = export.compare(run)
+    assert [(batch, size) for batch, size, _ in cases] == [(1, (64, 64)), (5, (96, 64)), (1, (64, 128)), (5, (96, 128))]
+    assert max(case.error for case in cases) <= 1e-5
+    images = export.images(3, odd)
+    assert relative_error(run(images), segmentor(images)) <= 1e-5
 
 
 def test_a_detector_is_refused():

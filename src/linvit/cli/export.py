@@ -11,6 +11,7 @@ import torch
 from linvit.data.base import ImageData
 from linvit.errors import UserError
 from linvit.experiments.measure import interleaved
+from linvit.files import LAST
 from linvit.inference.description import build_task, read_trained
 from linvit.inference.export import TOLERANCE, Export, RunFile, check_path
 from linvit.inference.quantize import QUANTISED, quantise_file
@@ -99,11 +100,11 @@ def data_of(args: argparse.Namespace) -> ImageData:
 
 def check_finished(model: Path) -> None:
     """Raises a `UserError` for the folder of a run that is still to be trained; its checkpoints may be named."""
-    if (model / CHECKPOINTS).is_dir() and not (run := RunFolder(model)).complete:
-        raise UserError(
-            f"the run '{model}' is not finished: {run.progress}. Continue it with\n  {run.command}\nor name the "
-            f"checkpoint to export, such as {model / CHECKPOINTS / 'best.ckpt'}"
-        )
+    folder = model / CHECKPOINTS
+    if folder.is_dir() and not (run := RunFolder(model)).complete:
+        there = [str(folder / name) for name in (*run.best, LAST) if (folder / name).exists()]
+        other = f"\nor name the checkpoint to export, such as {there[0]}" if there else ""
+        raise UserError(f"the run '{model}' is not finished: {run.progress}. Continue it with\n  {run.command}{other}")
 
 
 def summary(file: Path, export: Export) -> str:
