@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from linvit.callbacks import PredictionWriter
-from linvit.callbacks.classification import file_of
+from linvit.callbacks.predictions import name_of
+from linvit.tasks.classification import ClassificationResult
 from tests.training import CLASSES, RandomImages, tiny_task, trainer
 
 NAMES = ["ant", "bee, wild", "cow", "dog", "eel", "fox", 'gnu "g"']
@@ -58,15 +59,16 @@ def test_the_shares_of_several_devices_are_merged_and_padding_counts_once(tmp_pa
     """Device 0 holds the even images, device 1 the odd ones and, as padding, image 0 again."""
     path = tmp_path / "predictions.csv"
     writer = PredictionWriter(path)
-    writer._rows = {0: ("0", "a", 0.5), 2: ("2", "a", 0.5)}
-    other = {1: ("1", "b", 0.25), 3: ("3", "b", 0.25), 0: ("0", "a", 0.5)}
+    other = {1: ("1", "b", "0.25"), 3: ("3", "b", "0.25"), 0: ("0", "a", "0.5")}
 
     def gather(shares, own):
-        shares[:] = [own, other]
+        shares[:] = [own, (None, other)]
 
     runner = trainer(tmp_path)
     monkeypatch.setattr(type(runner), "world_size", 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    writer.on_predict_start(runner, tiny_task())
+    writer._kind, writer._rows = ClassificationResult, {0: ("0", "a", "0.5"), 2: ("2", "a", "0.5")}
     writer.on_predict_epoch_end(runner, tiny_task())
     assert [line.split(",")[0] for line in path.read_text().splitlines()] == ["id", "0", "1", "2", "3"]
 
@@ -76,10 +78,10 @@ def test_each_source_has_a_file(tmp_path, monkeypatch):
     for folder in ("a/mine", "b/mine", "my photos"):
         (tmp_path / folder).mkdir(parents=True)
     sources = ["digits", "hub:owner/name", "hub:other/name", "a/mine", "b/mine", "my photos"]
-    files = [file_of(source) for source in sources]
-    assert files[0] == "predictions_digits.csv"
+    files = [name_of(source) for source in sources]
+    assert files[0] == "predictions_digits"
     assert len(set(files)) == len(sources)
-    assert re.fullmatch(r"predictions_mine_[0-9a-f]{6}\.csv", files[3])
-    assert file_of(str(tmp_path / "a" / "mine")) == files[3]
-    assert re.fullmatch(r"predictions_my_photos_[0-9a-f]{6}\.csv", files[5])
-    assert file_of(None) == "predictions.csv"
+    assert re.fullmatch(r"predictions_mine_[0-9a-f]{6}", files[3])
+    assert name_of(str(tmp_path / "a" / "mine")) == files[3]
+    assert re.fullmatch(r"predictions_my_photos_[0-9a-f]{6}", files[5])
+    assert name_of(None) == "predictions"

@@ -14,7 +14,7 @@ _MODULES = {
     "ImageGrid": "monitors",
     "Memory": "monitors",
     "NonFiniteGuard": "non_finite",
-    "PredictionWriter": "classification",
+    "PredictionWriter": "predictions",
     "SaveCheckpoints": "save_checkpoints",
     "StopOnSignal": "stop_on_signal",
     "Throughput": "monitors",

@@ -9,7 +9,6 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image, ImageDraw, ImageFont
 
-from linvit.callbacks.classification import file_of
 from linvit.callbacks.common import LIGHT, Paper, add_picture
 from linvit.callbacks.report import training_on, write_picture
 
@@ -75,27 +74,6 @@ def legend(colours: np.ndarray, names: Sequence[str], width: int, paper: Paper =
         draw.rectangle((left, top, left + SWATCH, top + SWATCH), tuple(colour), "grey")
         draw.text((left + SWATCH + GAP, top + SWATCH / 2), name, paper.ink, font, anchor="lm")
     return picture
-
-
-class PicturePaths:
-    """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these."""
-
-    def __init__(self, folder: Path, source: str | None) -> None:
-        self.folder = folder / Path(file_of(source)).stem
-        self.count = 0
-        self._source = None if source is None else Path(source).absolute()  # as the paths of images are
-        self._names: dict[str, int] = {}
-
-    def __call__(self, name: str) -> Path:
-        """The path of an image's files without their endings; a number is added where it came before."""
-        inside = self._source is not None and Path(name).is_relative_to(self._source)
-        kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
-        stem = str(kept.with_suffix(""))
-        self._names[stem] = number = self._names.get(stem, 0) + 1
-        self.count += 1
-        path = self.folder / (stem if number == 1 else f"{stem}_{number}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
 
 class ValidationPictures(Callback):

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 from linvit.backbones.create import create_backbone, image_channels
 from linvit.callbacks.exact_resume import ExactResume
 from linvit.callbacks.monitors import ImageGrid, on_bar
+from linvit.callbacks.predictions import PredictionWriter
 from linvit.entries import restrict_imports_to
 from linvit.errors import UserError, quote_first
 from linvit.finite import not_finite
@@ -199,8 +200,12 @@ class Task(LightningModule):
         return Description()
 
     def run_callbacks(self) -> list[Callback]:
-        """What a run of this task shows. A callback of the same class in the configuration takes its place."""
-        return [ImageGrid()]
+        """What a run of this task shows, and with a folder for reports the writer of its predictions.
+
+        A callback of the same class in the configuration takes its place.
+        """
+        known = self.report_folder is not None and type(self).image_results is not Task.image_results
+        return [ImageGrid(), *([PredictionWriter(self.report_folder)] if known else [])]  # type: ignore[arg-type]
 
     def published(self) -> PublishedScores | None:
         """The scores that the authors published for this very model, if they did."""

@@ -1,7 +1,7 @@
 """Image classification: one class per image."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from linvit.callbacks.classification import ClassReport, PredictionWriter, file_of, write_predictions
+from linvit.callbacks.classification import ClassReport
 from linvit.callbacks.common import class_names
+from linvit.callbacks.report import write_table
 from linvit.errors import UserError, check_number
 from linvit.plain_text import printable
 from linvit.tasks.base import Description, Task
@@ -50,11 +51,18 @@ class ClassificationResult(Result):
         Path(path).write_text(json.dumps({"labels": self.labels, "scores": self.scores}), encoding="utf-8")
         return Path(path)
 
+    def write(self, target: Path, number: int) -> tuple[str, str, str]:
+        """The row of the table."""
+        return self.name, self.labels[0], f"{self.scores[0]:.6f}"
+
     @classmethod
-    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
+    def write_set(
+        cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> Path:
         """Writes `predictions_SOURCE.csv` with a row for each image."""
-        path = folder / file_of(source)
-        write_predictions(path, ((each.name, each.labels[0], each.scores[0]) for each in results))
+        path = path if path.suffix == ".csv" else Path(f"{path}.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, [("id", "class", "probability"), *rows])
         return path
 
 
@@ -145,10 +153,8 @@ class ClassificationTask(Task):
         return Description(found, names[int(batch["label"][0])] if "label" in batch else "")
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes and a confusion matrix, and, in a folder for reports, the predictions."""
-        folder = self.report_folder
-        writers = [] if folder is None else [PredictionWriter(folder)]
-        return [*super().run_callbacks(), ClassReport(folder), *writers]
+        """Also a table of the classes and a confusion matrix."""
+        return [*super().run_callbacks(), ClassReport(self.report_folder)]
 
     def published(self) -> PublishedScores | None:
         """The published top-1 accuracy on ImageNet-1K."""

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from linvit.callbacks.common import rgb
-from linvit.callbacks.dense import PicturePaths
+from linvit.callbacks.dense import palette
+from linvit.callbacks.predictions import PicturePaths
 from linvit.errors import UserError
 
 
@@ -23,12 +25,14 @@ class Result:
         source: The image as it was given: a path, or a picture, array or tensor.
         name: What messages and files call it: its path, or its number.
         read: Reads the source: an image (C, H, W) from 0 to 255.
+        colours: Of the classes (K, 3), uint8, where the data have some.
     """
 
     class_names: list[str] = field(default_factory=list, repr=False)
     source: Any = field(default=None, repr=False)
     name: str = ""
     read: Callable[[], Tensor] | None = field(default=None, repr=False)
+    colours: Any = field(default=None, repr=False)
 
     @property
     def image(self) -> Image.Image:
@@ -38,6 +42,11 @@ class Result:
         pixels = rgb(self.read().float()).round().clamp(0, 255).to(torch.uint8)
         return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
+    @property
+    def palette(self) -> np.ndarray:
+        """A colour for each class (K, 3), uint8."""
+        return palette(len(self.class_names)) if self.colours is None else np.asarray(self.colours)
+
     def plot(self) -> Image.Image:
         """The image with the prediction."""
         return self.image
@@ -46,13 +55,29 @@ class Result:
         """Writes the prediction to a file; returns its path."""
         raise UserError(f"{type(self).__name__} cannot be saved: its class needs a method `save`")
 
+    def write(self, target: Path, number: int) -> Any:
+        """Writes the files of the image, whose paths begin with `target`; what `write_set` needs of image `number`."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.save(target)
+
+    @classmethod
+    def write_set(
+        cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> Path:
+        """Writes what is of all images, of which `write` has returned the rows, as `path` or into it; where that is.
+
+        `ids` are COCO's of the classes.
+        """
+        return path
+
     @classmethod
     def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
         """Writes the predictions for the images of a source, one after another; returns where they are."""
-        paths = PicturePaths(folder, source)
-        for each in results:
-            each.save(paths(each.name))
-        return paths.folder
+        paths, rows, names = PicturePaths(folder, source), list[Any](), list[str]()
+        for number, each in enumerate(results, 1):
+            rows.append(each.write(paths(each.name, number), number))
+            names = each.class_names
+        return cls.write_set(rows, paths.folder, names)
 
 
 LINE = 14  # pixels

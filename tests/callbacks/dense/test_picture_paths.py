@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from linvit.callbacks.dense import PicturePaths
+from linvit.callbacks.predictions import PicturePaths
 
 
 def test_folders_below_the_source_are_kept_however_it_is_named(tmp_path, monkeypatch):
@@ -10,10 +10,16 @@ def test_folders_below_the_source_are_kept_however_it_is_named(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for source in ("photos", "./photos", str(tmp_path / "photos")):
         paths = PicturePaths(Path("out"), source)
-        assert paths(str(tmp_path / "photos" / "roofs" / "a.png")) == paths.folder / "roofs" / "a"
+        assert paths(str(tmp_path / "photos" / "roofs" / "a.png"), 0) == paths.folder / "roofs" / "a"
 
 
 def test_a_name_that_comes_twice_gets_a_number(tmp_path):
     paths = PicturePaths(tmp_path, "hub:owner/photos")
-    assert [path.name for path in map(paths, ["x/a.png", "y/a.jpg", "b.png"])] == ["a", "a_2", "b"]
-    assert paths.count == 3
+    assert [path.name for path in map(paths, ["x/a.png", "y/a.jpg", "b.png"], range(3))] == ["a", "a_2", "b"]
+
+
+def test_two_ranks_never_write_one_file(tmp_path):
+    """Each knows its own images alone."""
+    names = ["x/a.png", "y/a.jpg", str(tmp_path / "photos" / "a.png"), str(tmp_path / "photos" / "a.jpg")]
+    paths = [PicturePaths(tmp_path, str(tmp_path / "photos"), alone=False)(name, i) for i, name in enumerate(names)]
+    assert [path.name for path in paths] == ["a_0", "a_1", "a.png", "a.jpg"]

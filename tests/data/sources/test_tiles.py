@@ -6,7 +6,7 @@ import rasterio
 import torch
 from PIL import Image
 
-from linvit.callbacks.segmentation import MaskWriter
+from linvit.callbacks import PredictionWriter
 from linvit.cli.data import main
 from linvit.rasters import georeference
 from linvit.tasks import SegmentationTask
@@ -102,7 +102,7 @@ def test_a_predicted_mask_lies_where_its_picture_lies(tmp_path):
         window=32,
     )
     with torch.no_grad():
-        trainer(tmp_path, callbacks=[MaskWriter(tmp_path / "predictions")]).predict(task, data)
+        trainer(tmp_path, callbacks=[PredictionWriter(tmp_path / "predictions")]).predict(task, data)
     (folder,) = tmp_path.glob("predictions*/*")
     assert georeference(folder / "a.tif") == georeference(tmp_path / "pictures" / "a.tif")
     with rasterio.open(folder / "a.tif") as mask:

@@ -1,7 +1,7 @@
 """Object detection and instance segmentation: boxes, their classes, and masks."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from linvit import coco_masks
-from linvit.callbacks.dense import PicturePaths, palette
-from linvit.callbacks.detection import DetectionPictures, DetectionReport, DetectionWriter, draw, write_coco
+from linvit.callbacks.detection import DetectionPictures, DetectionReport, draw, enlarged
 from linvit.errors import UserError, check_number
 from linvit.heads.detection.detector import create_detector
 from linvit.tasks.base import Task
@@ -23,6 +22,9 @@ from linvit.tasks.detection.evaluation import FIGURES, Evaluator, tools
 from linvit.tasks.detection.results import CocoScore, DetectionResults, Kind, Objects, image_size
 from linvit.tasks.published import PublishedScores, published_ap
 from linvit.tasks.results import Result
+
+WIDTH = (480, 1600)  # pixels of a picture
+DRAWN = 0.3  # the least score of an object in a picture
 
 
 @dataclass(kw_only=True)
@@ -57,10 +59,10 @@ class DetectionResult(Result):
             return None
         return coco_masks.decode(self.objects.rles).astype(bool).reshape(-1, *self.objects.size)
 
-    def plot(self, threshold: float = 0.3) -> Image.Image:
+    def plot(self, threshold: float = DRAWN) -> Image.Image:
         """The image with the objects of at least this score."""
         picture = self.image
-        draw(picture, self.objects, palette(len(self.class_names)), self.class_names, threshold)
+        draw(picture, self.objects, self.palette, self.class_names, threshold)
         return picture
 
     def save(self, path: str | Path) -> Path:
@@ -69,17 +71,35 @@ class DetectionResult(Result):
         Path(path).write_text(json.dumps(self.objects.annotations(1, ids)), encoding="utf-8")
         return Path(path)
 
+    def write(self, target: Path, number: int) -> tuple[int, str, Objects]:
+        """Writes `NAME.jpg` with the objects, small images enlarged."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        picture = enlarged(self.image, *WIDTH)
+        draw(picture, self.objects, self.palette, self.class_names, DRAWN)
+        picture.save(target.with_name(f"{target.name}.jpg"), quality=92)
+        return number, self.name, self.objects
+
     @classmethod
-    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
-        """Writes COCO's `results.json` and `images.json`, and `NAME.jpg` of each image, to `predictions_SOURCE`."""
-        paths, found, names = PicturePaths(folder, source), [], []
-        for each in results:
-            target = paths(each.name)
-            each.plot().save(target.with_name(f"{target.name}.jpg"), quality=92)
-            found.append((paths.count, each.name, each.objects))
-            names = each.class_names
-        write_coco(paths.folder, found, names, range(1, len(names) + 1))
-        return paths.folder
+    def write_set(
+        cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> Path:
+        """Writes `results.json` and `images.json`.
+
+        The first is a list of objects in COCO's format, in pixels of the original images: `image_id`, `category_id`,
+        `bbox` (x, y, width, height), `score` and, with masks, `segmentation` (an RLE). The second says which image and
+        which class has which id; COCO's tools read it as annotations, and then the results.
+        """
+        ids = ids or range(1, len(class_names) + 1)
+        images = [
+            {"id": number, "file_name": name, "height": objects.size[0], "width": objects.size[1]}
+            for number, name, objects in rows
+        ]
+        categories = [{"id": number, "name": name} for number, name in zip(ids, class_names, strict=True)]
+        results = [one for number, _, objects in rows for one in objects.annotations(number, ids)]
+        content = {"results": results, "images": {"images": images, "annotations": [], "categories": categories}}
+        for name, value in content.items():
+            (path / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+        return path
 
 
 class DetectionTask(Task):
@@ -180,10 +200,8 @@ class DetectionTask(Task):
         return [DetectionResult(objects=found.above(threshold)) for found in predicted["objects"]]
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes, curves and pictures; in a folder for reports, detections as files."""
-        folder = self.report_folder
-        writers = [] if folder is None else [DetectionWriter(folder)]
-        return [*super().run_callbacks(), DetectionReport(folder), DetectionPictures(), *writers]
+        """Also a table of the classes, curves and pictures."""
+        return [*super().run_callbacks(), DetectionReport(self.report_folder), DetectionPictures()]
 
     def published(self) -> PublishedScores | None:
         """The published average precision on COCO."""

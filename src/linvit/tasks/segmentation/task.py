@@ -1,6 +1,6 @@
 """Semantic segmentation: one class per pixel."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from linvit.callbacks.common import class_names
-from linvit.callbacks.dense import PicturePaths, legend, overlay, palette
-from linvit.callbacks.segmentation import MaskWriter, SegmentationPictures, SegmentationReport, write_mask
+from linvit.callbacks.dense import legend, overlay, palette
+from linvit.callbacks.segmentation import SegmentationPictures, SegmentationReport, write_mask
 from linvit.errors import UserError, check_choice, check_number
 from linvit.heads.layers import resize
 from linvit.heads.segmentation.inference import bands, starts
@@ -57,24 +57,25 @@ class SegmentationResult(Result):
 
     def plot(self) -> Image.Image:
         """The image under the colours of the classes."""
-        return Image.fromarray(overlay(np.asarray(self.image), self.mask, palette(len(self.class_names))))
+        picture = self.image.resize(self.mask.shape[::-1])  # as large, but for what a network has seen of it
+        return Image.fromarray(overlay(np.asarray(picture), self.mask, self.palette))
 
     def save(self, path: str | Path) -> Path:
         """Writes the mask as `path`, whose ending is .png or, of a GeoTIFF, .tif; its values are the classes."""
-        return write_mask(Path(str(path).removesuffix(".png")), self.mask, palette(len(self.class_names)), self.name)
+        return write_mask(Path(str(path).removesuffix(".png")), self.mask, self.palette, self.name)
+
+    def write(self, target: Path, number: int) -> None:
+        """Writes `NAME.png`, of a GeoTIFF `NAME.tif` with its georeference, and `NAME_overlay.jpg`."""
+        super().write(target, number)
+        self.plot().save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)
 
     @classmethod
-    def save_all(cls, results: Iterable[Any], folder: Path, source: str | None = None) -> Path:
-        """Writes `NAME.png` and `NAME_overlay.jpg` of each image, and `legend.png`, to `predictions_SOURCE`."""
-        paths = PicturePaths(folder, source)
-        for each in results:
-            target = paths(each.name)
-            each.save(target.with_name(f"{target.name}.png"))
-            each.plot().save(target.with_name(f"{target.name}_overlay.jpg"), quality=92)
-            if paths.count == 1:
-                names = each.class_names
-                legend(palette(len(names)), names, 600).save(paths.folder / "legend.png")
-        return paths.folder
+    def write_set(
+        cls, rows: Sequence[Any], path: Path, class_names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> Path:
+        """Writes `legend.png`, with the names of the colours."""
+        legend(palette(len(class_names)), class_names, 600).save(path / "legend.png")
+        return path
 
 
 class SegmentationTask(Task):
@@ -202,10 +203,8 @@ class SegmentationTask(Task):
         return Description(words["prediction"], words.get("true mask", ""), masks)
 
     def run_callbacks(self) -> list[Callback]:
-        """Also a table of the classes, a confusion matrix and pictures; in a folder for reports, predicted masks."""
-        folder = self.report_folder
-        writers = [] if folder is None else [MaskWriter(folder)]
-        return [*super().run_callbacks(), SegmentationReport(folder), SegmentationPictures(), *writers]
+        """Also a table of the classes, a confusion matrix and pictures."""
+        return [*super().run_callbacks(), SegmentationReport(self.report_folder), SegmentationPictures()]
 
     def published(self) -> PublishedScores | None:
         """The published mean IoU on ADE20K, for evaluation at one scale."""

@@ -1,0 +1,97 @@
+"""Predictions as files: one way for the results of all tasks."""
+
+import hashlib
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from linvit.callbacks.common import class_names, gather, pixels
+from linvit.callbacks.dense import class_palette
+
+
+class PredictionWriter(Callback):
+    """Writes what a task's `image_results` write: `predictions_SOURCE.csv`, or files of each image in a folder.
+
+    Args:
+        path: Folder, in which each data source has a file or folder of its own, such as `predictions_digits.csv`; or
+            the CSV file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Discards the rows of an earlier prediction."""
+        source = getattr(trainer.datamodule, "predicted", None)  # type: ignore[attr-defined]
+        self._paths = PicturePaths(self.path, source, trainer.world_size == 1)
+        self._colours = class_palette(trainer, pl_module.hparams["num_classes"])
+        self._rows: dict[int, Any] = {}
+        self._kind: Any = None
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Writes the files of a batch, and keeps what the table of all images needs."""
+        outputs, batch, *_ = args
+        indices = batch["index"].tolist()
+        numbers, results = batch.get("image_id") or indices, pl_module.image_results(outputs)  # type: ignore[operator]
+        for index, number, name, image, result in zip(
+            indices, numbers, batch["id"], batch["image"], results, strict=True
+        ):
+            result.class_names, result.name, result.colours = class_names(pl_module), str(name), self._colours
+            result.read = partial(_shown, image, trainer)
+            self._rows[index] = result.write(self._paths(result.name, index), int(number))
+            self._kind = type(result)
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes what is of all images, in the order of the data set; padded duplicates count once."""
+        shares = gather((self._kind, self._rows), trainer)
+        rows = {index: row for _, share in shares for index, row in share.items()}
+        kind = next((kind for kind, _ in shares if kind is not None), None)
+        if kind is not None and trainer.is_global_zero:
+            ids = getattr(trainer.datamodule, "category_ids", None)  # type: ignore[attr-defined]
+            found = [rows[index] for index in sorted(rows)]
+            path = kind.write_set(found, self._paths.folder, class_names(pl_module), ids)
+            rank_zero_info(f"wrote {len(rows)} predictions to {path}")
+
+
+def _shown(image: Tensor, trainer: Trainer) -> Tensor:
+    return torch.from_numpy(pixels(image, trainer)).permute(2, 0, 1)
+
+
+class PicturePaths:
+    """Paths in a data source's own folder, `predictions_photos`. Images in folders below the source keep these.
+
+    Unless a process is `alone`, others write, too: files then also have the ending of an image below the source in
+    their names, and the number of any other.
+    """
+
+    def __init__(self, folder: Path, source: str | None, alone: bool = True) -> None:
+        self.folder = folder if folder.suffix else folder / name_of(source)
+        self.alone = alone
+        self._source = None if source is None else Path(source).absolute()  # as the paths of images are
+        self._names: dict[str, int] = {}
+
+    def __call__(self, name: str, index: int) -> Path:
+        """The path of an image's files without their endings; a number is added where it came before."""
+        inside = self._source is not None and Path(name).is_relative_to(self._source)
+        kept = Path(name).relative_to(self._source) if inside else Path(Path(name).name)  # type: ignore[arg-type]
+        stem = str(kept.with_suffix(""))
+        if not self.alone:
+            return self.folder / (str(kept) if inside else f"{stem}_{index}")
+        self._names[stem] = number = self._names.get(stem, 0) + 1
+        return self.folder / (stem if number == 1 else f"{stem}_{number}")
+
+
+def name_of(source: str | None) -> str:
+    """The name of the predictions of a data source; two sources of one name differ in a few digits at the end."""
+    if source is None:
+        return "predictions"
+    whole = str(Path(source).absolute()) if Path(source).exists() else source
+    name = re.sub(r"[^\w.-]+", "_", re.split(r"[/\\]", whole)[-1])
+    digits = "" if name == whole else f"_{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+    return f"predictions_{name}{digits}"
