@@ -10,14 +10,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name)]
 SAME = 1.0  # seconds; launchers and `timeout` pass a signal on that the process group has had already
-TELL_SECONDS = 1.0  # that another rank may take to listen
 WORKER_SECONDS = 30  # that a loader process lives on after SIGTERM
 END_WITH_STDIN = "LINVIT_END_WITH_STDIN"
 """Variable of a process that stops when its standard input ends: whatever ends its parent closes that pipe."""
@@ -48,7 +47,6 @@ class StopSignals:
         self.ended_by: signal.Signals | None = None
         self.requeue_exit_code = 128 + signal.SIGTERM  # under SLURM, of a run that not Ctrl-C has ended
         self.children: list[subprocess.Popen[Any]] = []  # which end with this process
-        self.tell: Callable[[int], None] | None = None  # tells other ranks with which exit code this one ends at once
         self._before: dict[int, Any] = {}
         self._descriptor = -1
         self._writer: socket.socket | None = None
@@ -61,7 +59,7 @@ class StopSignals:
         After a signal they are caught until the process ends, which it is about to do.
         """
         self.release()
-        self.received = self.ended_by = self.tell = None
+        self.received = self.ended_by = None
         self.deferred, self.children = False, []
         if threading.current_thread() is not threading.main_thread():
             yield  # where Python has no handlers
@@ -134,18 +132,11 @@ class StopSignals:
         if self.ended_by is not None:
             self.exit_now(self.exit_code(self.ended_by))
         elif not self.deferred:
-            self._end(by, f"ended by {name(by)}")
+            self.exit_now(self.exit_code(by), f"ended by {name(by)}")
         elif first:
             _say(f"{name(by)}: the run saves after the current step and ends; a second signal ends it at once")
         elif time.monotonic() - self._noticed > SAME:
-            self._end(by, f"ended at once by a second {name(by)}, without saving")
-
-    def _end(self, by: signal.Signals, message: str) -> None:
-        if self.tell is not None:
-            telling = threading.Thread(target=self.tell, args=(self.exit_code(by),), daemon=True)
-            telling.start()
-            telling.join(TELL_SECONDS)
-        self.exit_now(self.exit_code(by), message)
+            self.exit_now(self.exit_code(by), f"ended at once by a second {name(by)}, without saving")
 
 
 def name(by: signal.Signals) -> str:

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore
 
 from linvit import create_backbone
 from linvit.runs import ranks
@@ -62,78 +62,54 @@ def said(text):
     return line
 
 
-class TestOneVoice:
-    """What a rank says when it ends, by the store that it shares with the others."""
+@pytest.mark.parametrize(
+    ("rank", "error", "launcher_speaks", "said"),
+    [
+        (0, "oh", False, True),
+        (1, "oh", False, True),
+        (1, "oh", True, False),  # rank 0 has met the same mistake, and the launcher ends all
+        (0, "Connection closed by peer [127.0.0.1]:1234", False, True),
+        (0, "Connection closed by peer [127.0.0.1]:1234", True, False),
+    ],
+)
+def test_a_rank_says_why_it_ends_unless_its_launcher_ends_it_first(monkeypatch, rank, error, launcher_speaks, said):
+    found = ranks.Ranks(SimpleNamespace(global_rank=rank, world_size=1, callbacks=[]))
+    lines = []
+    found.say = lines.append
+    monkeypatch.setattr(ranks, "GRACE", 0.5)
+    monkeypatch.setattr(STOP, "received", None)
 
-    @pytest.fixture
-    def store(self, monkeypatch):
-        store = HashStore()
-        monkeypatch.setattr(ranks, "GRACE", 0.5)
-        return PrefixStore("linvit", store)
+    def sleep(seconds):
+        STOP.received = signal.SIGTERM if launcher_speaks else None
 
-    @staticmethod
-    def rank(store, rank, world=3):
-        """A rank, and what it says."""
-        found = ranks.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
-        found._connection = store
-        found.rank, found.world, lines = rank, world, []
-        found.say = lines.append
-        return found, lines
+    monkeypatch.setattr(ranks.time, "sleep", sleep)
+    found.explain(RuntimeError(error), "RuntimeError: why")
+    assert lines == [f"rank {rank} (host {os.uname().nodename}, pid {os.getpid()}): RuntimeError: why"] * said
 
-    @staticmethod
-    def lost():
-        """What gloo raises when another rank is gone."""
-        return RuntimeError("[/pytorch/third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
 
-    def test_the_one_that_fails_says_so(self, store):
-        store.set("where2", "host a, pid 7")
-        rank, lines = self.rank(store, 2)
-        rank.explain(ValueError("oh"), "ValueError: oh")
-        assert lines == ["rank 2 (host a, pid 7): ValueError: oh"]
-        other, silence = self.rank(store, 0)
-        other.explain(self.lost(), "RuntimeError: lost")
-        assert silence == []
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        (143, (143, "ended by a signal to rank 1 (host a, pid 7)")),
+        (-11, (1, "rank 1 (host a, pid 7) was killed by SIGSEGV")),
+        (-9, (1, "rank 1 (host a, pid 7) was killed by SIGKILL, perhaps out of memory")),
+        (2, (2, "")),  # which has said why it ended
+    ],
+)
+def test_how_a_child_has_ended_is_known(monkeypatch, code, ending):
+    found = ranks.Ranks(SimpleNamespace(global_rank=0, world_size=1, callbacks=[]))
+    said = [""]
+    found.say = said.append
+    monkeypatch.setattr(ranks.socket, "gethostname", lambda: "a")
+    monkeypatch.setattr(STOP, "children", [SimpleNamespace(poll=lambda: code, returncode=code, pid=7)])
 
-    def test_the_one_that_does_not_answer_was_killed(self, store):
-        store.set("where1", "host b, pid 8")
-        store.set("here2", "")
-        rank, lines = self.rank(store, 0)
-        rank.explain(self.lost(), "RuntimeError: lost")
-        assert lines == ["rank 1 (host b, pid 8) was killed, perhaps out of memory"]
+    def leave(code, message=""):
+        raise SystemExit(code, message or said[-1])
 
-    def test_how_a_child_was_killed_is_known(self, store, monkeypatch):
-        store.set("where1", "host b, pid 8")
-        monkeypatch.setattr(STOP, "children", [SimpleNamespace(poll=lambda: -11)])
-        rank, lines = self.rank(store, 0, world=2)
-        rank.explain(self.lost(), "RuntimeError: lost")
-        assert lines == ["rank 1 (host b, pid 8) was killed by SIGSEGV"]
-
-    def test_the_store_ends_with_rank_0(self):
-        def gone(*_):
-            raise torch.distributed.DistNetworkError("Broken pipe")
-
-        store = SimpleNamespace(set=gone, check=gone)
-        for number, expected in ((1, ["rank 0 was killed, perhaps out of memory"]), (2, [])):
-            rank, lines = self.rank(store, number)
-            rank.explain(self.lost(), "RuntimeError: lost")
-            assert lines == expected
-
-    def test_no_thread_is_in_the_store_when_the_interpreter_ends(self, store, monkeypatch):
-        """It would be killed in C++ code, which ends the process with SIGABRT."""
-        monkeypatch.setattr(ranks, "_connect", lambda trainer: store)
-        monkeypatch.setattr(STOP, "tell", None)
-        rank, _ = self.rank(store, 0, world=2)
-        rank.setup(SimpleNamespace(log_dir=None, global_rank=0), None, "validate")
-        assert rank._listener.is_alive()
-        rank.finish()
-        assert not rank._listener.is_alive()
-
-    def test_a_rank_that_a_signal_ended_was_not_killed(self, store, monkeypatch):
-        exits = []
-        monkeypatch.setattr(STOP, "exit_now", lambda *ending: exits.append(ending))
-        store.set("left1", "143")
-        self.rank(store, 0, world=2)[0].explain(self.lost(), "RuntimeError: lost")
-        assert exits == [(143, "ended by a signal to rank 1")]
+    monkeypatch.setattr(STOP, "exit_now", leave)
+    with pytest.raises(SystemExit) as left:
+        found._wait_for_children()
+    assert left.value.args == ending
 
 
 @pytest.mark.parametrize(("restarts", "machines", "met"), [("0", "1", False), ("1", "1", True), ("1", "2", False)])
@@ -176,9 +152,12 @@ class TestEnds:
         codes = run.wait()
         assert run.left() == []
         assert sorted(codes) == ([-9, 1] if launcher == "torchrun" else [-9 if victim == 0 else 1])
-        by = " by SIGKILL" if launcher == "lightning" and victim == 1 else ""
+        if launcher == "torchrun":  # which says it
+            assert "Traceback" not in run.text()
+            assert "linvit: error" not in run.text()
+            return
         name = f"rank {victim} (host {os.uname().nodename}, pid {pid})"
-        assert said(run.text()) == f"{name} was killed{by}, perhaps out of memory"
+        assert said(run.text()) == f"{name} was killed{' by SIGKILL' * victim}, perhaps out of memory"
 
     @pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
     @pytest.mark.parametrize("rank", [0, 1])

@@ -1,4 +1,8 @@
-"""The processes of a run: each notices when another has ended, and one of them says which and why."""
+"""The processes of a run: all end when one has ended, and it, or the process that has started it, says why.
+
+Launchers do most of it: torchrun and `srun --kill-on-bad-exit` end all ranks when one has failed. Lightning's own is
+the first rank, which watches those that it has started here, and they watch it.
+"""
 
 import os
 import signal
@@ -6,15 +10,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import subprocess_script
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, and not in its __all__
 
 from linvit.runs.folder import how_to_resume
 from linvit.signals import STOP
@@ -25,20 +28,12 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 
 class Ranks(Callback):
-    """Ends all ranks of a run when one has ended, and finds out which it was.
-
-    torch's own errors name no rank, and every rank prints its own. Here a rank that fails says so in a store that
-    all share, and the others answer from a thread, even while they wait. Those
-    that do not answer have been killed.
-    """
+    """Ends all ranks of a run on this machine when one has ended, and says which it was."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.rank, self.world = trainer.global_rank, trainer.world_size
         self.run: Path | None = None
         self._over = threading.Event()  # from now on none is to be ended by another
-        self._listener: threading.Thread | None = None
-        self._where_rank_0 = ""
-        self._connection: Store | None = None
         trainer.callbacks.insert(0, self)  # type: ignore[attr-defined]
         if self.world == 1:
             return
@@ -46,133 +41,69 @@ class Ranks(Callback):
         # Lightning's own thread would kill them all, this process included, without a word
         subprocess_script._launch_process_observer = self._watch_children  # type: ignore
         own = str(os.getppid() if torch.distributed.is_torchelastic_launched() else os.getpid())
-        launcher = int(os.environ.setdefault(LAUNCHER, own))
-        if launcher != os.getpid():
-            self._in_thread(self._watch_launcher, launcher)
+        self._launcher = int(os.environ.setdefault(LAUNCHER, own))
+        if self._launcher != os.getpid():
+            _in_thread(self._watch_launcher)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Says where this rank is, and listens from now on."""
+        """Notes which rank this is, and its folder."""
         folder = trainer.log_dir  # which asks rank 0, and that may be gone later
         self.run = Path(folder) if folder is not None and stage == "fit" else None
         self.rank = trainer.global_rank
-        if self.world > 1:
-            self._connection = store = _connect(trainer)
-            store.set(f"where{self.rank}", f"host {socket.gethostname()}, pid {os.getpid()}")
-            self._where_rank_0 = store.get("where0").decode()  # the store may end with it
-            STOP.tell = lambda code: store.set(f"left{self.rank}", str(code))
-            self._listener = self._in_thread(self._answer, store)
 
     def finish(self) -> None:
-        """Is called when all ranks have come to an end in good order.
-
-        A thread that is in the C++ code of the store when the interpreter ends is killed there, which ends the process
-        with SIGABRT ("terminate called without an active exception"). So it is waited for.
-        """
+        """Is called when all ranks have come to an end in good order."""
         self._over.set()
-        if self._listener is not None:
-            self._listener.join(GRACE)
 
     def explain(self, error: Exception, own: str) -> None:
-        """Says why this rank ends, unless another rank does; `own` is what it has to say of itself."""
-        text = f"{self._name(self.rank)}: {own}"
-        try:
-            if (store := self._connection) is not None:  # else the ranks have not found one another yet
-                store.set("failed", "")
-                if lost_contact(error) and (missing := self._missing(store)):
-                    for rank in missing:
-                        if store.check([f"left{rank}"]):  # a signal ended it before it trained, or a second one
-                            STOP.exit_now(int(store.get(f"left{rank}")), f"ended by a signal to {self._name(rank)}")
-                    text = self._ended(missing)
-                if store.add("spoken", 1) > 1:
-                    return
-        except RuntimeError:  # the store has ended with rank 0
-            if self.rank != 1:
-                return
-            text = self._ended([0])
-        self.say(text)
+        """Says why this rank ends, unless its launcher ends it first, since another has said so."""
+        lost = lost_contact(error)
+        seconds = GRACE if lost else GRACE / 4 * (self.rank > 0)  # of a mistake that all have met rank 0 speaks
+        before, deadline = None if lost else STOP.received, time.monotonic() + seconds
+        while STOP.received is before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if STOP.received is before:
+            self.say(f"{self._name(self.rank, os.getpid())}: {own}")
 
     def say(self, text: str) -> None:
         """Prints why the run has ended, and how to resume it."""
         way = "" if self.run is None else f"{how_to_resume(self.run)}\n"
         os.write(2, f"\nlinvit: error: {text}\n{way}".encode())
 
-    def _missing(self, store: Store) -> list[int]:
-        """The ranks that do not answer; none if another rank has said why the run ends."""
-        deadline, missing = time.monotonic() + GRACE / 2, set(range(self.world)) - {self.rank}
-        while missing and time.monotonic() < deadline:
-            if store.add("spoken", 0):
-                return []
-            time.sleep(0.1)
-            missing = {rank for rank in missing if not store.check([f"here{rank}"])}
-        return sorted(missing)
-
-    def _answer(self, store: Store) -> None:
-        """Answers when a rank has failed, and ends this rank if it does not end by itself."""
-        try:
-            while not store.check(["failed"]):
-                if self._over.wait(1):
-                    return
-            store.set(f"here{self.rank}", "")
-        except RuntimeError:
-            pass  # rank 0 has ended
-        self._end_soon()
-
     def _watch_children(self, processes: list[subprocess.Popen[bytes]]) -> None:
         STOP.children = processes
-        self._in_thread(self._wait_for_children)
+        _in_thread(self._wait_for_children)
 
     def _wait_for_children(self) -> None:
         while not (failed := [process for process in STOP.children if process.poll()]):
             time.sleep(0.5)
         code, rank = failed[0].returncode, STOP.children.index(failed[0]) + 1
-        if STOP.is_exit_code(code) and not self._over.is_set():
-            STOP.exit_now(code, f"ended by a signal to {self._name(rank)}")
-        self._end_soon(self._ended([rank]) if code < 0 else "")  # one that was not killed has said why it ended
+        name = self._name(rank, failed[0].pid)
+        if self._over.is_set():
+            return
+        if STOP.is_exit_code(code):
+            STOP.exit_now(code, f"ended by a signal to {name}")
+        if code < 0:  # one that was not killed has said why it ended
+            memory = ", perhaps out of memory" * (code == -signal.SIGKILL)
+            self.say(f"{name} was killed by {signal.Signals(-code).name}{memory}")
+        STOP.exit_now(max(code, 1))
 
-    def _watch_launcher(self, launcher: int) -> None:
+    def _watch_launcher(self) -> None:
         """Ends this rank when the process that has started it is gone."""
-        while os.getppid() == launcher:
+        while os.getppid() == self._launcher:
             time.sleep(1)
-        self._end_soon()
-
-    def _end_soon(self, why: str = "") -> None:
-        """Ends this rank if it does not end by itself."""
-        if not self._over.wait(GRACE):
-            if why:
-                self.say(why)
+        if not self._over.wait(GRACE / 4):
+            if self.rank == 1 and not torch.distributed.is_torchelastic_launched():
+                self.say(f"{self._name(0, self._launcher)} was killed, perhaps out of memory")
             STOP.exit_now(1)
 
-    def _ended(self, ranks: Sequence[int]) -> str:
-        """How other ranks have ended, as far as that is known."""
-        return "; ".join(f"{self._name(rank)} was killed{self._by(rank)}" for rank in ranks)
-
-    def _by(self, rank: int) -> str:
-        child = STOP.children[rank - 1] if 1 <= rank <= len(STOP.children) else None
-        code = None if child is None else child.poll()
-        by = f" by {signal.Signals(-code).name}" if code and code < 0 else ""
-        return by + (", perhaps out of memory" if by in ("", " by SIGKILL") else "")
-
-    def _name(self, rank: int) -> str:
-        where, store, key = self._where_rank_0 if rank == 0 else "", self._connection, f"where{rank}"
-        with suppress(RuntimeError):  # the store has ended
-            if store is not None and store.check([key]):
-                where = store.get(key).decode()
-        return f"rank {rank} ({where})" if where else f"rank {rank}"
-
     @staticmethod
-    def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=function, args=arguments, daemon=True)
-        thread.start()
-        return thread
+    def _name(rank: int, process: int) -> str:
+        return f"rank {rank} (host {socket.gethostname()}, pid {process})"
 
 
-def _connect(trainer: Trainer) -> Store:
-    """A store that all ranks share, apart from torch's own, which a thread that waits in it keeps from others."""
-    host, own = os.environ["MASTER_ADDR"], None
-    if trainer.is_global_zero:
-        own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    port = trainer.strategy.broadcast(0 if own is None else own.port)
-    return TCPStore(host, port, is_master=False) if own is None else own
+def _in_thread(function: Callable[..., Any]) -> None:
+    threading.Thread(target=function, daemon=True).start()
 
 
 def meet_after_a_restart() -> None:

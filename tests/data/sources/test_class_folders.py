@@ -44,20 +44,3 @@ def test_different_depths_in_a_split(tmp_path):
         f"the val images of 'here' have no classes: they lie at different depths, such as in '{tmp_path}/val' and in "
         f"'{tmp_path}/val/ant'"
     )
-
-
-def test_folders_and_links_of_no_class_are_named(tmp_path):
-    links = ["train/dog", "train/ant/notes", "train/ant/1.jpg"]
-    names, _, doubts = found(tmp_path, SPLITS, ["train/cow", "train/ant/cache", "val/bee"], links)
-    assert names == ["ant", "bee"]
-    assert doubts == [
-        f"no images lie in '{tmp_path}/train/cow': fill or remove these folders",
-        f"links lead nowhere: '{tmp_path}/train/dog': repair or remove them",
-        f"no images lie in '{tmp_path}/val/bee': fill or remove these folders",
-    ]
-
-
-def test_a_split_of_empty_folders_is_named(tmp_path):
-    (doubt,) = found(tmp_path, SPLITS[:2], [f"val/{number}" for number in range(7)]).warnings
-    assert doubt.count("/val/") == 5
-    assert "and 2 more: fill" in doubt

@@ -6,7 +6,6 @@ order of images and their classes are the same; images are files of the formats 
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +15,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 
 from linvit.data.transforms.decode import FORMATS
-from linvit.errors import UserError, quote_first
+from linvit.errors import UserError
 
 Image.init()
 EXTENSIONS = tuple(ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS)
 TEXT = (".json", ".jsonl", ".csv", ".txt", ".md")
-THREADS = 16  # folders that are read at once: on a network file system one waits for answers
 
 
 class Listing(NamedTuple):
-    """What lies directly in one folder, by names; `broken` are links that lead nowhere."""
+    """What lies directly in one folder, by names: images, and files that nobody reads."""
 
     images: list[str]
     ignored: list[str]
-    folders: list[str]
-    broken: list[str]
 
 
 class FoundClasses(NamedTuple):
@@ -43,19 +39,18 @@ class FoundClasses(NamedTuple):
 
 def image_folder(path: Path, splits: Mapping[str, Path]) -> dict[str, datasets.Dataset]:
     """The images below the folder of each split as tables, with their classes if they have such (`find_classes`)."""
-    listings = {name: walk(folder) for name, folder in splits.items()}
-    files = {name: paths for name, tree in listings.items() if (paths := _images(tree))}
+    trees = {name: walk(folder) for name, folder in splits.items()}
+    files = {name: paths for name, tree in trees.items() if (paths := _images(tree))}
     if not files:
         raise UserError(
             f"there are no images in '{path}'; expected one folder of images per class, under train/ and val/, or "
             f"images with masks in train/images and train/masks, val/images and val/masks"
         )
-    classes = find_classes(listings, str(path))
+    classes = find_classes(trees, str(path))
     for warning in classes.warnings:
         rank_zero_warn(warning)
+    kind, tables = datasets.ClassLabel(names=classes.names), {}
     number = {name: index for index, name in enumerate(classes.names)}
-    kind = datasets.ClassLabel(names=classes.names)
-    tables = {}
     for name, paths in files.items():
         own = [number[file.rsplit("/", 2)[1]] for file in paths] if name in classes.splits else None
         tables[name] = path_table({"image": paths}, {} if own is None else {"label": (kind, pa.array(own, pa.int64()))})
@@ -78,22 +73,10 @@ def find_classes(trees: Mapping[str, Mapping[str, Listing]], source: str) -> Fou
                 f"the {split} images of '{source}' have no classes: they lie at different depths, such as in "
                 f"'{filled[min(filled)]}' and in '{filled[max(filled)]}'"
             )
-        depth = max(filled, default=1)
-        if depth == 0 or len(filled) > 1:
-            continue
-        level = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth}
-        full = {folder.rpartition("/")[2] for folder, listing in level.items() if listing.images}
-        names |= full
-        splits |= {split} if full else set()
-        empty = sorted(folder for folder, listing in level.items() if not listing.images)
-        if empty:
-            warnings.append(f"no images lie in {quote_first(empty)}: fill or remove these folders")
-        above = {folder: listing for folder, listing in tree.items() if folder.count("/") - top == depth - 1}
-        broken = sorted(f"{folder}/{name}" for folder, listing in above.items() for name in listing.broken)
-        if broken:
-            warnings.append(f"links lead nowhere: {quote_first(broken)}: repair or remove them")
-    labelled = len(names) > 1
-    return FoundClasses(sorted(names) if labelled else [], splits if labelled else set(), warnings)
+        elif filled and 0 not in filled:
+            names |= {folder.rpartition("/")[2] for folder, listing in tree.items() if listing.images}
+            splits.add(split)
+    return FoundClasses(sorted(names), splits, warnings) if len(names) > 1 else FoundClasses([], set(), warnings)
 
 
 def files_below(folder: Path) -> list[str]:
@@ -126,43 +109,27 @@ def path_table(
 
 def walk(folder: Path) -> dict[str, Listing]:
     """Every folder below one, itself included, that is neither hidden nor special; links are followed."""
-    tree: dict[str, Listing] = {}
-    level = [str(folder.absolute())]
-    with ThreadPoolExecutor(THREADS) as pool:
-        while level:
-            tree |= zip(level, pool.map(_list, level), strict=True)
-            level = [f"{folder}/{name}" for folder in level for name in tree[folder].folders]
-    return tree
 
-
-def _list(folder: str) -> Listing:
-    found = Listing([], [], [], [])
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name, lower = entry.name, entry.name.lower()
-                if name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if not name.startswith("__") and not (entry.is_symlink() and _leads_up(entry.path)):
-                        found.folders.append(name)
-                elif lower.endswith(EXTENSIONS):
-                    found.images.append(name)
-                elif entry.is_symlink() and not os.path.exists(entry.path):
-                    found.broken.append(name)
-                elif not lower.endswith(TEXT):
-                    found.ignored.append(name)
-    except OSError as error:
+    def refuse(error: OSError) -> None:
         raise UserError(
-            f"cannot read the folder '{folder}': {error.strerror}. Its images would be missing without a word; "
+            f"cannot read the folder '{error.filename}': {error.strerror}. Its images would be missing without a word; "
             f"make it readable (chmod -R a+rX), or move it away"
         ) from error
-    return found
+
+    tree = {}
+    for path, folders, files in os.walk(folder.absolute(), onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and not _leads_up(f"{path}/{name}")]
+        shown = [name for name in files if not name.startswith(".")]
+        images = [name for name in shown if name.lower().endswith(EXTENSIONS)]
+        tree[path] = Listing(images, [name for name in shown if not name.lower().endswith((*EXTENSIONS, *TEXT))])
+    return tree
 
 
 def _leads_up(link: str) -> bool:
     """Whether a link leads to a folder that it lies in: following it would never end."""
-    return f"{os.path.realpath(os.path.dirname(link))}/".startswith(f"{os.path.realpath(link)}/")
+    return os.path.islink(link) and f"{os.path.realpath(os.path.dirname(link))}/".startswith(
+        f"{os.path.realpath(link)}/"
+    )
 
 
 def _images(tree: Mapping[str, Listing]) -> list[str]:
