@@ -368,7 +368,7 @@ class ImageData(LightningDataModule):
 
     def _in_order(self, samples: Images | Stream) -> DataLoader[Any]:
         if self.trainer is not None and isinstance(self.trainer.strategy, FSDPStrategy):
-            counts = samples.shards.counts if isinstance(samples, Stream) else [len(samples)]
-            check_equal_batches(None if counts is None else sum(counts), self.trainer.world_size, self.batch_size)
+            total = None if isinstance(samples, Stream) else len(samples)
+            check_equal_batches(total, self.trainer.world_size, self.batch_size)
         sampler = None if isinstance(samples, Stream) else EvalSampler(len(samples), *self._rank_and_world)
         return make_loader(samples, self.batch_size, self.num_workers, self.collate, sampler)

@@ -18,7 +18,7 @@ from linvit.data.sources.bad_images import BadImages
 from linvit.data.sources.images import SampleReader, Target, collate
 from linvit.data.sources.labels import check_label
 from linvit.data.sources.read import ImageReader
-from linvit.data.sources.stream import Part, Shards, Stream, assign, load_streams, worker_batches
+from linvit.data.sources.stream import Shards, Stream, load_streams, worker_batches
 from tests.data.images import image_folder, picture, png
 
 FEATURES = Features({"image": datasets.Image(), "label": ClassLabel(names=["ant", "bee", "cow"])})
@@ -57,7 +57,12 @@ def shards(tmp_path_factory):
 
 def untold(shards):
     """The same without knowledge of the number of rows, as of tar or JSON files."""
-    return Shards(shards.rows, None, None)
+    return Shards(shards.rows, None)
+
+
+def row_of(number):
+    """The row in the whole set of the number of a sample, which has its shard, too."""
+    return sum(UNEVEN[: number >> 32]) + (number & 0xFFFFFFFF)
 
 
 def plain(sample, seed):
@@ -84,41 +89,26 @@ def flat(lists):
     return [row for part in lists for row in part]
 
 
-LAYOUTS = [(1, 0), (1, 2), (2, 1), (3, 2)]
-
-
-@pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 1), (2, 2), (3, 2), (13, 2)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-class TestRowsAreKnown:
-    """Parquet and arrow files tell their rows, so that these can be dealt out exactly."""
+class TestShares:
+    """Whole shards, or every n-th row where they are fewer than processes."""
 
     def test_evaluation_sees_every_row_once(self, shards, kind, world, workers):
-        ranks = [batches(shards[kind], rank, world, workers) for rank in range(world)]
-        assert sorted(flat(flat(ranks))) == list(range(26))
-        assert max(len(flat(rank)) for rank in ranks) - min(len(flat(rank)) for rank in ranks) <= 1
-        for rank in ranks:
-            assert all(len(batch) == 2 for batch in sorted(rank, key=len)[1:])  # one incomplete batch, no more
+        seen = flat(flat(batches(shards[kind], rank, world, workers) for rank in range(world)))
+        assert sorted(map(row_of, seen)) == list(range(26))
 
-    def test_training_has_equal_steps_no_overlap_and_leaves_out_less_than_a_batch_per_rank(
-        self, shards, kind, world, workers
-    ):
-        ranks = [batches(shards[kind], rank, world, workers, seed=1, buffer=4) for rank in range(world)]
-        steps = 26 // (world * 2)
-        assert [[len(batch) for batch in rank] for rank in ranks] == [[2] * steps] * world
-        seen = flat(flat(ranks))
-        assert len(set(seen)) == len(seen) == steps * world * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_union_over_ranks_and_processes_is_the_set_if_it_can_be_shared(shards, kind):
-    ranks = [batches(shards[kind], rank, 13, 2, seed=1, buffer=4, batch_size=1) for rank in range(13)]
-    assert sorted(flat(flat(ranks))) == list(range(26))
+    def test_training_has_equal_steps_and_no_row_on_two_ranks(self, shards, kind, world, workers):
+        ranks = [batches(shards[kind], r, world, workers, seed=1, buffer=4, batch_size=1) for r in range(world)]
+        assert [[len(batch) for batch in rank] for rank in ranks] == [[1] * (26 // world)] * world
+        parts = [set(flat(rank)) for rank in ranks]
+        assert sum(map(len, parts)) == len(set.union(*parts))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_what_it_says(shards, kind):
     for sample in stream(shards[kind]):
-        number = sample["index"]
+        number = row_of(sample["index"])
         assert sample["label"] == number % 3
         assert sample["id"] == f"{number}.png"
         expected = torch.from_numpy(np.array(picture(number))).permute(2, 0, 1)
@@ -162,50 +152,24 @@ class TestOrder:
         assert 0 < carried(3) < carried(26)
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_the_augmentation_of_a_row_is_that_of_the_map_style_path_whoever_reads_it(self, shards, workers):
+    def test_the_augmentation_of_a_row_is_the_same_whoever_reads_it(self, shards, workers):
         samples = stream(shards["arrow"], 1, 2, workers, seed=7)
         samples.set_epoch(4)
-        expected = sample_seeds(np.arange(26), 7, 4)
-        found = {
-            row: seed
+        found = [
+            (row, seed)
             for batch in make_loader(samples, samples.topology.batch_size, workers, collate)
             for row, seed in zip(batch["index"].tolist(), batch["seed"].tolist(), strict=True)
-        }
+        ]
         assert len(found) == 12
-        assert all(expected[row] == seed for row, seed in found.items())
+        assert [seed for _, seed in found] == sample_seeds(np.array([row for row, _ in found]), 7, 4).tolist()
 
 
 class TestRowsAreUnknown:
-    """Whole shards are dealt out."""
-
-    @pytest.mark.parametrize(("world", "workers"), LAYOUTS, ids=str)
-    def test_evaluation_sees_every_row_once(self, shards, world, workers):
-        hidden = untold(shards["arrow"])
-        seen = [
-            number & 0xFFFF | number >> 32 << 16
-            for r in range(world)
-            for number in flat(batches(hidden, r, world, workers))
-        ]
-        firsts = {shard << 16: count for shard, count in enumerate(UNEVEN)}
-        assert sorted(seen) == sorted(first + row for first, count in firsts.items() for row in range(count))
-
-    @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2), (5, 1)], ids=str)
-    def test_training_has_equal_steps_whatever_the_shards_hold(self, shards, world, workers):
-        hidden = untold(shards["arrow"])
-        ranks = [batches(hidden, rank, world, workers, seed=1, total=26) for rank in range(world)]
-        assert [[len(batch) for batch in rank] for rank in ranks] == [[2] * (26 // (world * 2))] * world
-        parts = [set(flat(rank)) for rank in ranks]
-        assert sum(map(len, parts)) == len(set.union(*parts))  # none on two ranks
+    """Tar and JSON files."""
 
     def test_the_number_of_rows_must_be_told(self, shards):
         with pytest.raises(linvit.UserError, match=r"set --data\.streaming_rows"):
             stream(untold(shards["arrow"]), seed=1)
-
-    @pytest.mark.parametrize(("world", "workers"), [(1, 6), (2, 3), (6, 0)])
-    def test_too_few_shards_are_an_error_at_the_start(self, shards, world, workers):
-        said = f"has 5 shards to stream, too few for {world} devices x {max(workers, 1)} loader processes; lower"
-        with pytest.raises(linvit.UserError, match=said):
-            stream(untold(shards["arrow"]), 0, world, workers, seed=1, total=26)
 
     def test_tar_files(self, tmp_path):
         for shard in range(2):
@@ -216,7 +180,7 @@ class TestRowsAreUnknown:
                         member.size = len(data)
                         tar.addfile(member, io.BytesIO(data))
         shards = load_streams(str(tmp_path))["train"]
-        assert (shards.counts, shards.rows.num_shards) == (None, 2)
+        assert (shards.total, shards.rows.num_shards) == (None, 2)
         samples = [sample for rank in range(2) for sample in stream(shards, rank, 2, image="png", label="cls")]
         assert sorted(sample["label"] for sample in samples) == [0, 0, 1, 1, 2, 2]
         assert len({sample["image"].numpy().tobytes() for sample in samples}) == 6
@@ -239,10 +203,10 @@ class TestBadRows:
     def test_batches_stay_full(self, broken, workers):
         found = batches(broken, workers=workers, seed=1, batch_size=3)
         assert [len(batch) for batch in found] == [3] * 4
-        assert not {3, 7} & set(flat(found))
+        assert not {3, 2**32 + 3} & set(flat(found))
 
     def test_evaluation_raises(self, broken):
-        with pytest.raises(linvit.UserError, match=r"image row 3 \(3\.png\) cannot be decoded"):
+        with pytest.raises(linvit.UserError, match=r"image row 3 of shard 0 \(3\.png\) cannot be decoded"):
             batches(broken)
 
     def test_rows_without_an_image_are_skipped(self, tmp_path):
@@ -250,7 +214,9 @@ class TestBadRows:
         Dataset.from_dict({"image": images, "label": [0] * 12}, features=FEATURES).to_parquet(tmp_path / "x.parquet")
         shards = load_streams(str(tmp_path))["train"]
         assert not {0, 3, 6, 9} & set(flat(batches(shards, seed=1, batch_size=3)))
-        with pytest.raises(linvit.UserError, match=r"row 0 \(stored in the table\) cannot be decoded: no image"):
+        with pytest.raises(
+            linvit.UserError, match=r"row 0 of shard 0 \(stored in the table\) cannot be decoded: no image"
+        ):
             batches(shards)
 
     def test_nothing_but_bad_rows_does_not_go_on_for_ever(self, tmp_path):
@@ -262,7 +228,8 @@ class TestBadRows:
 
 def test_a_label_outside_the_classes_is_named(shards):
     with pytest.raises(
-        linvit.UserError, match=r"the label of 'row 2 \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1"
+        linvit.UserError,
+        match=r"the label of 'row 2 of shard 0 \(2\.png\)' in 's' is 2, but there are 2 classes: 0 to 1",
     ):
         list(stream(shards["parquet"], num_classes=2))
 
@@ -270,8 +237,8 @@ def test_a_label_outside_the_classes_is_named(shards):
 def test_row_groups_count_as_shards_while_files_are_few(tmp_path):
     rows(0, 20).to_parquet(tmp_path / "train.parquet", batch_size=6)
     found = load_streams(str(tmp_path))["train"]
-    assert (found.counts, found.rows.num_shards, found.total) == ([6, 6, 6, 2], 4, 20)
-    assert flat(batches(found)) == list(range(20))
+    assert (found.rows.num_shards, found.total) == (4, 20)
+    assert [number >> 32 for number in flat(batches(found))] == [0] * 6 + [1] * 6 + [2] * 6 + [3] * 2
 
 
 def test_digits_can_be_streamed():
@@ -303,11 +270,6 @@ def test_a_name_that_the_hub_cannot_know():
 def test_images_in_folders_are_not_streamed(tmp_path):
     with pytest.raises(linvit.UserError, match=r"leave out --data\.streaming"):
         load_streams(str(image_folder(tmp_path / "data", ["train"])))
-
-
-def test_parts_cover_a_range_in_the_order_of_the_shards():
-    shards = Shards(None, [3, 5, 2], 10)
-    assert assign(shards, np.array([2, 0, 1]), 1, 7) == [Part(2, 1, 2, 9), Part(0, 0, 3, 0), Part(1, 0, 2, 3)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

@@ -179,7 +179,7 @@ def check_equal_batches(length: int | None, world_size: int, batch_size: int) ->
         return
     way = "use --trainer.strategy=ddp, or another number of --trainer.devices"
     if length is None:
-        raise UserError(f"FSDP needs to know how many samples it evaluates, which these files do not say; {way}")
+        raise UserError(f"FSDP needs to know how many samples each rank evaluates, which a stream does not say; {way}")
     low, high = length // world_size, -(-length // world_size)
     if -(-low // batch_size) != -(-high // batch_size):
         raise UserError(

@@ -1,7 +1,6 @@
 """A stream of samples, split over ranks and loader processes.
 
-Where files contain their number of rows (parquet, arrow), an epoch is shared out in whole batches: each
-process reads a range of its own, and together they are the epoch. Of others (tar, JSON) whole shards are shared out.
+Each process reads whole shards; where these are fewer than processes, each process reads every n-th row of all.
 
 Training: every rank does floor(total / (ranks x batch)) batches. A process whose rows run out early, because images
 are skipped or shards are short, begins them again. The n-th sample of a loader process has the n-th row of its share,
@@ -31,27 +30,17 @@ from linvit.data.sources.splits import find_source, named, readable_source
 from linvit.errors import UserError
 
 FEW = 128  # files; of fewer, each row group counts as a shard of its own, which shuffles better
-ROWS = 2**32  # more than a shard has: numbers its rows where nobody knows how many the shards before it have
+ROWS = 2**32  # more than a shard has: numbers its rows
 READ = 64  # rows that are taken from the stream at once
 DRAWN = 1024  # random numbers that are drawn at once
 T = TypeVar("T")
 
 
 class Shards(NamedTuple):
-    """One split of a stream: the rows of each part and of all; None where nothing says it."""
+    """One split of a stream, and the number of its rows; None where nothing says it."""
 
     rows: datasets.IterableDataset
-    counts: list[int] | None
     total: int | None
-
-
-class Part(NamedTuple):
-    """Rows `start` to `stop` of a shard; None is its end. Its first row has the number `first` in the whole split."""
-
-    shard: int
-    start: int
-    stop: int | None
-    first: int
 
 
 def load_streams(source: str) -> dict[str, Shards]:
@@ -68,49 +57,24 @@ def load_streams(source: str) -> dict[str, Shards]:
         return {name: _counted(rows, builder) for name, rows in streams.items()}
 
 
-def assign(shards: Shards, order: np.ndarray, start: int, stop: int) -> list[Part]:
-    """The parts that hold rows `start` to `stop` of the split when its shards come in the given order."""
-    assert shards.counts is not None
-    firsts = np.cumsum([0, *shards.counts])
-    parts, position = [], 0
-    for shard in order.tolist():
-        count = shards.counts[shard]
-        low, high = max(start - position, 0), min(stop - position, count)
-        if low < high:
-            parts.append(Part(shard, low, high, int(firsts[shard]) + low))
-        position += count
-    return parts
-
-
 def _counted(rows: datasets.IterableDataset, builder: datasets.DatasetBuilder) -> Shards:
     """Adds what the files say about their length: parquet and arrow files do, from their ends or headers."""
     files = [str(file) for file in (builder.config.data_files or {}).get(rows.split, [])]
-    if files and all(file.endswith(".parquet") for file in files):
-        with ThreadPoolExecutor(16) as pool:
-            groups = list(pool.map(_parquet_counts, files))
-        finer = rows.reshard() if len(files) < FEW else rows
-        for stream, counts in (
-            (finer, [count for file in groups for count in file]),
-            (rows, [sum(file) for file in groups]),
-        ):
-            if stream.num_shards == len(counts):
-                return Shards(stream, counts, sum(counts))
-    if files and all(file.endswith(".arrow") for file in files) and rows.num_shards == len(files):
-        counts = [_arrow_count(file) for file in files]
-        return Shards(rows, counts, sum(counts))
+    for ending, counted in ((".parquet", _parquet_count), (".arrow", _arrow_count)):
+        if files and all(file.endswith(ending) for file in files):
+            with ThreadPoolExecutor(16) as pool:
+                total = sum(pool.map(counted, files))
+            return Shards(rows.reshard() if ending == ".parquet" and len(files) < FEW else rows, total)
     info = (builder.info.splits or {}).get(rows.split)
-    return Shards(rows, None, info.num_examples if info is not None and info.num_examples else None)
+    return Shards(rows, info.num_examples if info is not None and info.num_examples else None)
 
 
-def _parquet_counts(file: str) -> list[int]:
-    """Rows of each row group; of a file on the hub only its end is read."""
-    with fsspec.open(file, "rb") as stream:
-        metadata = pyarrow.parquet.read_metadata(stream)
-    return [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+def _parquet_count(file: str) -> int:
+    with fsspec.open(file, "rb") as stream:  # of a file on the hub only its end is read
+        return int(pyarrow.parquet.read_metadata(stream).num_rows)
 
 
 def _arrow_count(file: str) -> int:
-    """Rows of an arrow file of either kind; nothing but its headers is read."""
     with pyarrow.memory_map(file) as stream:
         try:
             return sum(batch.num_rows for batch in pyarrow.ipc.open_stream(stream))
@@ -130,7 +94,7 @@ class Stream(TrainOrder, IterableDataset[Sample]):
     """Samples of one split as they are streamed; without a seed those of evaluation, in order, every row once.
 
     The order is a function of (seed, epoch, ranks, loader processes); the augmentation of a sample of (seed, epoch,
-    row), as without streaming.
+    row).
     """
 
     def __init__(
@@ -148,7 +112,6 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         total: int | None = None,
     ) -> None:
         self.topology = WorkerTopology(world_size, max(num_workers, 1), batch_size)
-        check_consumers(shards, world_size, self.topology.workers, seed is not None, source)
         self.shards = shards
         self.rows = reader.columns_of(shards.rows)
         self.buffer = buffer
@@ -167,16 +130,11 @@ class Stream(TrainOrder, IterableDataset[Sample]):
             self.total = total or shards.total or 0
             bad.start(self.total)
             self.length = self.topology.epoch_samples(self.total) // world_size
-            self.begin = rank * self.length
-        elif shards.counts is not None:
-            rows = sum(shards.counts)
-            self.begin = rank * rows // world_size
-            self.length = (rank + 1) * rows // world_size - self.begin
 
     def __len__(self) -> int:
-        """Samples of this rank in an epoch."""
+        """Samples of this rank in an epoch of training."""
         if self.length is None:
-            raise TypeError("the files do not say how many rows they have")
+            raise TypeError("how many rows of a stream a rank evaluates is not known")
         return self.length
 
     def set_epoch(self, epoch: int) -> None:
@@ -195,24 +153,17 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         process = 0 if info is None else info.id
         yield from self._in_order(process) if self.seed is None else self._training(process)
 
-    def _share(self, worker: int, order: np.ndarray) -> tuple[list[Part], int]:
-        """What a loader process reads of the shards in an order, and how many samples of an epoch are its own."""
-        ranks, workers, size = self.topology
-        if self.shards.counts is None:
-            chosen = order[self.rank * workers + worker :: ranks * workers]
-            parts = [Part(shard, 0, None, shard * ROWS) for shard in chosen.tolist()]
-            if self.seed is None:
-                return parts, 0
-        first, last = (size * batch for batch in worker_batches(-(-len(self) // size), worker, workers))
-        first, last = min(first, len(self)), min(last, len(self))
-        if self.shards.counts is not None:
-            parts = assign(self.shards, order, self.begin + first, self.begin + last)
-        return parts, last - first
+    def _rows(self, worker: int, order: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields the share of a loader process of the shards in an order, undecoded: numbers, and cells by column."""
+        ranks, workers, _ = self.topology
+        own, all_of_them = self.rank * workers + worker, ranks * workers
+        whole = len(order) >= all_of_them
+        rows = (row for shard in (order[own::all_of_them] if whole else order).tolist() for row in self._read(shard))
+        return rows if whole else islice(rows, own, None, all_of_them)
 
     def _in_order(self, worker: int) -> Iterator[Sample]:
         """Yields the share of a loader process in evaluation; an image that cannot be decoded ends the run."""
-        parts, _ = self._share(worker, np.arange(self.shards.rows.num_shards))
-        for number, row in self._read(parts):
+        for number, row in self._rows(worker, np.arange(self.shards.rows.num_shards)):
             try:
                 yield self._sample(number, row, 0)
             except BadImageError as error:
@@ -222,13 +173,14 @@ class Stream(TrainOrder, IterableDataset[Sample]):
         """Yields the rest of the share of a loader process in training, each sample with the seed of its own row."""
         seed, done, workers = (self.seed or 0, int(self.epoch)), self.batches_done, self.topology.workers
         worker = (process + done) % workers  # the loader starts with process 0
-        parts, count = self._share(worker, np.random.default_rng(seed).permutation(self.shards.rows.num_shards))
-        start = len(range(worker, done, workers)) * self.topology.batch_size  # it takes batches from each in turn
-        left, seeds = count - start, list[int]()
+        size = self.topology.batch_size
+        first, last = (min(size * batch, len(self)) for batch in worker_batches(-(-len(self) // size), worker, workers))
+        start = size * len(range(worker, done, workers))  # it takes batches from each in turn
+        left, seeds = last - first - start, list[int]()
         if left <= 0:
             return
         found = True
-        for rows in self._passes(parts, start, seed):
+        for rows in self._passes(worker, start, seed):
             found, before = False, found
             for number, row in rows:
                 seeds.append(int(sample_seeds(np.array([number]), *seed)[0]))
@@ -245,40 +197,23 @@ class Stream(TrainOrder, IterableDataset[Sample]):
             if not found and not before:
                 raise UserError(f"data source '{self.source}' gave a loader process no image that can be used")
 
-    def _read(self, parts: Iterable[Part]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the rows of some parts, undecoded: their numbers in the split, and their cells by column."""
+    def _read(self, shard: int) -> Iterator[tuple[int, dict[str, Any]]]:
         with readable_source(self.source):
-            for part in parts:
-                stream = self.rows.shard(num_shards=self.rows.num_shards, index=part.shard)
-                tables = (stream.skip(part.start) if part.start else stream).iter(READ)  # not split by loader process
-                rows = chain.from_iterable(table.to_pylist() for table in tables)
-                length = None if part.stop is None else part.stop - part.start
-                yield from enumerate(islice(rows, length), part.first)
+            stream = self.rows.shard(num_shards=self.rows.num_shards, index=shard)
+            tables = stream.iter(READ)  # not split by loader process
+            yield from enumerate(chain.from_iterable(table.to_pylist() for table in tables), shard * ROWS)
 
-    def _passes(
-        self, parts: list[Part], start: int, seed: Sequence[int]
-    ) -> Iterator[Iterator[tuple[int, dict[str, Any]]]]:
-        """Yields the shuffled rows of some parts from a place on, and then all of them again and again."""
+    def _passes(self, worker: int, start: int, seed: tuple[int, int]) -> Iterator[Iterator[tuple[int, dict[str, Any]]]]:
+        """Yields the shuffled rows of a loader process from a place on, and then all of them again and again."""
+        order = np.random.default_rng(seed).permutation(self.shards.rows.num_shards)
         while True:
-            rows = shuffled(self._read(parts), self.buffer, (*seed, parts[0].first))
+            rows = shuffled(self._rows(worker, order), self.buffer, (*seed, self.rank, worker))
             start -= sum(1 for _ in islice(rows, start))
             if not start:  # otherwise the place is in a later pass
                 yield rows
 
     def _sample(self, number: int, row: dict[str, Any], seed: int) -> Sample:
-        counted = self.shards.counts is not None
-        place = f"row {number}" if counted else f"row {number % ROWS} of shard {number // ROWS}"
-        return self.reader(row, number, place, seed)
-
-
-def check_consumers(shards: Shards, ranks: int, workers: int, training: bool, source: str) -> None:
-    """Raises a `UserError` if some processes would have nothing to read."""
-    available, unit = (shards.rows.num_shards, "shards") if shards.counts is None else (sum(shards.counts), "rows")
-    if available < (ranks * workers if training and shards.counts is None else ranks):
-        raise UserError(
-            f"data source '{source}' has {available} {unit} to stream, too few for {ranks} devices x {workers} loader "
-            f"processes; lower --data.num_workers, use fewer devices, or write the data into more files"
-        )
+        return self.reader(row, number, f"row {number % ROWS} of shard {number // ROWS}", seed)
 
 
 def shuffled(items: Iterable[T], buffer: int, seed: Sequence[int]) -> Iterator[T]:
